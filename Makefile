@@ -1,0 +1,131 @@
+# CometMQ. `make help` lists the targets. A fresh machine needs Python 3.11 or newer and make; the rest comes by itself.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.synced
+UV     := $(shell sed -n 's/.*"\(uv==[0-9.]*\)".*/\1/p' pyproject.toml)
+SOURCES = $(wildcard bench cometmq examples scripts services spark tests)
+# One list of everything that was left out, shown at the end of `make test`.
+SKIPPED := $(CURDIR)/build/skipped.txt
+# Where `make lag` keeps snapshots and results.
+LAG ?= data/lag
+# Arguments for pytest, e.g. make test-unit ARGS="-k batch -x"
+ARGS ?=
+
+.PHONY: help
+help:  ## Show this list
+	@echo "usage: make TARGET"; echo
+	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
+
+# --- run ----------------------------------------------------------------------------------------------------------
+
+.PHONY: run
+run: $(STAMP)  ## The main job on real input: every line of Python's library through a cluster and back (KEEP=1 leaves it up)
+	@$(BIN)/python -m examples.roundtrip $(if $(KEEP),--keep) $(ARGS)
+
+.PHONY: bench
+bench: $(STAMP)  ## Produce, consume, latency, and the bare loops they are measured against; JSON and tables
+	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: lag
+lag: $(STAMP)  ## Lag of the local cluster's consumer groups: export the offsets, run the Spark job (LAG=folder)
+	@$(BIN)/cometmq offsets export --output $(LAG)/snapshots
+	@$(BIN)/python -m spark.lag.job --snapshots $(LAG)/snapshots --results $(LAG)/results $(ARGS)
+
+# --- environment --------------------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(STAMP)  ## The project's own environment in .venv, from uv.lock
+
+$(STAMP): pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "CometMQ needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv does not work here (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(UV)"
+	@UV_PROJECT_ENVIRONMENT=$(VENV) $(BIN)/uv sync --quiet --frozen --all-extras --no-python-downloads
+	@touch $@
+
+.PHONY: lock
+lock: $(STAMP)  ## Write uv.lock anew after a change of the dependencies
+	@$(BIN)/uv lock --quiet --no-python-downloads
+
+# --- contract -----------------------------------------------------------------------------------------------------
+
+.PHONY: proto
+proto: $(STAMP)  ## Generate cometmq/v1 from proto/
+	@$(BIN)/python scripts/protos.py
+
+.PHONY: proto-check
+proto-check: $(STAMP)  ## Prove that cometmq/v1 is byte for byte what generation gives
+	@$(BIN)/python scripts/protos.py --check
+
+.PHONY: buf
+buf:  ## Lint proto/ with buf (from npm; without npm a named skip)
+	@scripts/buf_lint.sh
+
+# --- reading the source -------------------------------------------------------------------------------------------
+
+.PHONY: fmt
+fmt: $(STAMP)  ## Format, and mend what ruff can mend
+	@$(BIN)/ruff format --quiet $(SOURCES)
+	@$(BIN)/ruff check --quiet --fix $(SOURCES)
+
+.PHONY: lint
+lint: $(STAMP)  ## ruff: rules and format; uv.lock in step with pyproject.toml
+	@$(BIN)/ruff check --quiet $(SOURCES) && $(BIN)/ruff format --quiet --check $(SOURCES) && echo "ruff: clean"
+	@$(BIN)/uv lock --quiet --check --offline --no-python-downloads || { echo "run: make lock" >&2; exit 1; }
+
+.PHONY: types
+types: $(STAMP)  ## mypy --strict
+	@$(BIN)/mypy $(SOURCES)
+
+.PHONY: arch
+arch: $(STAMP)  ## The import contracts of pyproject.toml
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: static
+static: lint types arch proto-check buf  ## All of the above that only reads
+
+# --- tests --------------------------------------------------------------------------------------------------------
+
+# pytest adds what it skipped to the list (tests/conftest.py).
+PYTEST = TEST_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test
+test: $(STAMP)  ## Everything that has to be green before a commit; under 6 minutes on 2 cores
+	@mkdir -p build && : > $(SKIPPED)
+	@TEST_SKIPPED=$(SKIPPED) $(MAKE) -j2 --output-sync=target static
+	@$(PYTEST) -q
+	@$(MAKE) skipped
+
+.PHONY: skipped
+skipped:  ## What the last `make test` left out, and why
+	@if [ -s $(SKIPPED) ]; then echo "left out:"; sort -u $(SKIPPED) | sed 's/^/  /'; else echo "left out: nothing"; fi
+
+.PHONY: test-unit
+test-unit: $(STAMP)  ## The fast tests alone
+	@$(BIN)/python -m pytest -q tests/unit tests/format tests/tidy $(ARGS)
+
+.PHONY: chart
+chart: $(STAMP)  ## The chart: schema, Helm 3 and 4, Kubernetes 1.30 to 1.37, and its containers run (root)
+	@$(BIN)/python -m scripts.chart_schema --check
+	@$(BIN)/python -m pytest -q tests/chart $(ARGS)
+
+.PHONY: test-long
+test-long: $(STAMP)  ## All tests, the slow ones too, with many more examples; SEED=n replays
+	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: test-faults
+test-faults: $(STAMP)  ## Kill -9, full disks, damaged files; SEED=n replays
+	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) tests/faults $(ARGS)
+
+# --- the rest -----------------------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean:  ## Remove caches and built files; keeps .venv and the data of local clusters
+	@rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

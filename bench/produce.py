@@ -1,0 +1,62 @@
+"""How many messages a second one producer process gets acknowledged.
+
+Every message is a ``send`` of its own and every receipt is looked at, as an application would. The
+clock stops when the last message sent is acknowledged. Says ``started`` when it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import deque
+
+import uvloop
+
+from bench.processes import Line, Meter, say, watch_argument, watched
+from cometmq.client import Message, Producer, SendReceipt
+
+UNCONFIRMED_MAX = 20_000
+BURST = 64  # messages between two looks at the clock
+WARM_UP_S = 0.5
+
+
+async def send_for(producer: Producer, topic: str, body: bytes, seconds: float) -> int:
+    """Messages sent and acknowledged; raises the error of the first that was not."""
+    receipts: deque[asyncio.Future[SendReceipt]] = deque()
+    end = time.perf_counter() + seconds
+    count = 0
+    while time.perf_counter() < end:
+        for _ in range(BURST):
+            receipts.append(await producer.send(Message(topic, body)))
+        count += BURST
+        while len(receipts) > UNCONFIRMED_MAX:
+            await receipts.popleft()
+    await producer.flush()
+    for receipt in receipts:
+        receipt.result()
+    return count
+
+
+async def measure(arguments: argparse.Namespace) -> Line:
+    body = bytes(arguments.body_bytes)
+    async with Producer(arguments.namesrv) as producer:
+        warm = await send_for(producer, arguments.topic, body, WARM_UP_S)
+        say({"started": 1})
+        meter = Meter(watched(arguments))
+        count = await send_for(producer, arguments.topic, body, arguments.seconds)
+        return meter.stop(count) | {"stored": warm + count}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.produce", description=__doc__)
+    parser.add_argument("--namesrv", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--body_bytes", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    watch_argument(parser)
+    say(uvloop.run(measure(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

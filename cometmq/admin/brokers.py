@@ -1,0 +1,133 @@
+"""Operations on the members of broker groups: who has what role, how far the copies are, the
+planned hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.admin import ops
+from cometmq.admin.connection import Connection, call, until
+from cometmq.admin.views import BrokerMemberView, HandoverView, LogChecksumView
+from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
+from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
+
+STEP_DOWN_DEADLINE_S = 30.0
+CHECKSUM_DEADLINE_S = 60.0
+TAKEN_OVER_S_MAX = 30.0
+
+
+async def describe(connection: Connection) -> list[BrokerMemberView]:
+    """Every registered member, by group and member id."""
+    members = await ops.describe_cluster(connection)
+    ends = {m.broker_group: m.log_appended_offset for m in members if m.role == "writer"}
+    views = []
+    for member in sorted(members, key=lambda m: (m.broker_group, m.member_id)):
+        end, own = ends.get(member.broker_group), member.log_appended_offset
+        views.append(
+            BrokerMemberView(
+                broker_group=member.broker_group,
+                member_id=member.member_id,
+                role=member.role,
+                epoch=member.epoch,
+                address=member.address,
+                reachable=member.reachable,
+                log_min_offset=member.log_min_offset,
+                log_appended_offset=own,
+                log_flushed_offset=member.log_flushed_offset,
+                behind_bytes=None if end is None or own is None else max(0, end - own),
+            )
+        )
+    return views
+
+
+async def step_down(
+    connection: Connection, broker_group: str, to_member: int | None = None
+) -> HandoverView:
+    """Let the group's writer hand over to a follower; returns when that one is registered as the
+    writer. Raises GroupNotFound, and NoFollower also when it does not register in time.
+    """
+    writer = (await connection.writers((broker_group,)))[broker_group]
+    request = member_pb2.StepDownRequest(member_id=to_member)
+    stub = connection.member(writer)
+    done = await call(
+        writer.internal_address, stub.StepDown, request, deadline_s=STEP_DOWN_DEADLINE_S
+    )
+    registered: list[namesrv_pb2.Member] = []
+
+    async def taken_over() -> bool:
+        try:
+            now = (await connection.writers((broker_group,)))[broker_group]
+        except (GroupNotFound, RouteNotFound, PeerUnavailable):
+            return False
+        registered.append(now)
+        return now.epoch > writer.epoch
+
+    if not await until(taken_over, TAKEN_OVER_S_MAX):
+        raise NoFollower(
+            f"member {done.member_id} of {broker_group} may take over since the log ended at "
+            f"{done.log_end_offset}, and has not registered within {TAKEN_OVER_S_MAX:g} s"
+        )
+    return HandoverView(
+        broker_group=broker_group,
+        from_member=writer.member_id,
+        to_member=registered[-1].member_id,
+        log_end_offset=done.log_end_offset,
+        epoch=registered[-1].epoch,
+    )
+
+
+async def compare_logs(
+    connection: Connection, broker_groups: tuple[str, ...] = ()
+) -> list[LogChecksumView]:
+    """Checksums of all members' logs, from the highest minimum to the lowest end of each group.
+
+    GroupNotFound when nobody of a wanted group is registered.
+    """
+    members = [status.member for status in await connection.members()]
+    known = sorted({member.broker_group for member in members})
+    if missing := sorted(set(broker_groups) - set(known)):
+        raise GroupNotFound(f"no member of {', '.join(missing)} is registered")
+    found = []
+    for group in broker_groups or known:
+        found += await _compare(connection, [m for m in members if m.broker_group == group])
+    return found
+
+
+async def _compare(
+    connection: Connection, members: list[namesrv_pb2.Member]
+) -> list[LogChecksumView]:
+    members = sorted(members, key=lambda member: member.member_id)
+    ends = await asyncio.gather(*(_log_of(connection, member) for member in members))
+    start, stop = max(low for low, _ in ends), min(high for _, high in ends)
+    sums = await asyncio.gather(
+        *(_checksum(connection, member, start, max(start, stop)) for member in members)
+    )
+    return [
+        LogChecksumView(
+            broker_group=member.broker_group,
+            member_id=member.member_id,
+            role="writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower",
+            from_offset=start,
+            to_offset=max(start, stop),
+            sha256=digest,
+            equal=len(set(sums)) == 1,
+        )
+        for member, digest in zip(members, sums, strict=True)
+    ]
+
+
+async def _log_of(connection: Connection, member: namesrv_pb2.Member) -> tuple[int, int]:
+    view = await ops.describe_broker(connection, member)
+    return view.log_min_offset, view.log_appended_offset
+
+
+async def _checksum(
+    connection: Connection, member: namesrv_pb2.Member, start: int, stop: int
+) -> str:
+    request = member_pb2.ChecksumLogRequest(from_offset=start, to_offset=stop)
+    stub = connection.member(member)
+    answer = await call(
+        member.internal_address, stub.ChecksumLog, request, deadline_s=CHECKSUM_DEADLINE_S
+    )
+    return answer.sha256

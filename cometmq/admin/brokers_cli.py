@@ -1,0 +1,51 @@
+"""``cometmq broker``: members of broker groups."""
+
+from __future__ import annotations
+
+import click
+
+from cometmq.admin import brokers
+from cometmq.admin.commandline import Group, cluster_command
+from cometmq.admin.connection import Connection
+from cometmq.admin.views import BrokerMemberView, HandoverView, LogChecksumView
+from cometmq.errors import InvalidRequest
+
+
+@click.group("broker", cls=Group)
+def broker_group() -> None:
+    """Members of broker groups: roles, copies, hand-over."""
+
+
+@cluster_command(broker_group, "status")
+async def broker_status(connection: Connection) -> list[BrokerMemberView]:
+    """Every member: its role, its log, and how far it is behind its writer."""
+    return await brokers.describe(connection)
+
+
+@cluster_command(broker_group, "step-down")
+@click.option(
+    "--broker-group", "--group", "name", metavar="NAME", help="Default: the only one there is."
+)
+@click.option("--to", "member_id", type=int, help="Member id. Default: who has come furthest.")
+async def broker_step_down(
+    connection: Connection, name: str | None, member_id: int | None
+) -> HandoverView:
+    """Let a writer hand its role over to a follower; returns when that one is the writer.
+
+    No message and no committed offset is lost; clients go on by themselves.
+    """
+    return await brokers.step_down(connection, name or await _only(connection), member_id)
+
+
+@cluster_command(broker_group, "checksum")
+@click.option("--broker-group", "--group", "names", metavar="NAME", multiple=True)
+async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> list[LogChecksumView]:
+    """Compare the logs of each group's members, byte for byte."""
+    return await brokers.compare_logs(connection, names)
+
+
+async def _only(connection: Connection) -> str:
+    groups = sorted(await connection.writers())
+    if len(groups) != 1:
+        raise InvalidRequest(f"there are several broker groups, name one: {', '.join(groups)}")
+    return groups[0]

@@ -1,0 +1,419 @@
+"""The ``cometmq`` command: thin over :mod:`cometmq.admin.ops` and :mod:`cometmq.admin.local`.
+
+Exit codes: 0 done; 1 refused, with the catalogue's text and advice on standard error; 2 the command
+line is wrong; 130 interrupted. docs/cli.md shows every command and its JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from cometmq.admin import brokers_cli, inspection, local, messages, offsets_cli, ops, render
+from cometmq.admin.commandline import (
+    Group,
+    cluster_command,
+    directory_option,
+    known_namesrv,
+    namesrv_option,
+    output_option,
+    pairs,
+)
+from cometmq.admin.connection import Connection
+from cometmq.admin.convert import permission_bits
+from cometmq.admin.reading import TopicReader, open_reader
+from cometmq.admin.views import (
+    CreatedTopicView,
+    DeletedTopicView,
+    GroupProgressView,
+    GroupView,
+    LocalView,
+    MemberView,
+    MessageView,
+    ProcessView,
+    QueueView,
+    RecordView,
+    RouteView,
+    SentView,
+    StoppedView,
+    StoreView,
+    TopicView,
+    UnitView,
+)
+from cometmq.model import FlushMode, Message, QueueRef
+
+FOLLOW_INTERVAL_S = 0.2
+PATIENCE_ROUNDS_MAX = 25  # 5 s for what is appended to become readable
+REGISTERED_WAIT_S = 10.0
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("cometmq"), message="CometMQ %(version)s")
+def cli() -> None:
+    """Operate a CometMQ cluster.
+
+    Every command takes --output json, and all but `local` and `store` take --namesrv.
+    """
+
+
+# --- local --------------------------------------------------------------------------------------
+
+
+@cli.group("local", cls=Group)
+def local_group() -> None:
+    """A cluster of real processes on this machine."""
+
+
+@local_group.command("up")
+@directory_option
+@click.option("--namesrvs", default=1, show_default=True, type=click.IntRange(1, 8))
+@click.option("--brokers", default=2, show_default=True, type=click.IntRange(0, 32))
+@click.option(
+    "--slaves", default=0, show_default=True, type=click.IntRange(0, 8), help="Of each broker."
+)
+@click.option("--pullholds", default=0, show_default=True, type=click.IntRange(0, 8))
+@click.option(
+    "--option", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
+    help="A broker option, e.g. flush_disk_type=SYNC_FLUSH. May be repeated.",
+)  # fmt: skip
+@output_option
+def local_up(
+    directory: Path,
+    namesrvs: int,
+    brokers: int,
+    slaves: int,
+    pullholds: int,
+    options: dict[str, str],
+    output: str,
+) -> None:
+    """Start it, or what of it has died. Returns when it is ready."""
+
+    async def run() -> LocalView:
+        cluster = await local.up(
+            directory,
+            namesrv_count=namesrvs,
+            broker_count=brokers,
+            slave_count=slaves,
+            pullhold_count=pullholds,
+            options=options,
+        )
+        async with Connection(cluster.namesrv) as connection:
+            groups = cluster.broker_groups
+            await ops.wait_for_brokers(connection, groups, deadline_s=REGISTERED_WAIT_S)
+        return _local_view(directory, cluster)
+
+    render.show(asyncio.run(run()), output)
+
+
+@local_group.command("down")
+@directory_option
+@click.option("--purge", is_flag=True, help="Remove its data, too.")
+@output_option
+def local_down(directory: Path, purge: bool, output: str) -> None:
+    """Stop it; messages stay for the next `up`."""
+    stopped = asyncio.run(local.down(directory, purge=purge))
+    render.show(StoppedView(str(directory.resolve()), stopped, purge), output)
+
+
+@local_group.command("status")
+@directory_option
+@output_option
+def local_status(directory: Path, output: str) -> None:
+    """What of it runs."""
+    render.show(_local_view(directory, local.status(directory)), output)
+
+
+def _local_view(directory: Path, cluster: local.LocalCluster | None) -> LocalView:
+    if cluster is None:
+        return LocalView(str(directory.resolve()), "", [])
+    rows = [
+        ProcessView(
+            name=process.name,
+            kind=process.kind,
+            alive=process.alive,
+            pid=process.pid,
+            address=process.address,
+            internal_address=process.internal_address,
+            metrics_address=process.metrics_address,
+            log=str(cluster.log(process.name)),
+        )
+        for process in cluster.processes
+    ]
+    return LocalView(str(cluster.directory), cluster.namesrv, rows)
+
+
+# --- cluster and topics -------------------------------------------------------------------------
+
+
+@cluster_command(cli, "cluster")
+async def cluster_command_(connection: Connection) -> list[MemberView]:
+    """Every registered member, its role and its log."""
+    return await ops.describe_cluster(connection)
+
+
+@cli.group("topic", cls=Group)
+def topic_group() -> None:
+    """Topics: their settings, routes and queues."""
+
+
+broker_groups_option = click.option(
+    "--broker-group",
+    "broker_groups",
+    multiple=True,
+    metavar="NAME",
+    help="Only there; may be repeated. Default: every broker group.",
+)
+
+
+@cluster_command(topic_group, "create")
+@click.argument("name")
+@click.option("--queues", type=int, help="Queues for readers and writers, on each broker group.")
+@click.option("--read-queues", type=int, help="Queues for readers, if other than --queues.")
+@click.option("--write-queues", type=int, help="Queues for writers, if other than --queues.")
+@click.option("--permission", type=click.Choice(["rw", "r", "w"]), default="rw", show_default=True)
+@click.option(
+    "--flush", type=click.Choice(["async", "sync"]), help="When a message is acknowledged."
+)
+@broker_groups_option
+async def topic_create(
+    connection: Connection,
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    permission: str,
+    flush: str | None,
+    broker_groups: tuple[str, ...],
+) -> list[CreatedTopicView]:
+    """Create topic NAME, or change its settings. What is not given is the broker's default.
+
+    --flush async acknowledges a message when it is in the page cache; sync, when it is on disk.
+    """
+    return await ops.create_topic(
+        connection,
+        name,
+        read_queue_count=_first(read_queues, queues, 0),
+        write_queue_count=_first(write_queues, queues, 0),
+        permission=permission_bits(permission),
+        flush_mode=FlushMode[flush.upper()] if flush else None,
+        broker_groups=broker_groups,
+    )
+
+
+def _first(*values: int | None) -> int:
+    """The first that was given. 0 is an answer: the broker then says what it thinks of 0 queues."""
+    return next(value for value in values if value is not None)
+
+
+@cluster_command(topic_group, "delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_groups_option
+async def topic_delete(
+    connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
+) -> list[DeletedTopicView]:
+    """Delete topic NAME, its messages and the offsets committed there."""
+    if not yes:
+        click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+    return await ops.delete_topic(connection, name, broker_groups=broker_groups)
+
+
+@cluster_command(topic_group, "list")
+@click.option("--system", is_flag=True, help="The system's own topics, too.")
+async def topic_list(connection: Connection, system: bool) -> list[TopicView]:
+    """All topics with their settings, by broker group."""
+    return await ops.list_topics(connection, system=system)
+
+
+@cluster_command(topic_group, "route")
+@click.argument("name")
+async def topic_route(connection: Connection, name: str) -> list[RouteView]:
+    """Where clients send to and read topic NAME, as the name server tells them."""
+    return await ops.topic_route(connection, name)
+
+
+@cluster_command(topic_group, "status")
+@click.argument("name")
+async def topic_status(connection: Connection, name: str) -> list[QueueView]:
+    """Every queue of topic NAME: how much is in it, and since when nothing came."""
+    return await ops.topic_status(connection, name)
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+@cli.group("group", cls=Group)
+def group_group() -> None:
+    """Consumer groups: members and progress."""
+
+
+@cluster_command(group_group, "list")
+async def group_list(connection: Connection) -> list[GroupView]:
+    """All consumer groups."""
+    return await ops.list_groups(connection)
+
+
+@cluster_command(group_group, "progress")
+@click.argument("name")
+@click.option("--topic", default="", help="Only this topic.")
+async def group_progress(connection: Connection, name: str, topic: str) -> GroupProgressView:
+    """Who consumes in group NAME, how far it has come, and what it still has to do."""
+    return await ops.group_progress(connection, name, topic=topic)
+
+
+cli.add_command(offsets_cli.offsets_group)
+cli.add_command(brokers_cli.broker_group)
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+@cli.group("message", cls=Group)
+def message_group() -> None:
+    """Send, read and look up messages."""
+
+
+@cluster_command(message_group, "send")
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option(
+    "--file", type=click.File("rb"), help="Take the body from a file; - is standard input."
+)
+@click.option("--tag", default="", help="What consumers filter by.")
+@click.option("--key", "keys", multiple=True, help="Finds the message again; may be repeated.")
+@click.option("--property", "properties", multiple=True, callback=pairs, metavar="NAME=VALUE")
+@click.option("--queue", metavar="BROKER_GROUP/NUMBER", help="Default: the broker chooses.")
+async def message_send(
+    connection: Connection,
+    topic: str,
+    body: str | None,
+    file: BinaryIO | None,
+    queue: str | None,
+    **fields: Any,
+) -> SentView:
+    """Send one message with BODY to TOPIC."""
+    if (body is None) == (file is None):
+        raise click.UsageError("give the body as an argument or as --file, not both")
+    content = file.read() if file else (body or "").encode()
+    message = Message(topic, content, queue=_queue(topic, queue) if queue else None, **fields)
+    return await messages.send_message(connection, message)
+
+
+def _queue(topic: str, text: str) -> QueueRef:
+    broker_group, _, number = text.rpartition("/")
+    if not broker_group or not number.isdecimal():
+        raise click.UsageError(f"--queue {text!r} is not BROKER_GROUP/NUMBER")
+    return QueueRef(topic, int(number), broker_group)
+
+
+@message_group.command("consume")
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="first",
+    show_default=True,
+    help="Start at the first message, or behind the last one.",
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--follow", is_flag=True, help="At the end wait for more, until Ctrl-C.")
+@click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated.")
+@click.option("--queue", metavar="BROKER_GROUP/NUMBER", help="Only this queue.")
+@namesrv_option
+@output_option
+def message_consume(
+    topic: str, start: str, tags: tuple[str, ...], queue: str | None, **options: Any
+) -> None:
+    """Print the messages of TOPIC. Joins no group and commits nothing.
+
+    With --output json each message is one line.
+    """
+    only = _queue(topic, queue) if queue else None
+
+    async def run() -> None:
+        async with Connection(known_namesrv(options["namesrv"])) as connection:
+            reader = await open_reader(
+                connection,
+                topic,
+                from_end=start == "last",
+                tags=tags,
+                broker_group=only.broker_group if only else "",
+                queue_id=only.queue_id if only else None,
+            )
+            await _print_messages(reader, options["count"], options["follow"], options["output"])
+
+    asyncio.run(run())
+
+
+async def _print_messages(
+    reader: TopicReader, count: int | None, follow: bool, output: str
+) -> None:
+    left = sys.maxsize if count is None else count
+    patience = PATIENCE_ROUNDS_MAX
+    while left:
+        found = await reader.read()
+        for message in found[:left]:
+            render.show_message(message, output)
+        left -= min(left, len(found))
+        if found:
+            continue
+        if not follow and (reader.caught_up or not patience):
+            return
+        patience -= 1
+        await asyncio.sleep(FOLLOW_INTERVAL_S)
+
+
+@cluster_command(message_group, "get")
+@click.argument("message_id")
+async def message_get(connection: Connection, message_id: str) -> MessageView:
+    """The message with this id: BROKER_GROUP/LOG_OFFSET, or RocketMQ's hexadecimal form."""
+    return await messages.get_message(connection, message_id)
+
+
+# --- stores -------------------------------------------------------------------------------------
+
+
+@cli.group("store", cls=Group)
+def store_group() -> None:
+    """A store's folder, without a broker."""
+
+
+@store_group.command("dump")
+@click.argument(
+    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False, readable=True)
+)
+@click.option("--scan", is_flag=True, help="Read and count every record.")
+@click.option("--records", is_flag=True, help="List records of the log instead.")
+@click.option("--units", metavar="TOPIC/QUEUE", help="List units of this queue instead.")
+@click.option("--from", "start", type=click.IntRange(0), help="First log or queue offset to list.")
+@click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
+@output_option
+def store_dump(directory: Path, output: str, **options: Any) -> None:
+    """What lies in DIRECTORY (a broker's store_path). Reads only, also while a broker runs."""
+    render.show(_dump(directory, **options), output)
+
+
+def _dump(
+    directory: Path, *, scan: bool, records: bool, units: str | None, start: int | None, count: int
+) -> StoreView | list[RecordView] | list[UnitView]:
+    if records + scan + (units is not None) > 1:
+        raise click.UsageError("--scan, --records and --units exclude each other")
+    if records:
+        return inspection.records(directory, start=start, count=count)
+    if units is None:
+        return inspection.store(directory, scan=scan)
+    topic, _, number = units.rpartition("/")
+    if not topic or not number.isdecimal():
+        raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
+    return inspection.units(directory, topic, int(number), start=start or 0, count=count)
+
+
+def main() -> None:
+    """Run the command line; the process ends with its exit code."""
+    cli()

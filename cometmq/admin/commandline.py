@@ -1,0 +1,105 @@
+"""What all commands of ``cometmq`` share: options, how refusals are shown, the way to a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cometmq.admin import local, render
+from cometmq.admin.connection import Connection
+from cometmq.errors import CometError
+
+EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+DEFAULT_DIRECTORY = ".cometmq"
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+output_option = click.option(
+    "--output",
+    type=click.Choice(render.FORMS),
+    default=render.TABLE,
+    show_default=True,
+    help="Form of the result, and of errors.",
+)
+directory_option = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_DIRECTORY,
+    show_default=True,
+    envvar="COMETMQ_LOCAL_DIR",
+    show_envvar=True,
+    help="Folder of the local cluster.",
+)
+namesrv_option = click.option(
+    "--namesrv",
+    metavar="HOST:PORT;…",
+    envvar="COMETMQ_NAMESRV",
+    show_envvar=True,
+    help="Name servers. Default: those of the local cluster in --dir of `cometmq local`.",
+)
+
+
+class Command(click.Command):
+    """A command whose refusals are shown as the catalogue tells them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CometError as error:
+            render.show_error(error, ctx.params.get("output", render.TABLE))
+            ctx.exit(1)
+        except KeyboardInterrupt:  # how --follow ends
+            ctx.exit(EXIT_INTERRUPTED)
+
+
+class Group(click.Group):
+    command_class = Command
+
+
+def cluster_command(group: click.Group, name: str) -> Decorator:
+    """Make a command of a coroutine function that takes a Connection and answers views."""
+
+    def decorate(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        @group.command(name)
+        @namesrv_option
+        @output_option
+        @functools.wraps(work)
+        def command(namesrv: str | None, output: str, **arguments: Any) -> None:
+            async def run() -> Any:
+                async with Connection(known_namesrv(namesrv)) as connection:
+                    return await work(connection, **arguments)
+
+            render.show(asyncio.run(run()), output)
+
+        return command
+
+    return decorate
+
+
+def known_namesrv(given: str | None) -> str:
+    """The name servers to ask: those given, else the local cluster's, else a usage error."""
+    if given:
+        return given
+    directory = Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY)
+    cluster = local.status(directory)
+    if cluster is None or not cluster.namesrv:
+        raise click.UsageError(
+            "no name server is known: give --namesrv HOST:PORT or set COMETMQ_NAMESRV,"
+            " or start a cluster here with: cometmq local up"
+        )
+    return cluster.namesrv
+
+
+def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """``NAME=VALUE`` options → a dict."""
+    found = dict(value.partition("=")[::2] for value in values)
+    if bad := [value for value in values if not value.partition("=")[0] or "=" not in value]:
+        raise click.BadParameter(f"{bad[0]!r} is not NAME=VALUE")
+    return found

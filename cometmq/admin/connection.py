@@ -1,0 +1,169 @@
+"""The way to a cluster: one channel for each process that is asked, name servers in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol, Self, TypeVar
+
+import grpc
+
+from cometmq.errors import CometError, GroupNotFound, PeerUnavailable, RouteNotFound, TopicNotFound
+from cometmq.rpc.channels import open_channel, parse_addresses
+from cometmq.rpc.interceptors import error_from
+from cometmq.v1 import (
+    broker_pb2_grpc,
+    common_pb2,
+    member_pb2_grpc,
+    namesrv_pb2,
+    namesrv_pb2_grpc,
+)
+
+DEADLINE_S = 3.0  # for a read
+CHANGE_DEADLINE_S = 10.0  # for what is answered when it is on disk
+POLL_INTERVAL_S = 0.05
+
+Request = TypeVar("Request", contravariant=True)
+Response = TypeVar("Response", covariant=True)
+Answer = TypeVar("Answer")
+Writers = Mapping[str, namesrv_pb2.Member]  # by broker group
+
+
+class Method(Protocol[Request, Response]):
+    """A unary call of a generated stub."""
+
+    def __call__(self, request: Request, /, *, timeout: float) -> Awaitable[Response]: ...
+
+
+class Connection:
+    """A cluster as its name servers show it. An async context manager; channels open when needed.
+
+    Every operation raises the catalogue error of the process that refused, or PeerUnavailable
+    that names the address which does not answer.
+    """
+
+    def __init__(self, namesrv: str) -> None:
+        """``namesrv``: addresses as ``host:port;host:port``."""
+        self._namesrvs = parse_addresses(namesrv)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        while self._channels:
+            await self._channels.popitem()[1].close()
+
+    async def ask_namesrv(
+        self,
+        ask: Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Method[Request, Response]],
+        request: Request,
+    ) -> Response:
+        """Ask the name servers in turn until one answers; an answer may be a refusal."""
+        silent: list[str] = []
+        for address in self._namesrvs:
+            stub = namesrv_pb2_grpc.NameServiceStub(self._channel(address))
+            try:
+                return await call(address, ask(stub), request)
+            except PeerUnavailable:
+                silent.append(address)
+        raise PeerUnavailable(f"no name server answers: {', '.join(silent)}")
+
+    async def members(self) -> list[namesrv_pb2.MemberStatus]:
+        """Every registered member, in the name server's order."""
+        request = namesrv_pb2.DescribeClusterRequest()
+        answer = await self.ask_namesrv(lambda stub: stub.DescribeCluster, request)
+        return list(answer.members)
+
+    async def writers(self, wanted: tuple[str, ...] = ()) -> dict[str, namesrv_pb2.Member]:
+        """The registered writers by broker group: all, or those of the ``wanted`` groups.
+
+        GroupNotFound when a wanted group has none, RouteNotFound when there is none at all.
+        """
+        members = [status.member for status in await self.members()]
+        writers = {m.broker_group: m for m in members if m.role == common_pb2.MEMBER_ROLE_WRITER}
+        if not writers:
+            raise RouteNotFound("no broker is registered at the name server")
+        if missing := sorted(set(wanted) - writers.keys()):
+            known = ", ".join(sorted(writers))
+            raise GroupNotFound(f"no writer of {', '.join(missing)} is registered (known: {known})")
+        return {group: writers[group] for group in (wanted or sorted(writers))}
+
+    async def route(self, topic: str) -> namesrv_pb2.TopicRoute:
+        """The route of a topic; TopicNotFound when nobody serves it."""
+        request = namesrv_pb2.QueryRouteRequest(topic=topic)
+        return (await self.ask_namesrv(lambda stub: stub.QueryRoute, request)).route
+
+    def broker(self, member: namesrv_pb2.Member) -> broker_pb2_grpc.BrokerServiceAsyncStub:
+        return broker_pb2_grpc.BrokerServiceStub(self._channel(member.address))
+
+    def admin(self, member: namesrv_pb2.Member) -> broker_pb2_grpc.BrokerAdminServiceAsyncStub:
+        return broker_pb2_grpc.BrokerAdminServiceStub(self._channel(member.internal_address))
+
+    def member(self, member: namesrv_pb2.Member) -> member_pb2_grpc.MemberServiceAsyncStub:
+        return member_pb2_grpc.MemberServiceStub(self._channel(member.internal_address))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address)
+        return self._channels[address]
+
+
+async def call(
+    address: str,
+    method: Method[Request, Response],
+    request: Request,
+    *,
+    deadline_s: float = DEADLINE_S,
+) -> Response:
+    """One unary call; a refusal becomes its catalogue error, silence a PeerUnavailable."""
+    try:
+        return await method(request, timeout=deadline_s)
+    except grpc.aio.AioRpcError as refused:
+        error: CometError = error_from(refused)
+    if isinstance(error, PeerUnavailable):
+        raise PeerUnavailable(f"{address} does not answer: {error}")
+    raise error
+
+
+# --- asking many --------------------------------------------------------------------------------
+
+
+async def each(
+    writers: Writers, ask: Callable[[namesrv_pb2.Member], Awaitable[Answer]]
+) -> dict[str, Answer]:
+    """Ask all broker groups at once; the first refusal is raised."""
+    answers = await asyncio.gather(*(ask(member) for member in writers.values()))
+    return dict(zip(writers, answers, strict=True))
+
+
+async def each_that_knows(
+    writers: Writers,
+    ask: Callable[[namesrv_pb2.Member], Awaitable[Answer]],
+    unknown: TopicNotFound | GroupNotFound,
+) -> dict[str, Answer]:
+    """As :func:`each`, without the groups that refuse as ``unknown`` does; all of them: it is
+    raised."""
+
+    async def ask_one(member: namesrv_pb2.Member) -> Answer | None:
+        try:
+            return await ask(member)
+        except type(unknown):
+            return None
+
+    answers = await each(writers, ask_one)
+    known = {group: answer for group, answer in answers.items() if answer is not None}
+    if not known:
+        raise unknown
+    return known
+
+
+async def until(condition: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
+    """Ask until the condition holds; False when it did not in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            while not await condition():  # noqa: ASYNC110  another process rings no bell
+                await asyncio.sleep(POLL_INTERVAL_S)
+            return True
+    return False

@@ -1,0 +1,69 @@
+"""Wire → views. Nothing else, and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+
+from cometmq.admin.views import MessageView, TopicView
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode
+from cometmq.v1 import broker_pb2, common_pb2
+
+SYS_FLAG_COMPRESSED = 1
+
+
+def permission_name(bits: int) -> str:
+    """RocketMQ's permission bits → ``rw``, ``r``, ``w`` or ``-``."""
+    read = "r" if bits & PERMISSION_READ else ""
+    write = "w" if bits & PERMISSION_WRITE else ""
+    return read + write or "-"
+
+
+def permission_bits(name: str) -> int:
+    """``rw``, ``r`` or ``w`` → RocketMQ's permission bits."""
+    return (PERMISSION_READ if "r" in name else 0) | (PERMISSION_WRITE if "w" in name else 0)
+
+
+def flush_mode_name(mode: int) -> str:
+    return FlushMode(mode).name.lower()
+
+
+def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
+    return TopicView(
+        topic=topic.name,
+        broker_group=broker_group,
+        read_queue_count=topic.read_queue_count,
+        write_queue_count=topic.write_queue_count,
+        permission=permission_name(topic.permission),
+        flush_mode=flush_mode_name(topic.flush_mode),
+    )
+
+
+def message_view(message: broker_pb2.StoredMessage) -> MessageView:
+    return MessageView(
+        message_id=message.message_id,
+        topic=message.queue.topic,
+        queue_id=message.queue.queue_id,
+        queue_offset=message.queue_offset,
+        log_offset=message.log_offset,
+        tag=message.tag,
+        keys=list(message.keys),
+        properties=dict(sorted(message.properties.items())),
+        flag=message.flag,
+        born_time_ms=message.born_time_ms,
+        born_host=message.born_host,
+        store_time_ms=message.store_time_ms,
+        store_host=message.store_host,
+        reconsume_times=message.reconsume_times,
+        unique_id=message.unique_id,
+        compressed=bool(message.sys_flag & SYS_FLAG_COMPRESSED),
+        body_bytes=len(message.body),
+        body_text=_text(message.body),
+        body_base64=base64.b64encode(message.body).decode(),
+    )
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None

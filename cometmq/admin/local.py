@@ -1,0 +1,358 @@
+"""A cluster of real processes on this machine, for development, demonstrations and tests.
+
+Everything lies in one folder::
+
+    DIR/local.json            what runs: pids and addresses
+    DIR/<process>/log.txt     its output
+    DIR/<process>/ready.json  what it announced when it was ready
+    DIR/<process>/store/      a broker's messages; they survive `down`
+    DIR/leases/<group>.json   who writes, of broker groups with slaves
+
+Processes live on when the caller ends. Ports are chosen by the machine; a process that died is
+started again on the port it had, so that the others find it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cometmq.admin import processes
+from cometmq.admin.processes import POLL_INTERVAL_S, ProcessId
+from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed
+
+STATE_FILE = "local.json"
+LEASES = "leases"
+NAMESRV = "namesrv"
+BROKER = "broker"  # stands alone
+MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
+PULLHOLD = "pullhold"
+PROCESSES_MAX = 64
+# A broker writes its log files full size before it uses them: small ones start fast and are enough.
+BROKER_OPTIONS = {"mapped_file_size_commit_log": str(64 * 1024 * 1024)}
+_LOG_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProcess:
+    """One process of a local cluster. Addresses are empty until it has announced itself."""
+
+    name: str  # namesrv-1, pullhold-1, …; the broker group: g1, …; with slaves its members: g1-0, …
+    kind: str  # NAMESRV, BROKER, MEMBER or PULLHOLD
+    pid: int
+    start_ticks: int
+    address: str = ""
+    internal_address: str = ""  # members of broker groups only
+    metrics_address: str = ""
+    log_start: int = 0  # size of its log file when it was started: what earlier runs wrote
+
+    @property
+    def id(self) -> ProcessId:
+        return ProcessId(self.pid, self.start_ticks)
+
+    @property
+    def alive(self) -> bool:
+        return self.id.alive()
+
+    @property
+    def broker_group(self) -> str:
+        """Which it belongs to; empty for other kinds of processes."""
+        return _group_and_id(self.name, self.kind)[0]
+
+    @property
+    def member_id(self) -> int:
+        """Its number within its broker group."""
+        return _group_and_id(self.name, self.kind)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """What runs in a folder."""
+
+    directory: Path
+    processes: tuple[LocalProcess, ...]
+    options: dict[str, str] = field(default_factory=dict)  # broker options, name → value
+
+    def of_kind(self, kind: str) -> tuple[LocalProcess, ...]:
+        return tuple(process for process in self.processes if process.kind == kind)
+
+    @property
+    def brokers(self) -> tuple[LocalProcess, ...]:
+        """Members of broker groups: those that stand alone, writers, slaves."""
+        return tuple(process for process in self.processes if process.broker_group)
+
+    @property
+    def broker_groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(process.broker_group for process in self.brokers))
+
+    @property
+    def pullholds(self) -> tuple[LocalProcess, ...]:
+        return self.of_kind(PULLHOLD)
+
+    @property
+    def namesrv(self) -> str:
+        """The name servers' addresses in the form that every client takes."""
+        return ";".join(process.address for process in self.of_kind(NAMESRV))
+
+    def log(self, name: str) -> Path:
+        return self.directory / name / "log.txt"
+
+
+async def up(
+    directory: Path,
+    *,
+    namesrv_count: int = 1,
+    broker_count: int = 2,
+    slave_count: int = 0,
+    pullhold_count: int = 0,
+    options: Mapping[str, str] | None = None,
+    deadline_s: float = 60.0,
+) -> LocalCluster:
+    """Start a local cluster, or what of it does not run; returns when every process is ready.
+
+    ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves its broker
+    stands alone.
+
+    ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go before
+    BROKER_OPTIONS and the brokers' own defaults. Raises ClusterRunning
+    when another shape of cluster runs in the folder, ProcessFailed with the end of its log when a
+    process dies or is not ready in time; then nothing that this call started goes on.
+    """
+    names = _names(namesrv_count, broker_count, slave_count, pullhold_count)
+    before = status(directory) or _nothing(directory)
+    _refuse_another_shape(before, names, dict(options or {}))
+    known = {process.name: process for process in before.processes}
+    cluster = replace(
+        before,
+        options=dict(options or {}),
+        processes=tuple(known[name] for name in names if name in known and known[name].alive),
+    )
+    started: list[LocalProcess] = []
+    try:
+        for members in _waves(names):
+            missing = [name for name in members if name not in {p.name for p in cluster.processes}]
+            wave = [_start(cluster, name, names[name], known.get(name)) for name in missing]
+            started += wave
+            _save(_with(cluster, wave, names))
+            ready = await _ready(cluster, wave, deadline_s)
+            cluster = _with(cluster, ready, names)
+            _save(cluster)
+    except BaseException:
+        await processes.stop([process.id for process in started], grace_s=5.0)
+        raise
+    return cluster
+
+
+async def down(directory: Path, *, grace_s: float = 20.0, purge: bool = False) -> int:
+    """Stop what runs in the folder: pullholds, then members of broker groups, then name servers.
+
+    Kills what has not stopped after ``grace_s``. ``purge`` removes the data too. Returns how many
+    processes were stopped; nothing running is no error.
+    """
+    cluster = status(directory)
+    if cluster is None:
+        return 0
+    stopped = sum(process.alive for process in cluster.processes)
+    for those in (cluster.pullholds, cluster.brokers, cluster.of_kind(NAMESRV)):
+        await processes.stop([process.id for process in those], grace_s=grace_s)
+    (directory / STATE_FILE).unlink(missing_ok=True)
+    if purge:
+        for process in cluster.processes:
+            shutil.rmtree(directory / process.name, ignore_errors=True)
+        shutil.rmtree(directory / LEASES, ignore_errors=True)
+    return stopped
+
+
+def status(directory: Path) -> LocalCluster | None:
+    """What was started in the folder and not taken down; None when nothing was."""
+    try:
+        state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    members = tuple(LocalProcess(**process) for process in state["processes"])
+    return LocalCluster(directory.resolve(), members, state["options"])
+
+
+def _nothing(directory: Path) -> LocalCluster:
+    return LocalCluster(directory.resolve(), ())
+
+
+def _names(
+    namesrv_count: int, broker_count: int, slave_count: int, pullhold_count: int
+) -> dict[str, str]:
+    """The wanted processes: name → kind, in the order of their start."""
+    counts = (namesrv_count - 1, broker_count, slave_count, pullhold_count)
+    total = namesrv_count + broker_count * (1 + slave_count) + pullhold_count
+    if min(counts) < 0 or total > PROCESSES_MAX:
+        raise InvalidRequest(
+            f"a local cluster has 1 or more name servers and at most {PROCESSES_MAX} processes, "
+            f"not {namesrv_count} name servers, {broker_count} brokers with {slave_count} slaves "
+            f"each, and {pullhold_count} pullholds"
+        )
+    names = {f"namesrv-{n}": NAMESRV for n in range(1, namesrv_count + 1)}
+    groups = [f"g{n}" for n in range(1, broker_count + 1)]
+    if slave_count:
+        for member_id in range(slave_count + 1):
+            names |= {f"{group}-{member_id}": MEMBER for group in groups}
+    else:
+        names |= dict.fromkeys(groups, BROKER)
+    return names | {f"pullhold-{n}": PULLHOLD for n in range(1, pullhold_count + 1)}
+
+
+def _waves(names: Mapping[str, str]) -> Iterator[list[str]]:
+    """Who is started together: each wave wants to know the addresses of those before. The first
+    members of the broker groups come before the slaves, so that they become the writers.
+    """
+
+    def of(kind: str, first: bool | None = None) -> list[str]:
+        found = [name for name, its in names.items() if its == kind]
+        return [n for n in found if first is None or (_group_and_id(n, kind)[1] == 0) is first]
+
+    yield of(NAMESRV)
+    yield of(BROKER) + of(MEMBER, first=True)
+    yield of(MEMBER, first=False)
+    yield of(PULLHOLD)
+
+
+def _group_and_id(name: str, kind: str) -> tuple[str, int]:
+    """Broker group and member id of a process."""
+    if kind == BROKER:
+        return name, 0
+    group, _, member_id = name.rpartition("-")
+    return (group, int(member_id)) if kind == MEMBER else ("", 0)
+
+
+def _with(
+    cluster: LocalCluster, more: Iterable[LocalProcess], names: Iterable[str]
+) -> LocalCluster:
+    """The cluster with more processes, all in the order of ``names``."""
+    known = {process.name: process for process in (*cluster.processes, *more)}
+    return replace(cluster, processes=tuple(known[name] for name in names if name in known))
+
+
+def _refuse_another_shape(
+    running: LocalCluster, names: Iterable[str], options: dict[str, str]
+) -> None:
+    living = [process.name for process in running.processes if process.alive]
+    same = {process.name for process in running.processes} == set(names)
+    if living and not (same and running.options == options):
+        raise ClusterRunning(
+            f"{running.directory} holds a running cluster of another shape "
+            f"({', '.join(living)}; options {running.options})"
+        )
+
+
+def _start(
+    cluster: LocalCluster, name: str, kind: str, before: LocalProcess | None
+) -> LocalProcess:
+    folder = cluster.directory / name
+    folder.mkdir(parents=True, exist_ok=True)
+    _announcement(cluster, name).unlink(missing_ok=True)
+    command = _command(cluster, name, kind, before)
+    # Services take their options from COMETMQ_… too; what is set here is meant for the command.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
+    log = cluster.log(name)
+    log_start = log.stat().st_size if log.exists() else 0
+    found = processes.spawn(command, log, environment)
+    return LocalProcess(name, kind, found.pid, found.start_ticks, log_start=log_start)
+
+
+def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess | None) -> list[str]:
+    """The command line of a process. -P: a folder `services` where the user stands is not ours."""
+    folder = cluster.directory / name
+    flags = {
+        "listen_host": "127.0.0.1",
+        "port": _port(before.address if before else ""),
+        "metrics_port": "0",
+        "announce_file": str(_announcement(cluster, name)),
+    }
+    if kind == NAMESRV:
+        flags |= {"kv_config_path": str(folder / "kvConfig.json")}
+    else:
+        flags |= {"cluster": "local", "namesrv": cluster.namesrv}
+    if kind in (BROKER, MEMBER):
+        group, member_id = _group_and_id(name, kind)
+        flags |= {
+            "internal_port": _port(before.internal_address if before else ""),
+            "broker_group": group,
+            "member_id": str(member_id),
+            "store_path": str(folder / "store"),
+            **BROKER_OPTIONS,
+            **cluster.options,
+        }
+    if kind == MEMBER:
+        lease = cluster.directory / LEASES / f"{_group_and_id(name, kind)[0]}.json"
+        flags |= {"lease": lease.as_uri()}
+    flat = [text for key, value in flags.items() for text in (f"--{key}", value)]
+    return [sys.executable, "-P", "-m", f"services.{kind}", *flat]
+
+
+def _port(address: str) -> str:
+    return address.rpartition(":")[2] or "0"
+
+
+async def _ready(
+    cluster: LocalCluster, wave: Sequence[LocalProcess], deadline_s: float
+) -> list[LocalProcess]:
+    """The processes with their addresses, once all have announced themselves."""
+    waiting = list(wave)
+    try:
+        async with asyncio.timeout(deadline_s):
+            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files ring no bell
+                await asyncio.sleep(POLL_INTERVAL_S)
+    except TimeoutError:
+        raise _failed(cluster, waiting[0], f"was not ready within {deadline_s:g} s") from None
+    announced = [_announced(cluster, process) for process in wave]
+    return [process for process in announced if process is not None]
+
+
+def _unready(cluster: LocalCluster, waiting: Sequence[LocalProcess]) -> list[LocalProcess]:
+    """Those that have not announced themselves. ProcessFailed when one of them is dead."""
+    unready = [process for process in waiting if _announced(cluster, process) is None]
+    for process in unready:
+        if not process.alive:
+            raise _failed(cluster, process, "ended before it was ready")
+    return unready
+
+
+def _announcement(cluster: LocalCluster, name: str) -> Path:
+    return cluster.directory / name / "ready.json"
+
+
+def _announced(cluster: LocalCluster, process: LocalProcess) -> LocalProcess | None:
+    try:
+        said: dict[str, Any] = json.loads(_announcement(cluster, process.name).read_text())
+    except FileNotFoundError:
+        return None
+    return replace(
+        process,
+        address=said["address"],
+        internal_address=said.get("internal_address") or "",
+        metrics_address=said.get("metrics_address") or "",
+    )
+
+
+def _failed(cluster: LocalCluster, process: LocalProcess, what: str) -> ProcessFailed:
+    log = cluster.log(process.name)
+    lines = log.read_bytes()[process.log_start :].decode(errors="replace").splitlines()
+    tail = "\n".join(f"    {line}" for line in lines[-_LOG_TAIL_LINES:])
+    return ProcessFailed(f"{process.name} {what}; the end of {log}:\n{tail or '    (empty)'}")
+
+
+def _save(cluster: LocalCluster) -> None:
+    """Write the state file in one step: a reader sees the old state or the new one."""
+    state = {
+        "options": cluster.options,
+        "processes": [asdict(process) for process in cluster.processes],
+    }
+    cluster.directory.mkdir(parents=True, exist_ok=True)
+    temporary = cluster.directory / f"{STATE_FILE}.tmp"
+    temporary.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, cluster.directory / STATE_FILE)

@@ -1,0 +1,79 @@
+"""Operations on single messages: send one, look one up. Reading many is :mod:`.reading`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from cometmq.admin.connection import Connection, call, until
+from cometmq.admin.convert import message_view
+from cometmq.admin.views import MessageView, SentView
+from cometmq.errors import MessageNotFound, RouteNotFound
+from cometmq.format.ids import parse_message_id
+from cometmq.model import Message
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+
+FLUSH_WAIT_S = 12.0  # a broker with little to do syncs its log every 10 s unless a consumer waits
+
+
+async def send_message(connection: Connection, message: Message) -> SentView:
+    """Store one message; without ``message.queue`` on the first writable broker group of the
+    topic's route, which chooses the queue."""
+    route = await connection.route(message.topic)
+    wanted = message.queue.broker_group if message.queue else ""
+    member = _writable(route, wanted)
+    outgoing = broker_pb2.OutgoingMessage(
+        topic=message.topic,
+        queue_id=message.queue.queue_id if message.queue else None,
+        body=message.body,
+        tag=message.tag,
+        keys=message.keys,
+        properties=message.properties,
+        flag=message.flag,
+    )
+    request = broker_pb2.SendRequest(messages=[outgoing])
+    answer = await call(member.address, connection.broker(member).Send, request)
+    sent = answer.sent[0]
+    return SentView(
+        message_id=sent.message_id,
+        topic=sent.queue.topic,
+        broker_group=member.broker_group,
+        queue_id=sent.queue.queue_id,
+        queue_offset=sent.position.offset,
+        generation=sent.position.generation,
+        store_time_ms=answer.store_time_ms,
+    )
+
+
+def _writable(route: namesrv_pb2.TopicRoute, wanted: str) -> namesrv_pb2.Member:
+    """The writer of the wanted broker group, or of the first that takes messages."""
+    for group in route.groups:
+        for member in group.members:
+            if member.role == common_pb2.MEMBER_ROLE_WRITER and wanted in ("", group.broker_group):
+                return member
+    where = f"broker group {wanted}" if wanted else "any broker group"
+    raise RouteNotFound(f"topic {route.topic} has no writer on {where}")
+
+
+async def get_message(connection: Connection, message_id: str) -> MessageView:
+    """One message by its id. MessageIdInvalid, MessageNotFound, GroupNotFound.
+
+    RocketMQ's ids name a host that may have moved: with one of those every broker group is asked.
+    A message that was acknowledged before it was on disk is waited for.
+    """
+    broker_group, _, log_offset = parse_message_id(message_id)
+    writers = await connection.writers((broker_group,) if broker_group else ())
+    request = broker_pb2.GetMessageRequest(message_id=message_id)
+    for member in writers.values():
+        await until(partial(_is_settled, connection, member, log_offset), FLUSH_WAIT_S)
+        with suppress(MessageNotFound):
+            answer = await call(member.address, connection.broker(member).GetMessage, request)
+            return message_view(answer.message)
+    raise MessageNotFound(f"no message {message_id} on {', '.join(writers)}")
+
+
+async def _is_settled(connection: Connection, member: namesrv_pb2.Member, log_offset: int) -> bool:
+    """False while a message at this place may exist but cannot be read yet."""
+    method = connection.admin(member).DescribeBroker
+    said = await call(member.internal_address, method, broker_pb2.DescribeBrokerRequest())
+    return not said.log_flushed_offset <= log_offset < said.log_appended_offset

@@ -1,0 +1,300 @@
+"""Snapshots of all offsets as Parquet files, for the lag job. docs/lag.md has layout and schema.
+
+A snapshot is complete when its manifest lies there: every file is written under a temporary name
+and renamed, the manifest last. A broker group that does not answer makes the snapshot incomplete,
+not impossible; the manifest names it. Needs the optional extra ``lag`` (pyarrow).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+
+from cometmq.admin.connection import Connection
+from cometmq.clock import Clock
+from cometmq.errors import CometError, ConfigInvalid, PeerUnavailable, RouteNotFound
+from cometmq.messaging.topics import DLQ_PREFIX, RETRY_PREFIX, is_system
+from cometmq.rpc.interceptors import error_from
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+
+SCHEMA_VERSION = 1
+MANIFEST = "_manifest.json"  # readers of Parquet folders pass over names that begin with _
+PART = "part.parquet"
+DEADLINE_S = 60.0  # of one broker's snapshot
+
+# Name, Arrow type, whether it may be null; the meaning of each is in docs/lag.md.
+COLUMNS = (
+    ("snapshot_id", "string", False),
+    ("cluster", "string", False),
+    ("broker_group", "string", False),
+    ("broker_epoch", "int64", False),
+    ("taken_ms", "int64", False),
+    ("topic", "string", False),
+    ("topic_kind", "string", False),
+    ("queue_id", "int32", False),
+    ("generation", "int64", False),
+    ("min_offset", "int64", False),
+    ("max_offset", "int64", False),
+    ("max_store_time_ms", "int64", True),
+    ("group", "string", True),
+    ("committed_generation", "int64", True),
+    ("committed_offset", "int64", True),
+    ("committed_store_time_ms", "int64", True),
+    ("member_count", "int32", True),
+)
+Row = tuple[str | int | None, ...]  # in the order of COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedGroup:
+    """A broker group in a snapshot."""
+
+    broker_group: str
+    cluster: str
+    broker_epoch: int
+    taken_ms: int  # by the broker's clock
+    log_end_offset: int
+    queue_count: int
+    row_count: int
+    file: str  # relative to the snapshot's folder
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """A broker group that should be in a snapshot and is not."""
+
+    broker_group: str
+    error: str  # name in the catalogue
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a manifest says. ``expected``: the broker groups that are registered now, and those
+    that the snapshot before expected; ``completeness``: exported / expected.
+    """
+
+    schema_version: int
+    snapshot_id: str
+    started_ms: int  # by the exporter's clock
+    expected: list[str]
+    exported: list[ExportedGroup]
+    failed: list[FailedGroup]
+    completeness: float
+
+
+def topic_kind(topic: str) -> str:
+    """retry, dlq, system (the system's own) or normal."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dlq"
+    return "system" if is_system(topic) else "normal"
+
+
+# --- export -------------------------------------------------------------------------------------
+
+
+async def export(
+    connection: Connection, directory: Path, clock: Clock, *, forget: Sequence[str] = ()
+) -> Snapshot:
+    """Write one snapshot of all broker groups below ``directory``.
+
+    A group that was expected by the newest snapshot there is expected again, also when no name
+    server knows it any more, unless ``forget`` names it. Raises RouteNotFound (no broker is known),
+    PeerUnavailable (no name server, or no broker at all answers) and ConfigInvalid (pyarrow is
+    missing, the folder cannot be written); then no snapshot was written.
+    """
+    _arrow()  # missing: said before anybody is asked
+    started_ms = clock.wall_ms()
+    snapshot_id = _new_id(started_ms)
+    writers = await _writers(connection)
+    before = newest(directory)
+    expected = sorted({*writers, *(before.expected if before else ())} - set(forget))
+    if not expected:
+        raise RouteNotFound("no broker is registered at the name server")
+    folder = directory / f"snapshot={snapshot_id}"
+    results = await asyncio.gather(
+        *(_export_group(connection, folder, group, writers.get(group)) for group in expected)
+    )
+    exported = [result for result in results if isinstance(result, ExportedGroup)]
+    failed = [result for result in results if isinstance(result, FailedGroup)]
+    if not exported:
+        shutil.rmtree(folder, ignore_errors=True)
+        reasons = "; ".join(f"{group.broker_group}: {group.message}" for group in failed)
+        raise PeerUnavailable(f"no broker group could be exported: {reasons}")
+    share = len(exported) / len(expected)
+    manifest = Snapshot(SCHEMA_VERSION, snapshot_id, started_ms, expected, exported, failed, share)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _new_id(now_ms: int) -> str:
+    """Sorts by time; unique even among exports of the same millisecond."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return f"{now:%Y%m%dT%H%M%S}.{now_ms % 1000:03d}Z-{secrets.token_hex(4)}"
+
+
+async def _writers(connection: Connection) -> dict[str, namesrv_pb2.Member | None]:
+    """All registered broker groups; None for one without a writer."""
+    writers: dict[str, namesrv_pb2.Member | None] = {}
+    for status in await connection.members():
+        member = status.member
+        is_writer = member.role == common_pb2.MEMBER_ROLE_WRITER
+        writers[member.broker_group] = member if is_writer else writers.get(member.broker_group)
+    return writers
+
+
+async def _export_group(
+    connection: Connection,
+    folder: Path,
+    group: str,
+    member: namesrv_pb2.Member | None,
+) -> ExportedGroup | FailedGroup:
+    try:
+        if member is None:
+            raise PeerUnavailable("no writer is registered")
+        header, queues = await _fetch(connection, member)
+    except CometError as error:
+        return FailedGroup(group, error.name(), str(error))
+    # The snapshot's id is the folder's name, and so in every row.
+    rows = list(rows_of(folder.name.partition("=")[2], header, queues))
+    file = Path(f"broker_group={quote(group, safe='')}") / PART
+    write_rows(folder / file, rows)
+    return ExportedGroup(
+        broker_group=group,
+        cluster=header.cluster,
+        broker_epoch=header.epoch,
+        taken_ms=header.taken_ms,
+        log_end_offset=header.log_end_offset,
+        queue_count=len(queues),
+        row_count=len(rows),
+        file=file.as_posix(),
+    )
+
+
+async def _fetch(
+    connection: Connection, member: namesrv_pb2.Member
+) -> tuple[broker_pb2.SnapshotHeader, list[broker_pb2.QueueSnapshot]]:
+    """A broker's whole snapshot; a stream that breaks off gives nothing."""
+    header = broker_pb2.SnapshotHeader()
+    queues: list[broker_pb2.QueueSnapshot] = []
+    request = broker_pb2.SnapshotOffsetsRequest()
+    try:
+        async for piece in connection.admin(member).SnapshotOffsets(request, timeout=DEADLINE_S):
+            if piece.HasField("header"):
+                header = piece.header
+            queues.extend(piece.queues)
+    except grpc.aio.AioRpcError as refused:
+        error: CometError = error_from(refused)
+    else:
+        if header.broker_group != member.broker_group:  # another process has got its port
+            raise PeerUnavailable(f"{member.internal_address} is not {member.broker_group}")
+        return header, queues
+    if isinstance(error, PeerUnavailable):
+        raise PeerUnavailable(f"{member.internal_address} does not answer: {error}")
+    raise error
+
+
+def rows_of(
+    snapshot_id: str,
+    header: broker_pb2.SnapshotHeader,
+    queues: Sequence[broker_pb2.QueueSnapshot],
+) -> Iterator[Row]:
+    """One row for each queue and group; a queue without groups has one row, with a null group."""
+    common = (snapshot_id, header.cluster, header.broker_group, header.epoch, header.taken_ms)
+    for queue in queues:
+        topic = queue.queue.topic
+        head = (
+            *common,
+            topic,
+            topic_kind(topic),
+            queue.queue.queue_id,
+            queue.generation,
+            queue.min_offset,
+            queue.max_offset,
+            queue.max_store_time_ms or None,
+        )
+        for group in queue.groups:
+            yield (*head, *_group_columns(group))
+        if not queue.groups:
+            yield (*head, None, None, None, None, None)
+
+
+def _group_columns(group: broker_pb2.GroupSnapshot) -> Row:
+    known = group.HasField("committed")  # offset 0 is a position, absence is not
+    return (
+        group.group,
+        group.committed.generation if known else None,
+        group.committed.offset if known else None,
+        group.committed_store_time_ms or None,
+        group.member_count,
+    )
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _arrow() -> Any:
+    """The pyarrow package, which only this command needs."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as missing:
+        raise ConfigInvalid(
+            f"exporting offsets needs {missing.name}: pip install 'cometmq[lag]'"
+        ) from None
+    return pyarrow
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """A Parquet file with these rows."""
+    arrow = _arrow()
+    fields = [arrow.field(name, getattr(arrow, kind)(), null) for name, kind, null in COLUMNS]
+    columns = zip(*rows, strict=True) if rows else [()] * len(COLUMNS)
+    arrays = [
+        arrow.array(column, field.type) for column, field in zip(columns, fields, strict=True)
+    ]
+    sink = arrow.BufferOutputStream()
+    arrow.parquet.write_table(arrow.Table.from_arrays(arrays, schema=arrow.schema(fields)), sink)
+    _write(path, sink.getvalue().to_pybytes())
+
+
+def write_manifest(folder: Path, snapshot: Snapshot) -> None:
+    """Finish a snapshot: from here on it is there."""
+    _write(folder / MANIFEST, json.dumps(asdict(snapshot), indent=2).encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All or nothing under this name. Raises ConfigInvalid when the folder cannot be written."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigInvalid(f"cannot write {path}: {error.strerror}") from None
+
+
+def newest(directory: Path) -> Snapshot | None:
+    """The newest finished snapshot below ``directory`` that this program understands."""
+    for path in sorted(directory.glob(f"snapshot=*/{MANIFEST}"), reverse=True):
+        found = json.loads(path.read_bytes())
+        if found["schema_version"] == SCHEMA_VERSION:
+            exported = [ExportedGroup(**group) for group in found.pop("exported")]
+            failed = [FailedGroup(**group) for group in found.pop("failed")]
+            return Snapshot(**found, exported=exported, failed=failed)
+    return None

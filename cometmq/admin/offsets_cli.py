@@ -1,0 +1,96 @@
+"""``cometmq offsets``: snapshots for the lag job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cometmq.admin import offsets, render
+from cometmq.admin.commandline import Group, known_namesrv, namesrv_option
+from cometmq.admin.connection import Connection
+from cometmq.admin.offsets import Snapshot
+from cometmq.clock import SystemClock
+
+
+@click.group("offsets", cls=Group)
+def offsets_group() -> None:
+    """Offsets of all queues and groups, for the lag job."""
+
+
+@offsets_group.command("export")
+@click.option(
+    "--output",
+    "directory",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the snapshots; each has a folder of its own in it.",
+)
+@click.option(
+    "--at-most-once-per",
+    "interval_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Do nothing when the newest snapshot in DIR is complete and younger than that.",
+)
+@click.option(
+    "--forget",
+    multiple=True,
+    metavar="BROKER_GROUP",
+    help="Expect it no more, though the snapshot before did; may be repeated.",
+)
+@click.option(
+    "--form",
+    "output",
+    type=click.Choice(render.FORMS),
+    default=render.TABLE,
+    show_default=True,
+    help="Form of the answer, and of errors.",
+)
+@namesrv_option
+def offsets_export(
+    directory: Path,
+    interval_s: float | None,
+    forget: tuple[str, ...],
+    output: str,
+    namesrv: str | None,
+) -> None:
+    """Write a snapshot of all offsets as Parquet into DIR.
+
+    Exit code 0: a snapshot was written. A broker group that does not answer is named in the
+    snapshot's manifest and on standard error; only when none answers is the exit code 1.
+    """
+    clock = SystemClock()
+    newest = offsets.newest(directory)
+    if newest is not None and interval_s and newest.completeness == 1:
+        age_s = (clock.wall_ms() - newest.started_ms) / 1000
+        if age_s < interval_s:
+            print(f"the newest snapshot is {age_s:.0f} s old: nothing to do", file=sys.stderr)
+            _show(directory, newest, output)
+            return
+
+    async def run() -> Snapshot:
+        async with Connection(known_namesrv(namesrv)) as connection:
+            return await offsets.export(connection, directory, clock, forget=forget)
+
+    _show(directory, asyncio.run(run()), output)
+
+
+def _show(directory: Path, snapshot: Snapshot, form: str) -> None:
+    for group in snapshot.failed:
+        print(f"{group.broker_group} is missing: {group.error} {group.message}", file=sys.stderr)
+    folder = directory / f"snapshot={snapshot.snapshot_id}"
+    if form == render.JSON:
+        print(json.dumps({**asdict(snapshot), "folder": str(folder)}, indent=2))
+        return
+    print(f"{folder}: {len(snapshot.exported)} of {len(snapshot.expected)} broker groups")
+    for row in snapshot.exported:
+        print(
+            f"  {row.broker_group}  epoch {row.broker_epoch}"
+            f"  {row.queue_count:,} queues  {row.row_count:,} rows"
+        )

@@ -1,0 +1,316 @@
+"""Operations on members, topics and groups: functions that take a Connection and answer views.
+
+They raise the catalogue error of the process that refused. An operation on many broker groups asks
+all of them at once; when one refuses, its error is raised and what the others did stays done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from cometmq.admin.connection import (
+    CHANGE_DEADLINE_S,
+    Connection,
+    call,
+    each,
+    each_that_knows,
+    until,
+)
+from cometmq.admin.convert import flush_mode_name, permission_name, topic_view
+from cometmq.admin.views import (
+    CreatedTopicView,
+    DeletedTopicView,
+    GroupMemberView,
+    GroupProgressView,
+    GroupView,
+    MemberView,
+    QueueProgressView,
+    QueueView,
+    RouteView,
+    TopicView,
+)
+from cometmq.errors import GroupNotFound, PeerUnavailable, RouteNotFound, TopicNotFound
+from cometmq.messaging.topics import is_system
+from cometmq.model import FlushMode
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+
+ROUTE_WAIT_S = 5.0  # a change of a topic reaches the name servers well within this
+
+
+# --- the cluster --------------------------------------------------------------------------------
+
+
+async def describe_cluster(connection: Connection) -> list[MemberView]:
+    """Every registered member, with what it says of itself when it answers."""
+    members = await connection.members()
+    return list(await asyncio.gather(*(_describe_member(connection, m) for m in members)))
+
+
+async def _describe_member(connection: Connection, status: namesrv_pb2.MemberStatus) -> MemberView:
+    member = status.member
+    said: broker_pb2.DescribeBrokerResponse | None = None
+    with suppress(PeerUnavailable):
+        said = await describe_broker(connection, member)
+    return MemberView(
+        cluster=member.cluster,
+        broker_group=member.broker_group,
+        member_id=member.member_id,
+        role="writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower",
+        address=member.address,
+        internal_address=member.internal_address,
+        epoch=member.epoch,
+        topic_count=status.topic_count,
+        last_heard_ms=status.last_heard_ms,
+        reachable=said is not None,
+        version=said.version if said else None,
+        store_id=said.store_id if said else None,
+        started_ms=said.started_ms if said else None,
+        log_min_offset=said.log_min_offset if said else None,
+        log_appended_offset=said.log_appended_offset if said else None,
+        log_flushed_offset=said.log_flushed_offset if said else None,
+    )
+
+
+async def describe_broker(
+    connection: Connection, member: namesrv_pb2.Member
+) -> broker_pb2.DescribeBrokerResponse:
+    """What a member says of itself."""
+    request = broker_pb2.DescribeBrokerRequest()
+    return await call(member.internal_address, connection.admin(member).DescribeBroker, request)
+
+
+async def wait_for_brokers(
+    connection: Connection, broker_groups: tuple[str, ...], *, deadline_s: float
+) -> None:
+    """Return when every group has a registered writer; GroupNotFound when one has none in time."""
+
+    async def registered() -> bool:
+        try:
+            await connection.writers(broker_groups)
+        except (GroupNotFound, RouteNotFound, PeerUnavailable):
+            return False
+        return True
+
+    if broker_groups and not await until(registered, deadline_s):
+        await connection.writers(broker_groups)  # raises what is missing
+
+
+# --- topics -------------------------------------------------------------------------------------
+
+
+async def create_topic(
+    connection: Connection,
+    name: str,
+    *,
+    read_queue_count: int = 0,
+    write_queue_count: int = 0,
+    permission: int = 0,
+    flush_mode: FlushMode | None = None,
+    broker_groups: tuple[str, ...] = (),
+) -> list[CreatedTopicView]:
+    """Create a topic, or change its settings, on all broker groups or on the named ones.
+
+    Settings of 0 or None are the broker's defaults. Returns when the name server shows the topic
+    too, so that clients find it; RouteNotFound when that takes longer than ROUTE_WAIT_S.
+    """
+    writers = await connection.writers(broker_groups)
+    wanted = common_pb2.TopicConfig(
+        name=name,
+        read_queue_count=read_queue_count,
+        write_queue_count=write_queue_count,
+        permission=permission,
+        flush_mode=common_pb2.FlushMode.ValueType(flush_mode.value if flush_mode else 0),
+    )
+    request = broker_pb2.PutTopicRequest(topic=wanted)
+    answers = await each(
+        writers,
+        lambda member: call(
+            member.internal_address,
+            connection.admin(member).PutTopic,
+            request,
+            deadline_s=CHANGE_DEADLINE_S,
+        ),
+    )
+    await _routed(connection, {group: answer.topic for group, answer in answers.items()})
+    return [
+        CreatedTopicView(
+            topic=answer.topic.name,
+            broker_group=group,
+            read_queue_count=answer.topic.read_queue_count,
+            write_queue_count=answer.topic.write_queue_count,
+            permission=permission_name(answer.topic.permission),
+            flush_mode=flush_mode_name(answer.topic.flush_mode),
+            created=answer.created,
+        )
+        for group, answer in answers.items()
+    ]
+
+
+async def _routed(connection: Connection, put: Mapping[str, common_pb2.TopicConfig]) -> None:
+    """Wait until the name server shows these settings by broker group."""
+    name = next(iter(put.values())).name
+    counts = {group: _queue_counts(topic) for group, topic in put.items()}
+
+    async def shown() -> bool:
+        try:
+            route = await connection.route(name)
+        except TopicNotFound:
+            return False
+        there = {group.broker_group: _queue_counts(group.topic) for group in route.groups}
+        return counts.items() <= there.items()
+
+    if not await until(shown, ROUTE_WAIT_S):
+        raise RouteNotFound(
+            f"topic {name} is stored on {', '.join(put)}, but the name server does not show it yet"
+        )
+
+
+def _queue_counts(topic: common_pb2.TopicConfig) -> tuple[int, int]:
+    return topic.read_queue_count, topic.write_queue_count
+
+
+async def delete_topic(
+    connection: Connection, name: str, *, broker_groups: tuple[str, ...] = ()
+) -> list[DeletedTopicView]:
+    """Delete a topic, its queues and the offsets committed there, on all broker groups that have
+    it or on the named ones. TopicNotFound when none of them has it."""
+    writers = await connection.writers(broker_groups)
+    request = broker_pb2.DeleteTopicRequest(topic=name)
+
+    async def delete(member: namesrv_pb2.Member) -> bool:
+        method = connection.admin(member).DeleteTopic
+        try:
+            await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
+        except TopicNotFound:
+            return False
+        return True
+
+    deleted = await each(writers, delete)
+    if not any(deleted.values()):
+        raise TopicNotFound(f"no topic {name} on {', '.join(writers)}")
+    return [DeletedTopicView(name, group) for group, done in deleted.items() if done]
+
+
+async def list_topics(connection: Connection, *, system: bool = False) -> list[TopicView]:
+    """The topics of all broker groups; the system's own only when asked for."""
+    request = broker_pb2.BrokerAdminServiceListTopicsRequest()
+    answers = await each(
+        await connection.writers(),
+        lambda m: call(m.internal_address, connection.admin(m).ListTopics, request),
+    )
+    rows = (topic_view(topic, group) for group, its in answers.items() for topic in its.topics)
+    shown = (row for row in rows if system or not is_system(row.topic))
+    return sorted(shown, key=lambda row: (row.topic, row.broker_group))
+
+
+async def topic_route(connection: Connection, name: str) -> list[RouteView]:
+    """The route of a topic as the name server tells it to clients."""
+    route = await connection.route(name)
+    return [_route_view(group) for group in route.groups]
+
+
+def _route_view(group: namesrv_pb2.GroupRoute) -> RouteView:
+    writers = [m.address for m in group.members if m.role == common_pb2.MEMBER_ROLE_WRITER]
+    return RouteView(
+        topic=group.topic.name,
+        broker_group=group.broker_group,
+        read_queue_count=group.topic.read_queue_count,
+        write_queue_count=group.topic.write_queue_count,
+        permission=permission_name(group.topic.permission),
+        flush_mode=flush_mode_name(group.topic.flush_mode),
+        writer=writers[0] if writers else "",
+        followers=[m.address for m in group.members if m.address not in writers],
+    )
+
+
+async def topic_status(connection: Connection, name: str) -> list[QueueView]:
+    """Every queue of a topic with its bounds. TopicNotFound when no broker group has it."""
+    request = broker_pb2.DescribeTopicRequest(topic=name)
+    answers = await each_that_knows(
+        await connection.writers(),
+        lambda m: call(m.internal_address, connection.admin(m).DescribeTopic, request),
+        TopicNotFound(f"no broker group has a topic {name}"),
+    )
+    return [
+        QueueView(
+            topic=name,
+            broker_group=group,
+            queue_id=queue.queue_id,
+            generation=queue.generation,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+            appended_offset=queue.appended_offset,
+            message_count=queue.max_offset - queue.min_offset,
+            last_store_time_ms=queue.last_store_time_ms,
+        )
+        for group, answer in answers.items()
+        for queue in answer.queues
+    ]
+
+
+# --- consumer groups ----------------------------------------------------------------------------
+
+
+async def list_groups(connection: Connection) -> list[GroupView]:
+    """All consumer groups and where they are known."""
+    request = broker_pb2.ListGroupsRequest()
+    answers = await each(
+        await connection.writers(),
+        lambda m: call(m.internal_address, connection.admin(m).ListGroups, request),
+    )
+    names = sorted({name for answer in answers.values() for name in answer.groups})
+    return [
+        GroupView(name, [group for group, answer in answers.items() if name in answer.groups])
+        for name in names
+    ]
+
+
+async def group_progress(
+    connection: Connection, group: str, *, topic: str = ""
+) -> GroupProgressView:
+    """Who is in a consumer group and how far it has come, in one topic or in all.
+
+    GroupNotFound when no broker group knows it.
+    """
+    request = broker_pb2.DescribeGroupRequest(group=group, topic=topic)
+    answers = await each_that_knows(
+        await connection.writers(),
+        lambda m: call(m.internal_address, connection.admin(m).DescribeGroup, request),
+        GroupNotFound(f"no broker group knows a consumer group {group}"),
+    )
+    # A client joins at one broker group; after a change of that it may be seen at two for a moment.
+    members = {m.client_id: m for answer in answers.values() for m in answer.members}
+    rows = [
+        _progress_view(broker_group, row)
+        for broker_group, answer in answers.items()
+        for row in answer.progress
+    ]
+    return GroupProgressView(
+        group=group,
+        members=[_member_view(members[client_id]) for client_id in sorted(members)],
+        queues=sorted(rows, key=lambda row: (row.topic, row.broker_group, row.queue_id)),
+        lag_count=sum(row.lag_count or 0 for row in rows),
+    )
+
+
+def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
+    tags = {s.topic: sorted(s.filter.tags) for s in member.subscriptions}
+    return GroupMemberView(client_id=member.client_id, subscriptions=tags)
+
+
+def _progress_view(broker_group: str, row: broker_pb2.GroupProgress) -> QueueProgressView:
+    committed = row.committed if row.HasField("committed") else None
+    return QueueProgressView(
+        topic=row.queue.topic,
+        broker_group=broker_group,
+        queue_id=row.queue.queue_id,
+        generation=row.generation,
+        committed_offset=committed.offset if committed else None,
+        committed_generation=committed.generation if committed else None,
+        min_offset=row.min_offset,
+        max_offset=row.max_offset,
+        # What retention has removed cannot be waited for any more.
+        lag_count=row.max_offset - max(committed.offset, row.min_offset) if committed else None,
+    )

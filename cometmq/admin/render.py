@@ -1,0 +1,309 @@
+"""Views → text for a person or a program: results on standard output, errors on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from cometmq.admin import views
+from cometmq.errors import CometError
+
+TABLE = "table"
+JSON = "json"
+FORMS = (TABLE, JSON)
+_WIDE = 4096  # into a pipe nothing is cut or wrapped
+
+Column = tuple[str, Callable[[Any], object]]
+
+
+def show(result: object, form: str) -> None:
+    """Print a view or a list of views, as one JSON document or as tables."""
+    if form == JSON:
+        print(to_json(result, indent=2))
+        return
+    match result:
+        case views.LocalView():
+            _show_local(result)
+        case views.GroupProgressView():
+            _show_progress(result)
+        case views.StoreView():
+            _show_store(result)
+        case views.MessageView():
+            show_message(result, form)
+        case list():
+            _print_table(result)
+        case _:
+            _print_table([result])
+
+
+def show_message(message: views.MessageView, form: str) -> None:
+    """Print one message of a stream of them; as JSON it is one line."""
+    if form == JSON:
+        print(to_json(message), flush=True)
+        return
+    where = f"queue {message.queue_id} offset {message.queue_offset}"
+    facts = [message.message_id, where, _time(message.store_time_ms)]
+    facts += [f"tag={message.tag}"] if message.tag else []
+    facts += [f"keys={','.join(message.keys)}"] if message.keys else []
+    facts += [f"{name}={value}" for name, value in message.properties.items()]
+    body = message.body_text
+    if body is None or message.compressed:
+        kind = "compressed" if message.compressed else "not text"
+        body = f"({message.body_bytes} bytes, {kind}; --output json shows them)"
+    console = _console()
+    console.print("  ".join(map(_printable, facts)), style="dim", markup=False, highlight=False)
+    console.print(_printable(body), markup=False, highlight=False)
+
+
+def to_json(result: object, *, indent: int | None = None) -> str:
+    """A view as an object, a list of views as an array; keys are the views' field names."""
+    plain = [asdict(row) for row in result] if isinstance(result, list) else _as_dict(result)
+    return json.dumps(plain, indent=indent, ensure_ascii=False)
+
+
+def show_error(error: CometError, form: str) -> None:
+    """Print an error of the catalogue: what happened, and what to do next."""
+    if form == JSON:
+        print(json.dumps({"error": error_fields(error)}, ensure_ascii=False), file=sys.stderr)
+        return
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDE)
+    console.print(f"error: {error.name()} ({error.code})", style="bold red", highlight=False)
+    console.print(_printable(str(error)), markup=False, highlight=False)
+    if error.advice:
+        console.print(error.advice, style="cyan", markup=False, highlight=False)
+
+
+def error_fields(error: CometError) -> dict[str, object]:
+    """What ``{"error": …}`` holds."""
+    return {
+        "code": error.code,
+        "name": error.name(),
+        "message": str(error),
+        "advice": error.advice,
+    }
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _show_local(view: views.LocalView) -> None:
+    if not view.processes:
+        print(f"Nothing is up in {view.directory}. Start a cluster with: cometmq local up")
+        return
+    _print_table(view.processes)
+    print(f"Commands run from here find it by themselves. Elsewhere:\n\n"
+          f"    export COMETMQ_NAMESRV='{view.namesrv}'\n")  # fmt: skip
+
+
+def _show_progress(view: views.GroupProgressView) -> None:
+    _print_table(view.members, empty="No member is alive.")
+    _print_table(view.queues, empty="Nothing was committed, and no member subscribes.")
+    print(f"lag {view.lag_count:,}")
+
+
+def _show_store(view: views.StoreView) -> None:
+    identity = view.identity or {"store_id": "not ours", "clean": None}
+    facts: dict[str, object] = {
+        "directory": view.directory,
+        "store id": identity["store_id"],
+        "closed cleanly": "no: in use, or crashed" if view.in_use_or_crashed else "yes",
+        **{f"log {name}": value for name, value in view.log.items() if value != ""},
+        "checkpoint": ", ".join(_time(int(str(at))) for at in view.checkpoint.values()),
+        "epochs": ", ".join("@".join(map(str, epoch.values())) for epoch in view.epochs[-8:]),
+    }
+    for name, value in facts.items():
+        shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else _cell(value)
+        print(f"{name.replace('_', ' '):<22}{shown}")
+    _print_table(view.queues, empty="No queue has messages.")
+
+
+def _print_table(rows: Sequence[object], *, empty: str = "(none)") -> None:
+    if not rows:
+        print(empty)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = _COLUMNS[type(rows[0])]
+    for number, (title, value) in enumerate(columns):
+        counts = all(type(value(row)) in (int, type(None)) for row in rows)
+        table.add_column(
+            title, justify="right" if counts else "left", no_wrap=number == 0, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(_cell(value(row)) for _, value in columns))
+    _console().print(table, markup=False, highlight=False)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDE, soft_wrap=not sys.stdout.isatty())
+
+
+def _cell(value: object) -> str:
+    if value is None or value in ("", []):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(_printable(str(item)) for item in value)
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """Without control characters: a message's content must not drive the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _time(ms: int | None) -> str:
+    """Local time to the millisecond; – for never."""
+    if not ms:
+        return "–"
+    return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="milliseconds")
+
+
+def _subscriptions(member: views.GroupMemberView) -> list[str]:
+    return [f"{topic} [{' || '.join(tags) or '*'}]" for topic, tags in member.subscriptions.items()]
+
+
+def _as_dict(view: Any) -> dict[str, object]:
+    return asdict(view)
+
+
+_SETTINGS: tuple[Column, ...] = (
+    ("topic", lambda v: v.topic),
+    ("broker group", lambda v: v.broker_group),
+    ("read queues", lambda v: v.read_queue_count),
+    ("write queues", lambda v: v.write_queue_count),
+    ("permission", lambda v: v.permission),
+    ("flush", lambda v: v.flush_mode),
+)
+_BOUNDS: tuple[Column, ...] = (
+    ("min", lambda v: v.min_offset),
+    ("max", lambda v: v.max_offset),
+)
+_QUEUE: tuple[Column, ...] = (
+    ("topic", lambda v: v.topic),
+    ("broker group", lambda v: v.broker_group),
+    ("queue", lambda v: v.queue_id),
+    ("generation", lambda v: v.generation),
+)
+# What a table shows of a view; JSON has every field.
+_COLUMNS: dict[type, tuple[Column, ...]] = {
+    views.MemberView: (
+        ("broker group", lambda v: v.broker_group),
+        ("cluster", lambda v: v.cluster),
+        ("role", lambda v: v.role if v.reachable else f"{v.role} (does not answer)"),
+        ("address", lambda v: v.address),
+        ("epoch", lambda v: v.epoch),
+        ("topics", lambda v: v.topic_count),
+        ("log end", lambda v: v.log_appended_offset),
+        ("on disk", lambda v: v.log_flushed_offset),
+        ("version", lambda v: v.version),
+        ("started", lambda v: _time(v.started_ms)),
+        ("last heard", lambda v: _time(v.last_heard_ms)),
+    ),
+    views.BrokerMemberView: (
+        ("broker group", lambda v: v.broker_group),
+        ("member", lambda v: v.member_id),
+        ("role", lambda v: v.role if v.reachable else f"{v.role} (does not answer)"),
+        ("epoch", lambda v: v.epoch),
+        ("address", lambda v: v.address),
+        ("log begins", lambda v: v.log_min_offset),
+        ("ends", lambda v: v.log_appended_offset),
+        ("on disk", lambda v: v.log_flushed_offset),
+        ("behind", lambda v: v.behind_bytes),
+    ),
+    views.HandoverView: (
+        ("broker group", lambda v: v.broker_group),
+        ("from member", lambda v: v.from_member),
+        ("to member", lambda v: v.to_member),
+        ("log offset", lambda v: v.log_end_offset),
+        ("epoch", lambda v: v.epoch),
+    ),
+    views.LogChecksumView: (
+        ("broker group", lambda v: v.broker_group),
+        ("member", lambda v: v.member_id),
+        ("role", lambda v: v.role),
+        ("from", lambda v: v.from_offset),
+        ("to", lambda v: v.to_offset),
+        ("SHA-256", lambda v: v.sha256),
+        ("equal", lambda v: v.equal),
+    ),
+    views.TopicView: _SETTINGS,
+    views.CreatedTopicView: (*_SETTINGS, ("new", lambda v: v.created)),
+    views.DeletedTopicView: (
+        ("deleted topic", lambda v: v.topic),
+        ("broker group", lambda v: v.broker_group),
+    ),
+    views.RouteView: (
+        *_SETTINGS,
+        ("writer", lambda v: v.writer),
+        ("followers", lambda v: v.followers),
+    ),
+    views.QueueView: (
+        *_QUEUE,
+        *_BOUNDS,
+        ("messages", lambda v: v.message_count),
+        ("appended", lambda v: v.appended_offset),
+        ("last stored", lambda v: _time(v.last_store_time_ms)),
+    ),
+    views.GroupView: (("group", lambda v: v.group), ("broker groups", lambda v: v.broker_groups)),
+    views.GroupMemberView: (("client", lambda v: v.client_id), ("reads", _subscriptions)),
+    views.QueueProgressView: (
+        *_QUEUE,
+        ("committed", lambda v: v.committed_offset),
+        *_BOUNDS,
+        ("lag", lambda v: v.lag_count),
+    ),
+    views.SentView: (
+        ("message id", lambda v: v.message_id),
+        ("queue", lambda v: v.queue_id),
+        ("offset", lambda v: v.queue_offset),
+        ("stored", lambda v: _time(v.store_time_ms)),
+    ),
+    views.ProcessView: (
+        ("process", lambda v: v.name),
+        ("alive", lambda v: v.alive),
+        ("pid", lambda v: str(v.pid)),
+        ("address", lambda v: v.address),
+        ("internal", lambda v: v.internal_address),
+        ("metrics", lambda v: v.metrics_address),
+        ("log", lambda v: v.log),
+    ),
+    views.StoreQueueView: (
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: v.queue_id),
+        ("min", lambda v: v.min_offset),
+        ("next", lambda v: v.next_offset),
+    ),
+    views.RecordView: (
+        ("log offset", lambda v: v.log_offset),
+        ("bytes", lambda v: v.size_bytes),
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: v.queue_id),
+        ("offset", lambda v: v.queue_offset),
+        ("stored", lambda v: _time(v.store_time_ms)),
+        ("tag", lambda v: v.tag),
+        ("keys", lambda v: v.keys),
+        ("body", lambda v: v.body_bytes),
+    ),
+    views.UnitView: (
+        ("offset", lambda v: v.queue_offset),
+        ("log offset", lambda v: v.log_offset),
+        ("bytes", lambda v: v.size_bytes),
+        ("tags code", lambda v: v.tags_code),
+    ),
+    views.StoppedView: (
+        ("directory", lambda v: v.directory),
+        ("processes stopped", lambda v: v.stopped_count),
+        ("data removed", lambda v: v.purged),
+    ),
+}

@@ -1,0 +1,294 @@
+"""What the operations answer: frozen rows, ready to be shown as a table or written as JSON.
+
+The field names are the keys of ``--output json`` and a promise: docs/cli.md lists them, and a test
+compares. Units stand in the names; times are milliseconds since 1970-01-01 UTC, 0 = never.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A registered member of a broker group. What only the member itself knows is None while it
+    does not answer."""
+
+    cluster: str
+    broker_group: str
+    member_id: int
+    role: str  # writer or follower
+    address: str  # host:port for clients
+    internal_address: str  # host:port for administration
+    epoch: int
+    topic_count: int
+    last_heard_ms: int
+    reachable: bool
+    version: str | None = None
+    store_id: str | None = None
+    started_ms: int | None = None
+    log_min_offset: int | None = None
+    log_appended_offset: int | None = None
+    log_flushed_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerMemberView:
+    """A member of a broker group. What only the member itself knows is None while it does not
+    answer; ``behind_bytes`` also while the writer does not."""
+
+    broker_group: str
+    member_id: int
+    role: str  # writer or follower
+    epoch: int
+    address: str
+    reachable: bool
+    log_min_offset: int | None
+    log_appended_offset: int | None
+    log_flushed_offset: int | None
+    behind_bytes: int | None  # of the writer's log
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverView:
+    """A planned hand-over that is complete."""
+
+    broker_group: str
+    from_member: int
+    to_member: int
+    log_end_offset: int  # where the one ended and the other began
+    epoch: int  # of the new writer
+
+
+@dataclass(frozen=True, slots=True)
+class LogChecksumView:
+    """A member's log, compared with that of the group's other members."""
+
+    broker_group: str
+    member_id: int
+    role: str
+    from_offset: int  # the highest minimum of the members
+    to_offset: int  # the lowest end
+    sha256: str
+    equal: bool  # to the checksums of all others
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """The settings of a topic on one broker group."""
+
+    topic: str
+    broker_group: str
+    read_queue_count: int
+    write_queue_count: int
+    permission: str  # rw, r or w
+    flush_mode: str  # async or sync
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopicView:
+    """What `topic create` did on one broker group."""
+
+    topic: str
+    broker_group: str
+    read_queue_count: int
+    write_queue_count: int
+    permission: str
+    flush_mode: str
+    created: bool  # False: it was there, and has these settings now
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopicView:
+    """A broker group that deleted a topic."""
+
+    topic: str
+    broker_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """One broker group's share of a topic's route."""
+
+    topic: str
+    broker_group: str
+    read_queue_count: int
+    write_queue_count: int
+    permission: str
+    flush_mode: str
+    writer: str  # its address; empty = nothing can be sent there now
+    followers: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue of a topic."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+    generation: int
+    min_offset: int
+    max_offset: int
+    appended_offset: int
+    message_count: int  # max_offset - min_offset
+    last_store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A consumer group."""
+
+    group: str
+    broker_groups: list[str]  # where it is known
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberView:
+    """A live client of a consumer group."""
+
+    client_id: str
+    subscriptions: dict[str, list[str]]  # topic → tags; no tags = every message
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgressView:
+    """How far a group has come in one queue."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+    generation: int
+    committed_offset: int | None  # None: never committed here
+    committed_generation: int | None
+    min_offset: int
+    max_offset: int
+    lag_count: int | None  # messages from the committed offset on; None: never committed here
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgressView:
+    """A consumer group: who consumes, and how far."""
+
+    group: str
+    members: list[GroupMemberView]
+    queues: list[QueueProgressView]
+    lag_count: int  # sum over the queues with a committed offset
+
+
+@dataclass(frozen=True, slots=True)
+class SentView:
+    """Where a message was stored."""
+
+    message_id: str
+    topic: str
+    broker_group: str
+    queue_id: int
+    queue_offset: int
+    generation: int
+    store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A stored message."""
+
+    message_id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    tag: str
+    keys: list[str]
+    properties: dict[str, str]  # all but tag and keys
+    flag: int
+    born_time_ms: int
+    born_host: str
+    store_time_ms: int
+    store_host: str
+    reconsume_times: int
+    unique_id: str
+    compressed: bool  # the body is as the producer compressed it
+    body_bytes: int
+    body_text: str | None  # None: not UTF-8
+    body_base64: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """A process of the local cluster."""
+
+    name: str
+    kind: str  # namesrv or broker
+    alive: bool
+    pid: int
+    address: str
+    internal_address: str
+    metrics_address: str
+    log: str  # file
+
+
+@dataclass(frozen=True, slots=True)
+class LocalView:
+    """The local cluster of a folder."""
+
+    directory: str
+    namesrv: str  # what --namesrv takes; empty = nothing is up
+    processes: list[ProcessView]
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedView:
+    """What `local down` did."""
+
+    directory: str
+    stopped_count: int
+    purged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What lies in a store's folder. The parts are those of docs/format/store-layout.md."""
+
+    directory: str
+    in_use_or_crashed: bool  # a broker has it open, or the last stop was not clean
+    identity: dict[str, object] | None  # None: not our store
+    checkpoint: dict[str, object]
+    epochs: list[dict[str, object]]
+    log: dict[str, object]  # with --scan also what reading every record shows
+    queues: list[StoreQueueView]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreQueueView:
+    """A queue as its files show it."""
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """A record of the log."""
+
+    log_offset: int
+    size_bytes: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    store_time_ms: int
+    tag: str
+    keys: list[str]
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitView:
+    """A unit of a queue: it points at a record of the log."""
+
+    queue_offset: int
+    log_offset: int
+    size_bytes: int
+    tags_code: int

@@ -1,0 +1,44 @@
+"""The SDK: send and receive messages with asyncio. How to: docs/client.md.
+
+Everything that applications use is here; all other modules of the package are private.
+"""
+
+from __future__ import annotations
+
+from cometmq.client.messages import (
+    ConsumeFrom,
+    ConsumeResult,
+    PullBatch,
+    PullOutcome,
+    ReceivedMessage,
+    SendReceipt,
+)
+from cometmq.client.offsets import Bounds
+from cometmq.client.options import (
+    ProducerOptions,
+    PullConsumerOptions,
+    PushConsumerOptions,
+)
+from cometmq.client.producer import Producer
+from cometmq.client.pull import PullConsumer
+from cometmq.client.push import PushConsumer
+from cometmq.model import Message, Position, QueueRef
+
+__all__ = [
+    "Bounds",
+    "ConsumeFrom",
+    "ConsumeResult",
+    "Message",
+    "Position",
+    "Producer",
+    "ProducerOptions",
+    "PullBatch",
+    "PullConsumer",
+    "PullConsumerOptions",
+    "PullOutcome",
+    "PushConsumer",
+    "PushConsumerOptions",
+    "QueueRef",
+    "ReceivedMessage",
+    "SendReceipt",
+]

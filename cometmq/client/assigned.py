@@ -1,0 +1,144 @@
+"""One queue that a push consumer owns: prefetches within the flow control, tracks what is done,
+drains when revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cometmq.client.fetcher import Fetcher
+from cometmq.client.listening import Work, Workers
+from cometmq.client.messages import PullBatch, PullOutcome
+from cometmq.client.options import PushConsumerOptions
+from cometmq.client.progress import Progress, Run
+from cometmq.client.tasks import Tasks, stop_all
+from cometmq.errors import CometError, PositionFenced
+from cometmq.model import Position, QueueRef
+from cometmq.telemetry import fields
+
+_log = logging.getLogger(__name__)
+
+
+class AssignedQueue:
+    """From assignment to revocation. ``closed`` and ``running`` are the workers' view
+    (``listening.Queue``).
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, workers: Workers, options: PushConsumerOptions, tasks: Tasks
+    ) -> None:
+        self.closed = False
+        self.running = 0
+        self._fetcher = fetcher
+        self._workers = workers
+        self._options = options
+        self._progress: Progress | None = None  # None until the position is known
+        self._committed: Position | None = None  # answered last by the broker
+        self._changed = asyncio.Event()  # something has finished
+        self._awaited = False  # somebody waits for it; else nobody sets it
+        self._reading = tasks.start(self._read(), f"read {fetcher.queue}")
+
+    @property
+    def queue(self) -> QueueRef:
+        return self._fetcher.queue
+
+    @property
+    def count(self) -> int:
+        """Messages pulled and not done."""
+        return self._progress.count if self._progress is not None else 0
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                await self._read_on()
+            # of the kind that no retry mends; a changed route or an operator may
+            except CometError as error:
+                _log.warning("queue cannot be read", extra=fields(queue=self.queue, error=error))
+                await asyncio.sleep(self._options.retry_backoff_max_ms / 1000)
+
+    async def _read_on(self) -> None:
+        position = await self._fetcher.locate()
+        if self._progress is None:
+            self._progress = Progress(position)
+        while True:
+            while self._full(self._progress):
+                await self._change()
+            self._take(self._progress, await self._fetcher.fetch())
+
+    async def _change(self) -> None:
+        """Waits until something finishes."""
+        self._awaited = True
+        self._changed.clear()
+        await self._changed.wait()
+        self._awaited = False
+
+    def _full(self, progress: Progress) -> bool:
+        options = self._options
+        return (
+            progress.count >= options.queue_count_max
+            or progress.bytes_count >= options.queue_bytes_max
+            or (progress.count > 0 and progress.span >= options.queue_span_max)
+        )
+
+    def _take(self, progress: Progress, batch: PullBatch) -> None:
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            progress.rewind(batch.next_position)
+            return
+        messages = batch.messages
+        offsets = [message.record.queue_offset for message in messages]
+        size = sum([message.record.size for message in messages])
+        run = progress.add(offsets, batch.next_position, size)
+        if messages:
+            self._workers.push(Work(self, run, messages))
+
+    def finish(self, run: Run, start: int, stop: int) -> None:
+        """Called by the workers after each listener call."""
+        assert self._progress is not None
+        self._progress.finish(run, start, stop)
+        if self._awaited:
+            self._changed.set()
+
+    # --- committing -------------------------------------------------------------------------------
+
+    def to_commit(self) -> Position | None:
+        """What the broker does not know yet."""
+        if self._progress is None:
+            return None
+        position = self._progress.committable
+        return position if position != self._committed else None
+
+    def commit_answered(self, answer: Position | CometError | None) -> None:
+        """The broker's answer to a commit. Fenced = what was read above the fence is no longer
+        there: go back to it.
+        """
+        if isinstance(answer, PositionFenced) and answer.fence is not None:
+            _log.warning("commit fenced", extra=fields(queue=self.queue, error=answer))
+            self._go_to(Position(*answer.fence))
+        elif isinstance(answer, CometError):
+            _log.warning("commit refused", extra=fields(queue=self.queue, error=answer))
+        else:
+            self._committed = answer
+
+    def _go_to(self, position: Position) -> None:
+        assert self._progress is not None
+        self._progress.rewind(position)
+        self._fetcher.position = position
+        self._changed.set()
+
+    # --- leaving ----------------------------------------------------------------------------------
+
+    async def revoke(self) -> None:
+        """Stops reading, forgets what no listener has, waits for the calls that run (at most
+        drain_timeout_ms).
+        """
+        self.closed = True
+        await stop_all([self._reading])
+        try:
+            async with asyncio.timeout(self._options.drain_timeout_ms / 1000):
+                while self.running:
+                    await self._change()
+        except TimeoutError:
+            _log.warning("listener calls outlive the queue", extra=fields(queue=self.queue))

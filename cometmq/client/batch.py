@@ -1,0 +1,103 @@
+"""A batch: records of one broker group with the futures of their messages. Pure but for the futures
+that it carries.
+
+It is one bytes field and its segments: runs of records of one queue.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Collection
+
+from cometmq.client.messages import SendReceipt
+from cometmq.model import QueueRef
+
+
+class Segment:
+    """A run of records of one queue. ``pinned``: the application chose the queue, so no other will
+    do.
+    """
+
+    __slots__ = ("count", "first_counter", "id_stream", "pinned", "queue")
+
+    def __init__(self, queue: QueueRef, pinned: bool, id_stream: str, first_counter: int) -> None:
+        self.queue = queue
+        self.pinned = pinned
+        self.id_stream = id_stream  # of the unique ids: hexadecimal digits before the counter
+        self.first_counter = first_counter  # the others of the segment follow without gaps
+        self.count = 0
+
+
+class Batch:
+    """Records with the futures of their messages. Closed = nothing is added any more; then
+    ``records`` is fixed.
+    """
+
+    __slots__ = (
+        "deadline_s",
+        "expired",
+        "futures",
+        "last",
+        "parts",
+        "records",
+        "segments",
+        "sequence",
+        "size",
+        "starts",
+    )
+
+    def __init__(self, sequence: int, deadline_s: float) -> None:
+        self.sequence = sequence  # order of sending within the lane
+        self.deadline_s = deadline_s  # monotonic; the first message's
+        self.parts: list[bytes] = []  # of the records, in any number of pieces
+        self.records = b""
+        self.starts: list[int] = []  # byte offset of each record
+        self.segments: list[Segment] = []
+        self.last: Segment | None = None  # that records are being added to
+        self.futures: list[Future[SendReceipt]] = []
+        self.size = 0  # bytes of all records
+        self.expired = False  # its futures have failed; an answer is of no use any more
+
+    def close(self) -> None:
+        """Joins the records; from here on the bytes never change, however often they are sent."""
+        assert self.parts
+        assert len(self.futures) == len(self.starts) == sum([s.count for s in self.segments])
+        self.records = b"".join(self.parts)
+        self.parts = []
+        assert len(self.records) == self.size
+
+    def replace(self, parts: list[bytes]) -> None:
+        """Other bytes for the same messages, in the same order."""
+        assert len(parts) == len(self.futures)
+        self.parts = parts
+        self.starts = []
+        self.size = 0
+        for part in parts:
+            self.starts.append(self.size)
+            self.size += len(part)
+        self.close()
+
+    def split(self, chosen: Collection[int]) -> tuple[Batch | None, Batch | None]:
+        """Two batches in place of this one: (the chosen segments, the others); None for an empty
+        one.
+        """
+        assert self.records
+        halves = self._like(), self._like()
+        ends = [*self.starts, self.size]
+        first = 0
+        for index, segment in enumerate(self.segments):
+            last = first + segment.count
+            half = halves[0] if index in chosen else halves[1]
+            half.segments.append(segment)
+            half.futures += self.futures[first:last]
+            half.parts += [self.records[ends[n] : ends[n + 1]] for n in range(first, last)]
+            first = last
+        for half in halves:
+            if half.parts:
+                half.replace(half.parts)
+        return halves[0] if halves[0].records else None, halves[1] if halves[1].records else None
+
+    def _like(self) -> Batch:
+        twin = Batch(self.sequence, self.deadline_s)
+        twin.expired = self.expired
+        return twin

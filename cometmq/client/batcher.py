@@ -1,0 +1,191 @@
+"""Collects messages of one broker group into batches: the hot path of a producer.
+
+A batch is closed by bytes, by count, or at the end of the event loop's turn when it could be sent
+at once (the lane decides that); else it goes on collecting. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from collections.abc import Callable
+
+from cometmq.client.batch import Batch, Segment
+from cometmq.client.encoder import RecordEncoder, TopicForm
+from cometmq.client.messages import SendReceipt
+from cometmq.client.options import ProducerOptions
+from cometmq.clock import Clock
+from cometmq.format.record import decode_all
+from cometmq.model import Message, QueueRef
+from cometmq.v1 import broker_pb2
+
+
+class Buffer:
+    """Bytes that all lanes of a producer hold together; senders wait while it is full."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self.room = asyncio.Event()  # not set while senders have to wait
+        self.room.set()
+
+    def release(self, size: int) -> None:
+        self.used -= size
+        assert self.used >= 0
+        if self.used < self.bytes_max:
+            self.room.set()
+
+
+class Slot:
+    """One queue as records are encoded for it. ``pinned``: the application chose it."""
+
+    __slots__ = ("form", "pinned", "queue", "segment")
+
+    def __init__(self, queue: QueueRef, *, pinned: bool) -> None:
+        self.queue = queue
+        self.pinned = pinned
+        self.form: TopicForm | None = None  # None until the broker told how to encode
+        self.segment: Segment | None = None  # written last; counts while it is its batch's last
+
+
+class Batcher:
+    """The open batch. ``on_close`` gets each batch that is closed, ``on_turn_end`` is called at the
+    end of every turn of the event loop in which messages were put."""
+
+    def __init__(
+        self,
+        options: ProducerOptions,
+        buffer: Buffer,
+        clock: Clock,
+        on_close: Callable[[Batch], None],
+        on_turn_end: Callable[[], None],
+    ) -> None:
+        self._options = options
+        self._buffer = buffer
+        self._clock = clock
+        self._on_close = on_close
+        self._on_turn_end = on_turn_end
+        self._loop = asyncio.get_running_loop()
+        self._bytes_max = options.batch_bytes_max
+        self._count_max = options.batch_count_max
+        self._sequence = 0  # of the last batch
+        self._in_turn = False  # messages were put in this turn of the event loop
+        self._now_ms = 0  # when the turn's first message was put
+        self.encoder: RecordEncoder | None = None  # None until a stream was opened
+        self.open: Batch | None = None
+
+    def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
+        """What a new stream told. True when closed batches have to be encoded again."""
+        self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
+        self._count_max = min(self._options.batch_count_max, opened.batch_max_count)
+        if self.encoder is None:
+            self.encoder = RecordEncoder(opened, self._clock)
+            return False
+        self.close()  # its records were encoded as the stream before wanted them
+        return self.encoder.take(opened)
+
+    def ready(self, slot: Slot) -> bool:
+        """Whether records can be encoded for it."""
+        if slot.form is None and self.encoder is not None:
+            slot.form = self.encoder.form(slot.queue.topic)
+        return slot.form is not None
+
+    def put(self, message: Message, slot: Slot) -> Future[SendReceipt]:
+        """Encodes a message into the open batch. Raises what is wrong with the message itself; then
+        nothing has changed."""
+        encoder, form = self.encoder, slot.form
+        assert encoder is not None
+        assert form is not None
+        body = message.body
+        if body.__class__ is not bytes or len(body) > encoder.body_bytes_max or message.flag:
+            encoder.refuse(message)
+        # None unless the message has just a tag, and one that was met before.
+        middle = form.middles.get(message.tag)
+        if middle is None or message.keys or message.properties:
+            middle = form.middle(message)
+        size = encoder.fixed_bytes + len(body) + len(middle)
+        batch = self.open
+        if batch is None or batch.size + size > self._bytes_max:
+            batch = self._start()
+            middle = form.middle(message)  # a new batch may be a new incarnation's
+        segment = slot.segment
+        if segment is None or segment is not batch.last:
+            segment = slot.segment = self._next_segment(batch, slot)
+        if not self._in_turn:
+            self._begin_turn()
+        segment.count += 1
+        future: Future[SendReceipt] = self._loop.create_future()
+        batch.futures.append(future)
+        batch.starts.append(batch.size)
+        batch.parts += encoder.pieces(size, slot.queue.queue_id, message, middle, self._now_ms)
+        batch.size += size
+        self._buffer.used += size
+        if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
+            self.close()  # the next one, if it is like this one, would not fit
+        return future
+
+    def _begin_turn(self) -> None:
+        """First message of this turn of the event loop; one look at the clock serves them all."""
+        self._in_turn = True
+        self._now_ms = self._clock.wall_ms()
+        self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._in_turn = False
+        self._on_turn_end()
+
+    def _start(self) -> Batch:
+        """Opens the next batch."""
+        assert self.encoder is not None
+        self.close()
+        self.encoder.begin_batch(self._count_max)
+        deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
+        self.open = self._new_batch(deadline_s)
+        return self.open
+
+    def _new_batch(self, deadline_s: float) -> Batch:
+        self._sequence += 1
+        return Batch(self._sequence, deadline_s)
+
+    def _next_segment(self, batch: Batch, slot: Slot) -> Segment:
+        """A new segment; it begins with the record that is encoded next."""
+        assert self.encoder is not None
+        stream, counter = self.encoder.stream, self.encoder.counter
+        segment = Segment(slot.queue, slot.pinned, stream, counter)
+        batch.segments.append(segment)
+        batch.last = segment
+        return segment
+
+    def close(self) -> None:
+        """Closes the open batch, if there is one, and hands it out."""
+        batch = self.open
+        if batch is not None:
+            self.open = None
+            batch.close()
+            self._on_close(batch)
+
+    # --- other queues, other hosts ----------------------------------------------------------------
+
+    def encode_again(self, batch: Batch) -> None:
+        """The broker's new stream wants other host lengths: same messages and ids, other bytes."""
+        assert self.encoder is not None
+        before = batch.size
+        records = decode_all(batch.records)
+        batch.replace([self.encoder.again(r, r.queue_id, keep_id=True) for r in records])
+        self._buffer.used += batch.size - before
+
+    def adopt(self, moved: Batch, slot: Slot) -> None:
+        """Takes a batch of another lane, of one topic, for one queue: new identity, same futures
+        and deadline."""
+        encoder = self.encoder
+        assert encoder is not None
+        self.close()
+        encoder.begin_batch(len(moved.futures))
+        batch = self._new_batch(moved.deadline_s)
+        segment = self._next_segment(batch, slot)
+        segment.count = len(moved.futures)
+        batch.futures = moved.futures
+        queue_id = slot.queue.queue_id
+        batch.replace([encoder.again(record, queue_id) for record in decode_all(moved.records)])
+        self._buffer.used += batch.size - moved.size
+        self._on_close(batch)

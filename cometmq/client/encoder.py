@@ -1,0 +1,223 @@
+"""Messages → records, as one broker wants them. The hot path of a producer: no object is made that
+is not sent.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BodyTooLarge,
+    InvalidRequest,
+    PropertiesInvalid,
+    PropertiesTooLarge,
+    PropertyReserved,
+)
+from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
+from cometmq.format.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQ_KEY, is_reserved
+from cometmq.format.properties import encode as encode_properties
+from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
+from cometmq.model import PROPERTIES_BYTES_MAX, Message
+from cometmq.v1 import broker_pb2
+
+TAG_BYTES_MAX = 256
+TAG_CACHE_MAX = 1024
+
+_UNIQUE_ID_DIGITS = 34
+_COUNTER_BYTES = 9  # eight digits and the separator behind them
+_ID_PROPERTY = f"{UNIQ_KEY}\x01".encode()
+_ID_PROPERTY_BYTES = len(_ID_PROPERTY) + _UNIQUE_ID_DIGITS + 1
+_OWN_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - _ID_PROPERTY_BYTES
+_OWN_NAMES = frozenset((KEYS, TAGS, UNIQ_KEY))  # carried by fields of Message, or ours
+_INT32_MAX = 2**31 - 1
+
+
+def encode_tag(tag: str) -> bytes:
+    """The TAGS property; empty for no tag. PropertiesInvalid for one that no filter can name."""
+    if not tag:
+        return b""
+    if (
+        not tag.isprintable()
+        or "|" in tag
+        or tag != tag.strip()
+        or len(tag.encode()) > TAG_BYTES_MAX
+    ):
+        raise PropertiesInvalid(
+            f"{tag!r} is no tag: at most {TAG_BYTES_MAX} printable bytes, no '|', no outer blanks."
+        )
+    return encode_properties({TAGS: tag})
+
+
+def encode_application_properties(message: Message) -> bytes:
+    """All properties that the application set, tag and keys included."""
+    tag = encode_tag(message.tag)
+    pairs = dict(message.properties)
+    for name in pairs:
+        if name in _OWN_NAMES or is_reserved(name):
+            raise PropertyReserved(f"Property name {name!r} is reserved.")
+    if message.keys:
+        for key in message.keys:
+            if not key or key.split() != [key]:
+                raise PropertiesInvalid(f"Key {key!r}: a key is not empty and has no blanks.")
+        pairs[KEYS] = KEY_SEPARATOR.join(message.keys)
+    encoded = encode_properties(pairs) + tag
+    if len(encoded) > _OWN_PROPERTIES_BYTES_MAX:
+        raise PropertiesTooLarge(
+            f"The properties have {len(encoded)} bytes; {_OWN_PROPERTIES_BYTES_MAX} are allowed."
+        )
+    return encoded
+
+
+class TopicForm:
+    """What all records of one topic share on one lane. A record is head, body, middle and counter;
+    the middle (topic, properties, unique id up to its counter) is the same for all messages with
+    the same properties.
+    """
+
+    __slots__ = ("_id_start", "_topic", "middles")
+
+    def __init__(self, topic: str, stream: str) -> None:
+        name = topic.encode()
+        self._topic = bytes((len(name),)) + name
+        self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
+        self.use(stream)
+
+    def use(self, stream: str) -> None:
+        """A new incarnation: ids begin differently from here on."""
+        self._id_start = _ID_PROPERTY + stream.encode()
+        self.middles.clear()
+
+    def middle(self, message: Message) -> bytes:
+        """Everything between the body and the counter. Raises what is wrong with the message."""
+        if message.keys or message.properties:
+            return self._around(encode_application_properties(message))
+        middle = self.middles.get(message.tag)
+        if middle is None:
+            middle = self._around(encode_tag(message.tag))
+            if len(self.middles) < TAG_CACHE_MAX:
+                self.middles[message.tag] = middle
+        return middle
+
+    def _around(self, properties: bytes) -> bytes:
+        size = len(properties) + _ID_PROPERTY_BYTES
+        return b"".join((self._topic, size.to_bytes(2, "big"), properties, self._id_start))
+
+
+class RecordEncoder:
+    """Encodes for one lane: host lengths and limits as the broker told, unique ids of one
+    incarnation.
+
+    ``counter`` is the next unique id's. A record has ``fixed_bytes`` beside its body and its
+    middle.
+    """
+
+    __slots__ = (
+        "_born_host",
+        "_clock",
+        "_forms",
+        "_host_flags",
+        "_pack_head",
+        "_store_host",
+        "body_bytes_max",
+        "counter",
+        "fixed_bytes",
+        "stream",
+    )
+
+    def __init__(self, opened: broker_pb2.SendStreamOpened, clock: Clock) -> None:
+        self._clock = clock
+        self._forms: dict[str, TopicForm] = {}
+        self.stream = UniqueIds(clock).stream
+        self.counter = 0
+        self._born_host = b""
+        self._store_host = b""
+        self.body_bytes_max = 0
+        self.take(opened)
+
+    def take(self, opened: broker_pb2.SendStreamOpened) -> bool:
+        """What a new stream told. True when records encoded before do not fit it (other host
+        lengths).
+        """
+        before = len(self._born_host), len(self._store_host)
+        # The broker overwrites the hosts, only their lengths count: all records carry zeros.
+        self._born_host = bytes(len(opened.born_host) + 4)
+        self._store_host = bytes(len(opened.store_host) + 4)
+        layout = layout_of_hosts(self._born_host, self._store_host)
+        self._pack_head = layout.head.pack
+        self._host_flags = layout.host_flags
+        self.fixed_bytes = layout.head_bytes + _COUNTER_BYTES
+        self.body_bytes_max = opened.body_max_bytes
+        return before != (len(self._born_host), len(self._store_host))
+
+    def begin_batch(self, count_max: int) -> None:
+        """The ids of a batch are of one incarnation: a counter never wraps within it."""
+        if self.counter + count_max > UNIQUE_ID_COUNTER_MAX:
+            self.stream = UniqueIds(self._clock).stream
+            self.counter = 0
+            for form in self._forms.values():
+                form.use(self.stream)
+
+    def form(self, topic: str) -> TopicForm:
+        """The topic's form; stays good for the lane's life."""
+        form = self._forms.get(topic)
+        if form is None:
+            form = self._forms[topic] = TopicForm(topic, self.stream)
+        return form
+
+    def pieces(
+        self, size: int, queue_id: int, message: Message, middle: bytes, born_time_ms: int
+    ) -> tuple[bytes, bytes, bytes, bytes]:
+        """A record of ``size`` bytes, to be joined with the batch's others; spends a unique id."""
+        body = message.body
+        counter = self.counter
+        self.counter = counter + 1
+        head = self._pack_head(
+            size,
+            MAGIC_V1,
+            crc32(body) & BODY_CRC_MASK,
+            queue_id,
+            message.flag,
+            0,  # queue offset
+            0,  # log offset
+            self._host_flags,
+            born_time_ms,
+            self._born_host,
+            0,  # store time
+            self._store_host,
+            0,  # reconsume times
+            0,  # prepared transaction offset
+            len(body),
+        )
+        return head, body, middle, b"%08X\x02" % counter
+
+    def again(self, record: Record, queue_id: int, *, keep_id: bool = False) -> bytes:
+        """A record of ours, of this or another lane, for this lane's present stream."""
+        properties = record.raw_properties
+        assert properties[-_ID_PROPERTY_BYTES:].startswith(_ID_PROPERTY)
+        if not keep_id:
+            own = properties[:-_ID_PROPERTY_BYTES]
+            unique_id = b"%b%08X" % (self.stream.encode(), self.counter)
+            properties = b"%b%b%b\x02" % (own, _ID_PROPERTY, unique_id)
+            self.counter += 1
+        return encode(
+            record.topic.encode(),
+            queue_id,
+            record.body,
+            properties,
+            born_time_ms=record.born_time_ms,
+            born_host=self._born_host,
+            store_host=self._store_host,
+            flag=record.flag,
+        )
+
+    def refuse(self, message: Message) -> None:
+        """Raises what is wrong with body or flag."""
+        body: object = message.body
+        if not isinstance(body, bytes):
+            raise InvalidRequest(f"The body must be bytes, not {type(body).__name__}.")
+        if len(body) > self.body_bytes_max:
+            limit = self.body_bytes_max
+            raise BodyTooLarge(f"The body has {len(body)} bytes; {limit} are allowed.")
+        if not -_INT32_MAX - 1 <= message.flag <= _INT32_MAX:
+            raise InvalidRequest(f"flag must fit 32 bits: {message.flag}")

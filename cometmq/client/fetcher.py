@@ -1,0 +1,256 @@
+"""Reading one queue on and on: pulls, waits at a pullhold while there is nothing, follows fences
+and moved offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+from cometmq.client.connections import ask
+from cometmq.client.holding import Holding
+from cometmq.client.messages import ConsumeFrom, PullBatch, PullOutcome, ReceivedMessage
+from cometmq.client.offsets import (
+    BrokerCalls,
+    position_from_proto,
+    position_to_proto,
+    queue_to_proto,
+)
+from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.errors import CometError, InternalError, PositionFenced, Retry
+from cometmq.format.record import decode_all
+from cometmq.model import Position, QueueRef
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.telemetry import fields
+from cometmq.v1 import broker_pb2, common_pb2
+
+_OUTCOMES = {
+    broker_pb2.PULL_STATUS_FOUND: PullOutcome.FOUND,
+    broker_pb2.PULL_STATUS_NO_MATCHED_MESSAGE: PullOutcome.NO_MATCH,
+    broker_pb2.PULL_STATUS_NOT_FOUND: PullOutcome.NOT_FOUND,
+    broker_pb2.PULL_STATUS_OFFSET_MOVED: PullOutcome.OFFSET_MOVED,
+}
+
+BUSY_COUNT = 32  # messages in an answer: a queue that has so many at a time is read directly
+LOST_HOLDS_MAX = 3  # holds in a row that got no answer; then the broker is asked itself
+
+_log = logging.getLogger(__name__)
+
+
+async def pull(
+    calls: BrokerCalls,
+    queue: QueueRef,
+    position: Position,
+    *,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[str] = frozenset(),
+) -> PullBatch:
+    """One pull. Raises errors of the catalogue."""
+    request = pull_request(
+        calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, tags=tags
+    )
+    response = await ask(calls.broker(queue.broker_group).Pull, request, calls.timeout_s)
+    return batch_of(response, queue, tags)
+
+
+def pull_request(
+    group: str,
+    queue: QueueRef,
+    position: Position,
+    *,
+    count_max: int,
+    bytes_max: int,
+    tags: frozenset[str],
+) -> broker_pb2.PullRequest:
+    return broker_pb2.PullRequest(
+        group=group,
+        queue=queue_to_proto(queue),
+        position=position_to_proto(position),
+        filter=common_pb2.Filter(tags=sorted(tags)),
+        max_count=count_max,
+        max_bytes=bytes_max,
+        form=broker_pb2.MESSAGE_FORM_RECORDS,
+    )
+
+
+def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, tags: frozenset[str]) -> PullBatch:
+    """What a broker has answered to a pull, itself or through a pullhold."""
+    outcome = _OUTCOMES.get(response.status)
+    if outcome is None:
+        raise InternalError(f"The broker answered a pull with status {response.status}.")
+    messages = [ReceivedMessage(record, queue) for record in decode_all(response.records)]
+    if tags:  # the broker compares hashes, so a wrong tag may come along
+        messages = [message for message in messages if message.record.tag in tags]
+    return PullBatch(
+        outcome,
+        messages,
+        position_from_proto(response.next_position),
+        response.min_offset,
+        response.max_offset,
+    )
+
+
+async def start_position(
+    calls: BrokerCalls, queue: QueueRef, consume_from: ConsumeFrom
+) -> Position:
+    """Where the group goes on in a queue: its committed position, else as ``consume_from`` says."""
+    committed = (await calls.committed([queue]))[queue]
+    if isinstance(committed, Position):
+        return committed
+    if committed is not None:
+        raise committed
+    bounds = (await calls.bounds([queue]))[queue]
+    if isinstance(bounds, CometError):
+        raise bounds
+    first = consume_from is ConsumeFrom.FIRST
+    return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
+
+
+def _drained(batch: PullBatch) -> bool:
+    """Whether a held pull got the little that there was: then asking the broker whether there is
+    more would double its work.
+    """
+    return (
+        batch.outcome is PullOutcome.FOUND
+        and len(batch.messages) < BUSY_COUNT
+        and batch.next_position.offset >= batch.max_offset
+    )
+
+
+class Fetcher:
+    """One queue's reading position and the waits between its pulls."""
+
+    def __init__(
+        self,
+        calls: BrokerCalls,
+        queue: QueueRef,
+        tags: frozenset[str],
+        options: ConsumerOptions,
+        holding: Holding | None = None,
+    ) -> None:
+        """With ``holding`` a queue that has nothing is waited for at a pullhold, without or while
+        there is none by polling.
+        """
+        self.queue = queue
+        self.position: Position | None = None  # None: not known yet, see start_position
+        self._calls = calls
+        self._tags = tags
+        self._options = options
+        self._failures = Backoff(backoff_policy(options), random.Random())
+        first_s = options.poll_backoff_ms / 1000
+        self._polls = BackoffPolicy(first_s, max(first_s, options.poll_backoff_max_ms / 1000))
+        self._empty_polls = 0
+        self._holding = holding
+        self._parked = False  # nothing is there: the next pull is for a pullhold
+        self._refused = False  # the last hold was
+
+    async def locate(self) -> Position:
+        """The position, asked for when it is not known. Tries until it is; raises only what no
+        retry can mend.
+        """
+        while self.position is None:
+            try:
+                self.position = await start_position(
+                    self._calls, self.queue, self._options.consume_from
+                )
+            except CometError as error:
+                await self._wait_after(error)
+        return self.position
+
+    async def fetch(self) -> PullBatch:
+        """What comes next, as soon as there is something: FOUND, NO_MATCH (only the position
+        moves), or OFFSET_MOVED (the queue goes on elsewhere). A position set meanwhile makes the
+        answer to an older one void. Raises only what no retry can mend.
+        """
+        while True:
+            position = await self.locate()
+            try:
+                batch = await self._look(position)
+            except PositionFenced as error:
+                batch = self._fenced(error, position)
+            except CometError as error:
+                await self._wait_after(error)
+                continue
+            self._failures.reset()
+            if self.position is not position:
+                continue
+            if batch.outcome is not PullOutcome.NOT_FOUND:
+                return self._moved_on(batch)
+            # The same place, in the queue's present generation.
+            self.position = batch.next_position
+            self._parked = True
+
+    async def _look(self, position: Position) -> PullBatch:
+        """What is there: asked of a pullhold when there was nothing before, else of the broker.
+        While no pullhold will do the broker is asked with growing waits between.
+        """
+        options = self._options
+        request = pull_request(
+            self._calls.group,
+            self.queue,
+            position,
+            count_max=options.pull_count_max,
+            bytes_max=options.pull_bytes_max,
+            tags=self._tags,
+        )
+        while self._parked:
+            response = await self._hold(request)
+            if response is not None:
+                self._empty_polls = 0
+                return batch_of(response, self.queue, self._tags)
+            await asyncio.sleep(self._polls.ceiling_s(self._empty_polls))
+            self._empty_polls += 1
+            self._parked = self._next_pullhold()
+        stub = self._calls.broker(self.queue.broker_group)
+        return batch_of(
+            await ask(stub.Pull, request, self._calls.timeout_s), self.queue, self._tags
+        )
+
+    async def _hold(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
+        """None: no pullhold will do now."""
+        if self._holding is None:
+            return None
+        try:
+            return await self._holding.park(self.queue.broker_group, request)
+        except PositionFenced:
+            raise
+        except CometError as error:  # if the broker is of the same mind, it will say so itself
+            _log.info("hold refused", extra=fields(queue=self.queue, error=error))
+            self._refused = True
+            return None
+
+    def _next_pullhold(self) -> bool:
+        """After a lost hold: whether to try another. When a pullhold dies the next one takes its
+        holds, and the broker need not notice.
+        """
+        refused, self._refused = self._refused, False
+        back = self._holding is not None and self._holding.address is not None
+        return back and not refused and self._empty_polls < LOST_HOLDS_MAX
+
+    def _moved_on(self, batch: PullBatch) -> PullBatch:
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            _log.warning(
+                "offset moved",
+                extra=fields(queue=self.queue, position=self.position, to=batch.next_position),
+            )
+        self._empty_polls = 0
+        self._parked = self._parked and _drained(batch)
+        self.position = batch.next_position
+        return batch
+
+    def _fenced(self, error: PositionFenced, position: Position) -> PullBatch:
+        """A fence is a move that the broker explains."""
+        if error.fence is None:
+            raise InternalError("The broker fenced a position without saying where to go on.")
+        _log.warning(
+            "position fenced", extra=fields(queue=self.queue, position=position, error=error)
+        )
+        return PullBatch(PullOutcome.OFFSET_MOVED, [], Position(*error.fence), 0, 0)
+
+    async def _wait_after(self, error: CometError) -> None:
+        if error.retry is Retry.NEVER:
+            raise error
+        _log.info("pull refused", extra=fields(queue=self.queue, error=error))
+        await asyncio.sleep(self._failures.next_s())

@@ -1,0 +1,293 @@
+"""One broker group's send stream: encodes, batches, sends, sends again, hands out receipts.
+
+The lane outlives its streams. Three owned tasks work while one is up (reader, writer, watchdog);
+nothing here is done per message but the loop that resolves a batch's futures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TypeAlias
+from zlib import crc32
+
+from cometmq.client.batch import Batch
+from cometmq.client.batcher import Batcher, Buffer, Slot
+from cometmq.client.connections import Connections, Stream, read, read_first, write
+from cometmq.client.messages import SendReceipt, StoredRun
+from cometmq.client.options import ProducerOptions, backoff_policy
+from cometmq.client.routes import RouteWatcher
+from cometmq.client.tasks import Tasks, stop_all
+from cometmq.client.window import Window
+from cometmq.clock import Clock
+from cometmq.errors import CometError, InternalError, PeerUnavailable, Retry, SendTimeout
+from cometmq.model import QueueRef
+from cometmq.rpc.interceptors import from_proto
+from cometmq.rpc.retry import Backoff
+from cometmq.telemetry import fields
+from cometmq.v1 import broker_pb2
+
+SendStream: TypeAlias = "Stream[broker_pb2.SendStreamRequest, broker_pb2.SendStreamResponse]"
+
+_log = logging.getLogger(__name__)
+
+
+class Outlet(Slot):
+    """One queue as a producer sees it."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, lane: Lane, queue: QueueRef, *, pinned: bool = False) -> None:
+        super().__init__(queue, pinned=pinned)
+        self.lane = lane
+
+    def ready(self) -> bool:
+        """Whether records can be encoded for it."""
+        return self.lane.batcher.ready(self)
+
+
+class Lane:
+    """Everything that goes to one broker group."""
+
+    def __init__(
+        self,
+        broker_group: str,
+        options: ProducerOptions,
+        connections: Connections,
+        routes: RouteWatcher,
+        buffer: Buffer,
+        clock: Clock,
+    ) -> None:
+        self.broker_group = broker_group
+        self._options = options
+        self._connections = connections
+        self._routes = routes
+        self._buffer = buffer
+        self._clock = clock
+        policy = backoff_policy(options)
+        self._reconnect = Backoff(policy, random.Random())
+        self._refusals = Backoff(policy, random.Random())
+        self._paused = False  # the broker said: later
+        self._wake = asyncio.Event()  # the writer task may find something to send
+        self.opened = asyncio.Event()  # set for good when records can be encoded
+        self.connected = False  # a stream is up
+        self.window = Window(options.in_flight_max)
+        self.batcher = Batcher(options, buffer, clock, self._closed, self._close_if_sendable)
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.start(self._run(), f"send to {self.broker_group}")
+
+    def batches(self) -> list[Batch]:
+        """Everything that has no answer yet."""
+        opened = [self.batcher.open] if self.batcher.open is not None else []
+        return [*self.window.in_flight.values(), *self.window.waiting, *opened]
+
+    def _closed(self, batch: Batch) -> None:
+        self.window.push(batch)
+        self._wake.set()
+
+    def _close_if_sendable(self) -> None:
+        """Closes the open batch when it could be sent at once; else it goes on collecting."""
+        sendable = self.connected and not self._paused and self.window.open
+        if sendable and not self.window.waiting:
+            self.batcher.close()
+
+    # --- the stream -------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._one_stream()
+            except CometError as error:
+                _log.info("send stream ended", extra=fields(group=self.broker_group, error=error))
+            finally:
+                self.connected = False
+                self.window.restart()
+            await self._routes.wait_change(self._reconnect.next_s())
+
+    async def _one_stream(self) -> None:
+        address = self._routes.writer(self.broker_group)
+        if address is None:
+            raise PeerUnavailable(f"Broker group {self.broker_group!r} has no live writer.")
+        call = self._connections.broker(address).SendStream()
+        try:
+            first = await read_first(call, self._options.request_timeout_ms / 1000)
+            if first is None or first.WhichOneof("kind") != "opened":
+                raise InternalError(f"The broker at {address} opened the stream wrongly.")
+            if first.opened.broker_group != self.broker_group:  # the address has a new owner
+                found = first.opened.broker_group
+                raise PeerUnavailable(f"At {address} is broker group {found!r} now.")
+            self._take_opened(first.opened)
+            await self._exchange(call)
+        finally:
+            call.cancel()
+
+    def _take_opened(self, opened: broker_pb2.SendStreamOpened) -> None:
+        if self.batcher.take_opened(opened):
+            for batch in self.window.waiting:
+                self.batcher.encode_again(batch)
+        self._paused = False
+        self.connected = True
+        self.opened.set()
+        self._close_if_sendable()
+
+    async def _exchange(self, call: SendStream) -> None:
+        """Works on the stream until it ends; raises why."""
+        tasks = [
+            asyncio.create_task(loop, name=f"{what} {self.broker_group}")
+            for what, loop in (
+                ("read answers of", self._read(call)),
+                ("write batches to", self._write(call)),
+                ("watch answers of", self._watch_answers()),
+            )
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await stop_all(tasks)
+        for task in done:
+            task.result()
+
+    async def _read(self, call: SendStream) -> None:
+        while (response := await read(call)) is not None:
+            result = response.result
+            batch = self.window.answered(result.batch_id)
+            if not batch.expired:
+                if result.HasField("error"):
+                    self._refused(batch, from_proto(result.error))
+                else:
+                    self._stored(batch, result)
+            self._close_if_sendable()
+            self._wake.set()
+        raise PeerUnavailable(f"Broker group {self.broker_group!r} ended the stream.")
+
+    async def _write(self, call: SendStream) -> None:
+        while True:
+            item = None if self._paused else self.window.take(self._clock.monotonic_s())
+            if item is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await write(call, request_of(*item, checksum=self._options.batch_checksum))
+
+    async def _watch_answers(self) -> None:
+        """Gives the stream up when a batch waits too long: a half-dead peer says nothing."""
+        limit_s = self._options.answer_timeout_ms / 1000
+        while True:
+            await asyncio.sleep(limit_s / 8)
+            if self.window.overdue(self._clock.monotonic_s(), limit_s):
+                group = self.broker_group
+                raise PeerUnavailable(f"Broker group {group!r} has not answered for {limit_s} s.")
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _stored(self, batch: Batch, result: broker_pb2.SendBatchResult) -> None:
+        if len(result.queue_offsets) != len(batch.segments):
+            error = InternalError("The broker's answer does not fit the batch.")
+            self.fail(batch, error)
+            raise error
+        self._refusals.reset()
+        self._reconnect.reset()
+        resolve(batch, result)
+        self._buffer.release(batch.size)
+
+    def _refused(self, batch: Batch, error: CometError) -> None:
+        """A refusal that names a segment is that segment's alone; one that may pass is tried again,
+        in the same bytes.
+        """
+        if error.retry is not Retry.LATER and error.segment is not None:
+            failed, rest = batch.split({error.segment})
+            self.fail(failed or batch, error)
+            if failed is not None and rest is not None:
+                self.window.push(rest)
+        elif error.retry is Retry.NEVER:
+            self.fail(batch, error)
+        else:
+            self.window.push(batch)
+            self._pause(error)
+
+    def _pause(self, error: CometError) -> None:
+        if not self._paused:
+            self._paused = True
+            delay_s = self._refusals.next_s()
+            _log.debug(
+                "batch refused for now",
+                extra=fields(group=self.broker_group, error=error, again_s=delay_s),
+            )
+            asyncio.get_running_loop().call_later(delay_s, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._close_if_sendable()
+        self._wake.set()
+
+    def fail(self, batch: Batch, error: CometError) -> None:
+        """No message of the batch will be stored, as far as is known."""
+        for future in batch.futures:
+            if not future.done():
+                future.set_exception(error)
+        self._buffer.release(batch.size)
+
+    def expire(self, now_s: float) -> None:
+        """Fails what is past its deadline with SendTimeout."""
+        batch = self.batcher.open
+        if batch is not None and batch.deadline_s <= now_s:
+            self.batcher.close()
+        for late in self.window.expire(now_s):
+            limit_ms = self._options.delivery_timeout_ms
+            self.fail(
+                late,
+                SendTimeout(f"Broker group {self.broker_group!r}: no answer in {limit_ms} ms."),
+            )
+
+    def fail_all(self, error: CometError) -> None:
+        """The producer closes."""
+        for batch in self.evacuate(everything=True):
+            self.fail(batch, error)
+
+    def evacuate(self, *, everything: bool = False) -> list[Batch]:
+        """Takes out what waits and may go to another broker group (or everything): batches that
+        this lane forgets."""
+        self.batcher.close()
+        if everything:
+            return self.window.drain()
+        batches, self.window.waiting = self.window.waiting, []
+        moving: list[Batch] = []
+        for batch in batches:
+            free, pinned = batch.split({n for n, s in enumerate(batch.segments) if not s.pinned})
+            if pinned is not None:
+                self.window.push(pinned)
+            if free is not None:
+                moving.append(free)
+        return moving
+
+
+def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
+    """Gives every message of a stored batch its receipt."""
+    first = 0
+    for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
+        run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
+        run.log_offset = result.log_offset
+        run.starts = batch.starts
+        run.first = first
+        run.id_stream = segment.id_stream
+        run.first_counter = segment.first_counter
+        last = first + segment.count
+        for index, future in enumerate(batch.futures[first:last]):
+            if not future.done():
+                future.set_result(SendReceipt(run, index))
+        first = last
+
+
+def request_of(batch_id: int, batch: Batch, *, checksum: bool) -> broker_pb2.SendStreamRequest:
+    """A closed batch as it travels."""
+    return broker_pb2.SendStreamRequest(
+        batch_id=batch_id,
+        records=batch.records,
+        records_crc32=crc32(batch.records) if checksum else None,
+        segments=[
+            broker_pb2.Segment(topic=s.queue.topic, queue_id=s.queue.queue_id, count=s.count)
+            for s in batch.segments
+        ],
+    )

@@ -1,0 +1,132 @@
+"""Who is in the consumer group: one membership stream to every broker group whose topics are read.
+
+The members that count for a topic are those told by the first broker group of its route (by name)
+that answers; so all clients that reach the same brokers divide the queues by the same list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from cometmq.client.connections import Stream, read, write
+from cometmq.client.offsets import BrokerCalls
+from cometmq.client.tasks import Tasks, stop_all
+from cometmq.errors import CometError, PeerUnavailable
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.telemetry import fields
+from cometmq.v1 import broker_pb2, common_pb2
+
+JoinStream: TypeAlias = "Stream[broker_pb2.JoinGroupRequest, broker_pb2.JoinGroupResponse]"
+
+_log = logging.getLogger(__name__)
+
+
+class _Seat:
+    """Membership at one broker group."""
+
+    def __init__(self) -> None:
+        # client → topics; None = no stream is up
+        self.members: dict[str, frozenset[str]] | None = None
+        self.resend = asyncio.Event()  # the subscriptions have changed
+        self.task: asyncio.Task[None] | None = None
+
+
+class Membership:
+    """``on_change`` is called whenever what the brokers tell changes."""
+
+    def __init__(
+        self,
+        client_id: str,
+        calls: BrokerCalls,
+        policy: BackoffPolicy,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._client_id = client_id
+        self._calls = calls
+        self._policy = policy
+        self._on_change = on_change
+        self._subscriptions: dict[str, frozenset[str]] = {}
+        self._seats: dict[str, _Seat] = {}
+
+    async def update(
+        self,
+        subscriptions: Mapping[str, frozenset[str]],
+        broker_groups: Iterable[str],
+        tasks: Tasks,
+    ) -> None:
+        """Says what this client reads, and at which broker groups it is a member."""
+        wanted = set(broker_groups)
+        left = [self._seats.pop(group) for group in list(self._seats) if group not in wanted]
+        await stop_all([seat.task for seat in left if seat.task is not None])
+        if subscriptions != self._subscriptions:
+            self._subscriptions = dict(subscriptions)
+            for seat in self._seats.values():
+                seat.resend.set()
+        for group in wanted - self._seats.keys():
+            seat = self._seats[group] = _Seat()
+            seat.task = tasks.start(self._stay(group, seat), f"join at {group}")
+
+    def members(self, topic: str, broker_groups: Iterable[str]) -> list[str] | None:
+        """Clients that read the topic; None = none of the broker groups answers now."""
+        for group in sorted(broker_groups):
+            seat = self._seats.get(group)
+            if seat is not None and seat.members is not None:
+                return [client for client, topics in seat.members.items() if topic in topics]
+        return None
+
+    async def leave(self) -> None:
+        """Ends all streams: the brokers tell the other members at once."""
+        await stop_all([seat.task for seat in self._seats.values() if seat.task is not None])
+        self._seats.clear()
+
+    async def _stay(self, broker_group: str, seat: _Seat) -> None:
+        backoff = Backoff(self._policy, random.Random())
+        while True:
+            try:
+                await self._join(broker_group, seat, backoff)
+            except CometError as error:
+                _log.info("membership ended", extra=fields(group=broker_group, error=error))
+            finally:
+                seat.members = None
+                self._on_change()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _join(self, broker_group: str, seat: _Seat, backoff: Backoff) -> None:
+        call = self._calls.broker(broker_group).JoinGroup()
+        seat.resend.set()
+        telling = asyncio.create_task(self._tell(call, seat), name=f"subscribe at {broker_group}")
+        try:
+            while (response := await read(call)) is not None:
+                backoff.reset()
+                seat.members = {
+                    member.client_id: frozenset(s.topic for s in member.subscriptions)
+                    for member in response.members
+                }
+                self._on_change()
+            raise PeerUnavailable("The broker ended the stream.")
+        finally:
+            call.cancel()
+            await stop_all([telling])
+
+    async def _tell(self, call: JoinStream, seat: _Seat) -> None:
+        try:
+            while True:
+                await seat.resend.wait()
+                seat.resend.clear()
+                await write(call, self._request())
+        except CometError:  # the reader is told why
+            return
+
+    def _request(self) -> broker_pb2.JoinGroupRequest:
+        return broker_pb2.JoinGroupRequest(
+            group=self._calls.group,
+            client_id=self._client_id,
+            subscriptions=[
+                broker_pb2.Subscription(topic=topic, filter=common_pb2.Filter(tags=sorted(tags)))
+                for topic, tags in sorted(self._subscriptions.items())
+            ],
+        )

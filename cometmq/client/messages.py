@@ -1,0 +1,184 @@
+"""What applications get back: receipts of sent messages, received messages, verdicts. Light and
+lazy by design.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cometmq.format.record import Record
+from cometmq.model import Position, QueueRef
+
+
+class StoredRun:
+    """Where the messages of one segment were stored; shared by their receipts."""
+
+    __slots__ = (
+        "first",
+        "first_counter",
+        "id_stream",
+        "log_offset",
+        "queue",
+        "queue_offset",
+        "starts",
+        "store_time_ms",
+    )
+
+    def __init__(self, queue: QueueRef, queue_offset: int, store_time_ms: int) -> None:
+        self.queue = queue
+        self.queue_offset = queue_offset  # of the segment's first message
+        self.store_time_ms = store_time_ms
+        self.log_offset = 0  # of the batch's first record
+        self.starts: list[int] = []  # byte offset of each record of the batch
+        self.first = 0  # index of the segment's first record in the batch
+        self.id_stream = ""
+        self.first_counter = 0
+
+
+class SendReceipt:
+    """Where a message was stored. All values are computed when asked for."""
+
+    __slots__ = ("_index", "_run")
+
+    def __init__(self, run: StoredRun, index: int) -> None:
+        self._run = run
+        self._index = index  # within the segment
+
+    @property
+    def message_id(self) -> str:
+        """``<broker group>/<log offset>``."""
+        run = self._run
+        offset = run.log_offset + run.starts[run.first + self._index]
+        return f"{run.queue.broker_group}/{offset}"
+
+    @property
+    def queue(self) -> QueueRef:
+        return self._run.queue
+
+    @property
+    def queue_offset(self) -> int:
+        return self._run.queue_offset + self._index
+
+    @property
+    def store_time_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC, by the broker's clock."""
+        return self._run.store_time_ms
+
+    @property
+    def unique_id(self) -> str:
+        """The message's UNIQ_KEY: 34 hexadecimal digits."""
+        return f"{self._run.id_stream}{self._run.first_counter + self._index:08X}"
+
+    def __repr__(self) -> str:
+        return f"SendReceipt({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"
+
+
+class ReceivedMessage:
+    """A message as an application reads it. Properties are parsed when first asked for.
+
+    ``attempt`` counts this process's deliveries to the listener, from 1.
+    """
+
+    __slots__ = ("attempt", "queue", "record")
+
+    def __init__(self, record: Record, queue: QueueRef) -> None:
+        self.record = record
+        self.queue = queue
+        self.attempt = 1
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def body(self) -> bytes:
+        """The payload as stored (compressed when a foreign producer set bit 0 of
+        ``record.sys_flag``).
+        """
+        return self.record.body
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def tag(self) -> str:
+        """Empty = none."""
+        return self.record.tag
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.record.keys)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, the system's included; a copy is not made."""
+        return self.record.properties
+
+    @property
+    def flag(self) -> int:
+        return self.record.flag
+
+    @property
+    def message_id(self) -> str:
+        """``<broker group>/<log offset>``."""
+        return f"{self.queue.broker_group}/{self.record.log_offset}"
+
+    @property
+    def unique_id(self) -> str:
+        """The producer's UNIQ_KEY; the same for every copy of a message that was stored twice.
+        Empty = none.
+        """
+        return self.record.unique_id
+
+    @property
+    def born_time_ms(self) -> int:
+        """When the producer made it, by the producer's clock; milliseconds since 1970-01-01 UTC."""
+        return self.record.born_time_ms
+
+    @property
+    def store_time_ms(self) -> int:
+        """When the broker stored it, by the broker's clock; milliseconds since 1970-01-01 UTC."""
+        return self.record.store_time_ms
+
+    def __repr__(self) -> str:
+        return (
+            f"ReceivedMessage({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"
+        )
+
+
+class ConsumeResult(Enum):
+    """A listener's verdict on the messages it was given."""
+
+    SUCCESS = "success"  # done; they will not come again unless the process dies before the commit
+    LATER = "later"  # not now: the same messages come again after a back-off
+
+
+class ConsumeFrom(Enum):
+    """Where a group starts in a queue for which it has never committed."""
+
+    FIRST = "first"  # the oldest message that is there
+    LAST = "last"  # what arrives from now on
+
+
+class PullOutcome(Enum):
+    """What a pull found."""
+
+    FOUND = "found"
+    NO_MATCH = "no_match"  # messages, but none with the wanted tags: pull on at once
+    NOT_FOUND = "not_found"  # nothing there yet
+    OFFSET_MOVED = "offset_moved"  # the position lay outside the queue: go on at next_position
+
+
+@dataclass(frozen=True, slots=True)
+class PullBatch:
+    """The answer to one pull. ``min_offset`` and ``max_offset`` bound what can be read (the upper
+    one exclusive).
+    """
+
+    outcome: PullOutcome
+    messages: list[ReceivedMessage]
+    next_position: Position
+    min_offset: int
+    max_offset: int

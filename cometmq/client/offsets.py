@@ -1,0 +1,125 @@
+"""What brokers know of a group's queues: committed positions, bounds. Many in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from cometmq.client.connections import Connections, ask
+from cometmq.client.routes import RouteWatcher
+from cometmq.errors import CometError, PeerUnavailable
+from cometmq.model import Position, QueueRef
+from cometmq.rpc.interceptors import from_proto
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+QUEUES_PER_CALL_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What can be read of a queue now; ``max_offset`` is exclusive."""
+
+    generation: int
+    min_offset: int
+    max_offset: int
+
+
+def queue_to_proto(queue: QueueRef) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic=queue.topic, queue_id=queue.queue_id)
+
+
+def position_to_proto(position: Position) -> common_pb2.Position:
+    return common_pb2.Position(generation=position.generation, offset=position.offset)
+
+
+def position_from_proto(position: common_pb2.Position) -> Position:
+    return Position(position.generation, position.offset)
+
+
+class BrokerCalls:
+    """A client's unary calls to the writers of its queues' broker groups."""
+
+    def __init__(
+        self, group: str, connections: Connections, routes: RouteWatcher, timeout_s: float
+    ) -> None:
+        self.group = group
+        self.timeout_s = timeout_s
+        self._connections = connections
+        self._routes = routes
+
+    def broker(self, broker_group: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
+        """The stub of the group's writer. PeerUnavailable when none is known."""
+        address = self._routes.writer(broker_group)
+        if address is None:
+            raise PeerUnavailable(f"Broker group {broker_group!r} has no live writer.")
+        return self._connections.broker(address)
+
+    async def committed(
+        self, queues: Collection[QueueRef]
+    ) -> dict[QueueRef, Position | CometError | None]:
+        """The group's committed position of each queue; None = it never committed there."""
+        found: dict[QueueRef, Position | CometError | None] = {}
+        for broker_group, part in _by_broker(queues):
+            request = broker_pb2.QueryOffsetsRequest(
+                group=self.group, queues=map(queue_to_proto, part)
+            )
+            stub = self.broker(broker_group)
+            response = await ask(stub.QueryOffsets, request, self.timeout_s)
+            found.update(zip(part, map(_result, response.results), strict=True))
+        return found
+
+    async def commit(
+        self, positions: Mapping[QueueRef, Position]
+    ) -> dict[QueueRef, Position | CometError | None]:
+        """Commits; the answer is what each queue's committed position is now, or why it was
+        refused. The queues of a broker that does not answer get its error.
+        """
+        found: dict[QueueRef, Position | CometError | None] = {}
+        for broker_group, part in _by_broker(positions):
+            try:
+                results = await self._commit_at(broker_group, part, positions)
+                found.update(zip(part, results, strict=True))
+            except CometError as error:
+                found.update(dict.fromkeys(part, error))
+        return found
+
+    async def _commit_at(
+        self, broker_group: str, queues: list[QueueRef], positions: Mapping[QueueRef, Position]
+    ) -> list[Position | CometError | None]:
+        request = broker_pb2.CommitOffsetsRequest(group=self.group)
+        for queue in queues:
+            request.commits.add(
+                queue=queue_to_proto(queue), position=position_to_proto(positions[queue])
+            )
+        response = await ask(self.broker(broker_group).CommitOffsets, request, self.timeout_s)
+        return [_result(item) for item in response.results]
+
+    async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds | CometError]:
+        """Generation and readable offsets of each queue."""
+        found: dict[QueueRef, Bounds | CometError] = {}
+        for broker_group, part in _by_broker(queues):
+            request = broker_pb2.QueryQueuesRequest(queues=map(queue_to_proto, part))
+            stub = self.broker(broker_group)
+            response = await ask(stub.QueryQueues, request, self.timeout_s)
+            found.update(zip(part, map(_bounds, response.queues), strict=True))
+        return found
+
+
+def _by_broker(queues: Collection[QueueRef]) -> Iterator[tuple[str, list[QueueRef]]]:
+    """Calls to make: (broker group, at most QUEUES_PER_CALL_MAX of its queues)."""
+    for broker_group in sorted({queue.broker_group for queue in queues}):
+        mine = sorted(queue for queue in queues if queue.broker_group == broker_group)
+        for start in range(0, len(mine), QUEUES_PER_CALL_MAX):
+            yield broker_group, mine[start : start + QUEUES_PER_CALL_MAX]
+
+
+def _result(item: broker_pb2.OffsetResult) -> Position | CometError | None:
+    if item.HasField("error"):
+        return from_proto(item.error)
+    return position_from_proto(item.position) if item.HasField("position") else None
+
+
+def _bounds(item: broker_pb2.QueueBounds) -> Bounds | CometError:
+    if item.HasField("error"):
+        return from_proto(item.error)
+    return Bounds(item.generation, item.min_offset, item.max_offset)

@@ -1,0 +1,327 @@
+"""Sends messages: one future per message, batches on the wire, the same bytes again until the
+broker has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from asyncio import Future
+from types import TracebackType
+from typing import Self
+
+from cometmq.client.batch import Batch
+from cometmq.client.batcher import Buffer
+from cometmq.client.connections import Connections
+from cometmq.client.lane import Lane, Outlet
+from cometmq.client.messages import SendReceipt
+from cometmq.client.options import ProducerOptions, backoff_policy
+from cometmq.client.routes import RouteWatcher
+from cometmq.client.routing import AUTO_CREATE_TOPIC, auto_created_queues, writable_queues, writers
+from cometmq.client.tasks import Tasks
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import (
+    ClientClosed,
+    NoPermission,
+    PeerUnavailable,
+    QueueNotFound,
+    RouteNotFound,
+    TopicNameInvalid,
+)
+from cometmq.model import TOPIC_NAME_LENGTH_MAX, Message, QueueRef
+from cometmq.rpc.retry import Backoff
+from cometmq.v1 import namesrv_pb2
+
+_TOPIC_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
+_TICK_S = 0.05  # how often deadlines and routes are looked at
+
+
+class Target:
+    """A topic's queues, and the one that messages go to now: it changes with each batch, so that a
+    batch holds few, long runs. Without load each message is a batch of its own, and queues simply
+    take turns.
+    """
+
+    __slots__ = ("batch", "now", "outlets", "pinned", "turn")
+
+    def __init__(self) -> None:
+        self.outlets: list[Outlet] = []
+        self.pinned: dict[QueueRef, Outlet] = {}  # the same queues, for messages that name one
+        self.turn = random.randrange(1 << 16)  # producers do not all begin alike
+        self.now: Outlet | None = None
+        self.batch: Batch | None = None  # that `now` was chosen for
+
+    def use(self, outlets: list[Outlet]) -> None:
+        """Other queues from now on."""
+        self.outlets = outlets
+        self.pinned = {o.queue: Outlet(o.lane, o.queue, pinned=True) for o in outlets}
+        self.now = self.batch = None
+
+    def choose(self) -> Outlet | None:
+        """The next queue: of a broker that is connected, else of one that was once; None when there
+        is none.
+        """
+        for connected in (True, False):
+            for _ in self.outlets:
+                self.turn += 1
+                outlet = self.outlets[self.turn % len(self.outlets)]
+                if outlet.ready() and (outlet.lane.connected or not connected):
+                    self.now = outlet
+                    return outlet
+        return None
+
+    def put(self, message: Message) -> Future[SendReceipt] | None:
+        """Sends by the rule; None when no queue can be encoded for. Afterwards ``batch`` is None
+        when a batch was closed: the next message goes to the next queue."""
+        outlet = self.now
+        if outlet is None or self.batch is None or outlet.lane.batcher.open is not self.batch:
+            outlet = self.choose()
+            if outlet is None:
+                return None
+        batcher = outlet.lane.batcher
+        before = batcher.open
+        future = batcher.put(message, outlet)
+        after = batcher.open
+        self.batch = after if before is None or before is after else None
+        return future
+
+    def named(self, queue: QueueRef) -> Outlet:
+        """The queue that an application chose; without a broker group the first of its number.
+        QueueNotFound.
+        """
+        for known, outlet in self.pinned.items():
+            same_group = queue.broker_group in ("", known.broker_group)
+            if same_group and (queue.topic, queue.queue_id) == (known.topic, known.queue_id):
+                return outlet
+        raise QueueNotFound(f"{queue} is not among the topic's writable queues.")
+
+
+class Producer:
+    """Use it inside ``async with``; one event loop. Leaving the block sends what is buffered."""
+
+    def __init__(
+        self, namesrv: str, *, options: ProducerOptions | None = None, clock: Clock | None = None
+    ) -> None:
+        """``namesrv``: ``host:port`` of the name servers, ``;`` between them. ConfigInvalid when it
+        is not that.
+        """
+        self._options = options or ProducerOptions()
+        self._clock = clock or SystemClock()
+        self._connections = Connections(namesrv)
+        self._tasks = Tasks("producer")
+        self._routes = RouteWatcher(
+            self._connections,
+            Backoff(backoff_policy(self._options), random.Random()),
+            self._route_changed,
+        )
+        self._buffer_bytes_max = self._options.buffer_bytes_max
+        self._selector = self._options.selector
+        self._lanes: dict[str, Lane] = {}
+        self._targets: dict[str, Target] = {}
+        # The same, while messages to them go by the rule: the producer is open, nothing selects.
+        self._rule: dict[str, Target] = {}
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._buffer = Buffer(self._options.buffer_bytes_max)
+        self._routes.start(self._tasks)
+        self._tasks.start(self._tick(), "tick")
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._rule.clear()
+        try:
+            if not isinstance(error, asyncio.CancelledError):
+                await self.flush()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        for lane in self._lanes.values():
+            lane.fail_all(
+                ClientClosed("The producer was closed before the message was acknowledged.")
+            )
+        self._buffer.room.set()
+        try:
+            await self._tasks.stop()
+        finally:
+            await self._connections.close()
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> Future[SendReceipt]:
+        """Puts the message into the buffer; the future has the receipt, or the error, once it is
+        decided.
+
+        Waits while the buffer is full, and for the first route to a topic. Raises at once what is
+        wrong with the message itself, RouteNotFound and NoPermission (nobody takes the topic),
+        PeerUnavailable (no broker of it answers), ClientClosed. Cancelling the future does not take
+        the message back.
+        """
+        target = self._rule.get(message.topic)
+        if (
+            target is None
+            or message.queue is not None
+            or self._buffer.used >= self._buffer_bytes_max
+        ):
+            return await self._send_with_care(message)
+        future = target.put(message)
+        if future is None:
+            return await self._send_with_care(message)
+        if target.batch is None:  # it was closed: let it go out while the next one fills
+            await asyncio.sleep(0)
+        return future
+
+    async def send_and_wait(self, message: Message) -> SendReceipt:
+        """Sends the message and waits for its receipt; raises why it was not stored."""
+        return await (await self.send(message))
+
+    async def flush(self) -> None:
+        """Waits until every message sent so far is decided, one way or the other."""
+        pending = [batch for lane in self._lanes.values() for batch in lane.batches()]
+        for batch in pending:
+            await asyncio.wait(batch.futures)
+
+    async def _send_with_care(self, message: Message) -> Future[SendReceipt]:
+        """Everything that is not the rule: first message of a topic, full buffer, a queue that was
+        chosen.
+        """
+        self._check_open()
+        target = self._targets.get(message.topic) or await self._new_target(message.topic)
+        while self._buffer.used >= self._buffer_bytes_max:
+            self._buffer.room.clear()
+            await self._buffer.room.wait()
+            self._check_open()
+        self._check_queues(message.topic, target)
+        queue = message.queue
+        if queue is None and self._selector is not None:
+            queue = self._selector(message, list(target.pinned))
+        deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
+        if queue is None:
+            while (future := target.put(message)) is None:
+                await self._wait_ready(message.topic, target, target.outlets, deadline_s)
+            return future
+        while not (outlet := target.named(queue)).ready():
+            await self._wait_ready(message.topic, target, [outlet], deadline_s)
+        return outlet.lane.batcher.put(message, outlet)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClientClosed("The producer is not open.")
+
+    def _check_queues(self, topic: str, target: Target) -> None:
+        if target.outlets:
+            return
+        route = self._route(topic)
+        if route is None or not writers(route):
+            raise RouteNotFound(f"No broker that takes messages for topic {topic!r} is alive.")
+        raise NoPermission(f"Topic {topic!r} is closed for writing.")
+
+    async def _wait_ready(
+        self, topic: str, target: Target, outlets: list[Outlet], deadline_s: float
+    ) -> None:
+        """Waits until one of the outlets' lanes has opened its first stream. PeerUnavailable."""
+        lanes = {outlet.lane for outlet in outlets}
+        waits = [asyncio.ensure_future(lane.opened.wait()) for lane in lanes]
+        timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        try:
+            done, _ = await asyncio.wait(
+                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not done:
+            groups = ", ".join(sorted(lane.broker_group for lane in lanes))
+            raise PeerUnavailable(f"No broker answers: {groups}.")
+        self._check_open()
+        self._check_queues(topic, target)  # the route may have changed meanwhile
+
+    # --- routes -----------------------------------------------------------------------------------
+
+    async def _new_target(self, topic: str) -> Target:
+        if _TOPIC_NAME.fullmatch(topic) is None:
+            raise TopicNameInvalid(f"{topic!r} is not a topic name.")
+        timeout_s = self._options.route_timeout_ms / 1000
+        await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
+        self._check_open()
+        target = self._targets.setdefault(topic, Target())
+        self._fill(topic, target)
+        if self._selector is None:
+            self._rule[topic] = target
+        return target
+
+    def _fill(self, topic: str, target: Target) -> None:
+        """The topic's queues by its present route. Without any writer the old ones stay: it may
+        come back in time.
+        """
+        route = self._route(topic)
+        if route is None or (target.outlets and not writers(route)):
+            return
+        queues = writable_queues(route)
+        if route.topic != topic:
+            queues = auto_created_queues(topic, queues)
+        target.use([Outlet(self._lane(queue.broker_group), queue) for queue in queues])
+
+    def _route(self, topic: str) -> namesrv_pb2.TopicRoute | None:
+        route = self._routes.get(topic)
+        if route is not None and not route.groups:
+            route = self._routes.get(AUTO_CREATE_TOPIC)
+        return route
+
+    def _route_changed(self, topic: str) -> None:
+        for name in self._targets if topic == AUTO_CREATE_TOPIC else (topic,):
+            target = self._targets.get(name)
+            if target is not None:
+                self._fill(name, target)
+
+    def _lane(self, broker_group: str) -> Lane:
+        lane = self._lanes.get(broker_group)
+        if lane is None:
+            lane = self._lanes[broker_group] = Lane(
+                broker_group,
+                self._options,
+                self._connections,
+                self._routes,
+                self._buffer,
+                self._clock,
+            )
+            lane.start(self._tasks)
+        return lane
+
+    # --- deadlines, moving ------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_s = self._clock.monotonic_s()
+            for lane in self._lanes.values():
+                lane.expire(now_s)
+                if not lane.connected and self._routes.writer(lane.broker_group) is None:
+                    self._move_from(lane)
+
+    def _move_from(self, lane: Lane) -> None:
+        """The lane's broker group has no writer: what waits there goes to other groups, if the
+        topic has any.
+        """
+        for batch in lane.evacuate():
+            rest: Batch | None = batch
+            for topic in {segment.queue.topic for segment in batch.segments}:
+                assert rest is not None
+                chosen = {
+                    n for n, segment in enumerate(rest.segments) if segment.queue.topic == topic
+                }
+                moving, rest = rest.split(chosen)
+                assert moving is not None
+                target = self._targets[topic]
+                outlet = target.choose()
+                if outlet is None or outlet.lane is lane:
+                    lane.window.push(moving)
+                else:
+                    outlet.lane.batcher.adopt(moving, outlet)
+            assert rest is None

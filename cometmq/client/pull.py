@@ -1,0 +1,223 @@
+"""A consumer that the application calls: single pulls, or ``assign`` and ``poll`` with prefetch. No
+membership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+from cometmq.client.connections import Connections
+from cometmq.client.fetcher import Fetcher, pull
+from cometmq.client.messages import PullBatch, ReceivedMessage
+from cometmq.client.names import check_group, check_topic
+from cometmq.client.offsets import Bounds, BrokerCalls
+from cometmq.client.options import PullConsumerOptions, backoff_policy
+from cometmq.client.routes import RouteWatcher
+from cometmq.client.routing import readable_queues
+from cometmq.client.tasks import Tasks, stop_all
+from cometmq.errors import ClientClosed, CometError, InvalidRequest, QueueNotFound
+from cometmq.model import Position, QueueRef
+from cometmq.rpc.retry import Backoff
+
+Answer = TypeVar("Answer")
+
+
+class PullConsumer:
+    """Use it inside ``async with``; one event loop. Leaving the block commits nothing: call
+    :meth:`commit`.
+    """
+
+    def __init__(
+        self, namesrv: str, group: str, *, options: PullConsumerOptions | None = None
+    ) -> None:
+        self._options = options or PullConsumerOptions()
+        self._connections = Connections(namesrv)
+        self._tasks = Tasks(f"pull consumer {group}")
+        self._routes = RouteWatcher(
+            self._connections,
+            Backoff(backoff_policy(self._options), random.Random()),
+            lambda topic: None,
+        )
+        self._timeout_s = self._options.request_timeout_ms / 1000
+        self._calls = BrokerCalls(
+            check_group(group), self._connections, self._routes, self._timeout_s
+        )
+        # of assigned queues; the next to be polled comes first
+        self._fetchers: dict[QueueRef, Fetcher] = {}
+        self._fetching: dict[QueueRef, asyncio.Task[PullBatch]] = {}
+        # behind what poll has handed out, and not yet committed
+        self._polled: dict[QueueRef, Position] = {}
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._routes.start(self._tasks)
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._open = False
+        try:
+            await self.assign([])
+        finally:
+            try:
+                await self._tasks.stop()
+            finally:
+                await self._connections.close()
+
+    # --- single calls -----------------------------------------------------------------------------
+
+    async def queues(self, topic: str) -> list[QueueRef]:
+        """The topic's readable queues, sorted. RouteNotFound when nobody serves it within
+        request_timeout_ms.
+        """
+        self._check_open()
+        return readable_queues(await self._routes.wait_for(check_topic(topic), self._timeout_s))
+
+    async def pull(
+        self,
+        queue: QueueRef,
+        position: Position,
+        *,
+        count_max: int | None = None,
+        bytes_max: int | None = None,
+        tags: Collection[str] = (),
+    ) -> PullBatch:
+        """One pull, answered at once. Raises errors of the catalogue, PositionFenced with its fence
+        among them.
+        """
+        await self._know([queue])
+        return await pull(
+            self._calls,
+            queue,
+            position,
+            count_max=count_max or self._options.pull_count_max,
+            bytes_max=bytes_max or self._options.pull_bytes_max,
+            tags=frozenset(tags),
+        )
+
+    async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds]:
+        """Generation and readable offsets of each queue; raises the first queue's error."""
+        await self._know(queues)
+        return {q: _good(answer) for q, answer in (await self._calls.bounds(queues)).items()}
+
+    async def committed(self, queues: Collection[QueueRef]) -> dict[QueueRef, Position | None]:
+        """The group's committed positions; None = never committed. Raises the first error."""
+        await self._know(queues)
+        return {q: _good(answer) for q, answer in (await self._calls.committed(queues)).items()}
+
+    async def commit(
+        self, positions: Mapping[QueueRef, Position] | None = None
+    ) -> dict[QueueRef, Position | None]:
+        """Commits; without ``positions`` everything that :meth:`poll` has handed out. Answers the
+        positions that the broker keeps now. Raises the first queue's error, after all queues were
+        tried.
+        """
+        positions = dict(self._polled if positions is None else positions)
+        await self._know(positions)
+        answers = await self._calls.commit(positions)
+        for queue, answer in answers.items():
+            if not isinstance(answer, CometError) and self._polled.get(queue) == positions[queue]:
+                del self._polled[queue]
+        return {queue: _good(answer) for queue, answer in answers.items()}
+
+    # --- assign and poll --------------------------------------------------------------------------
+
+    async def assign(self, queues: Iterable[QueueRef], *, tags: Collection[str] = ()) -> None:
+        """Reads exactly these queues from now on, each from the group's committed position or as
+        ``consume_from`` says. What was fetched and not polled is forgotten.
+        """
+        wanted = sorted(set(queues))
+        await stop_fetching(self._fetching)
+        self._polled.clear()
+        self._fetchers.clear()
+        if wanted:
+            await self._know(wanted)
+        for queue in wanted:
+            self._fetchers[queue] = Fetcher(self._calls, queue, frozenset(tags), self._options)
+
+    async def seek(self, queue: QueueRef, position: Position) -> None:
+        """The next poll of an assigned queue begins there. QueueNotFound: it is not assigned."""
+        fetcher = self._fetcher(queue)
+        await stop_fetching(self._fetching, queue)
+        fetcher.position = position
+        self._polled.pop(queue, None)
+
+    async def position(self, queue: QueueRef) -> Position:
+        """What the next poll of an assigned queue begins with. QueueNotFound when it is not
+        assigned.
+        """
+        fetched = self._polled.get(queue)
+        return fetched if fetched is not None else await self._fetcher(queue).locate()
+
+    async def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
+        """Messages of one assigned queue as soon as there are some; none when the time is over.
+        While the application works, the next ones are fetched. Raises what no retry can mend, once
+        for each try.
+        """
+        self._check_open()
+        if not self._fetchers:
+            raise InvalidRequest("No queue is assigned.")
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        while True:
+            for queue in self._fetchers:
+                if queue not in self._fetching:
+                    self._fetching[queue] = loop.create_task(self._fetchers[queue].fetch())
+            done, _ = await asyncio.wait(
+                self._fetching.values(),
+                timeout=max(0.0, deadline_s - loop.time()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                return []
+            messages = self._take_turn()
+            if messages:
+                return messages
+
+    def _take_turn(self) -> list[ReceivedMessage]:
+        """The messages of the first queue in turn that has an answer; its turn is over then."""
+        for queue in list(self._fetchers):
+            if queue in self._fetching and self._fetching[queue].done():
+                self._fetchers[queue] = fetcher = self._fetchers.pop(queue)
+                batch = self._fetching.pop(queue).result()
+                self._polled[queue] = batch.next_position
+                if self._open:
+                    self._fetching[queue] = asyncio.create_task(fetcher.fetch())
+                if batch.messages:
+                    return batch.messages
+        return []
+
+    def _fetcher(self, queue: QueueRef) -> Fetcher:
+        if queue not in self._fetchers:
+            raise QueueNotFound(f"{queue} is not assigned.")
+        return self._fetchers[queue]
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClientClosed("The consumer is not open.")
+
+    async def _know(self, queues: Collection[QueueRef]) -> None:
+        """Waits for the routes of the queues' topics."""
+        self._check_open()
+        for topic in sorted({queue.topic for queue in queues}):
+            await self._routes.wait_for(check_topic(topic), self._timeout_s)
+
+
+async def stop_fetching(
+    fetching: dict[QueueRef, asyncio.Task[PullBatch]], only: QueueRef | None = None
+) -> None:
+    """Cancels fetches that run and forgets those that ended."""
+    queues = [queue for queue in fetching if only is None or queue == only]
+    await stop_all([fetching.pop(queue) for queue in queues])
+
+
+def _good(answer: Answer | CometError) -> Answer:
+    if isinstance(answer, CometError):
+        raise answer
+    return answer

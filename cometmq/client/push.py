@@ -1,0 +1,207 @@
+"""A consumer that calls the application: it divides the queues with the group's other members and
+reads its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import TracebackType
+from typing import Self
+
+from cometmq.client.assigned import AssignedQueue
+from cometmq.client.connections import Connections
+from cometmq.client.fetcher import Fetcher
+from cometmq.client.holding import Holding
+from cometmq.client.listening import Listener, Workers
+from cometmq.client.membership import Membership
+from cometmq.client.names import check_group, check_topic
+from cometmq.client.offsets import BrokerCalls
+from cometmq.client.options import PushConsumerOptions, backoff_policy
+from cometmq.client.rebalance import allocate_topics
+from cometmq.client.routes import RouteWatcher
+from cometmq.client.routing import readable_queues, writers
+from cometmq.client.tasks import Tasks, stop_all, wait_at_most
+from cometmq.errors import ClientClosed
+from cometmq.filters import tags as tag_filter
+from cometmq.model import QueueRef
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+
+
+class PushConsumer:
+    """Use it inside ``async with``; one event loop. Leaving the block lets running listener calls
+    end, commits, leaves the group.
+    """
+
+    def __init__(
+        self,
+        namesrv: str,
+        group: str,
+        listener: Listener,
+        *,
+        options: PushConsumerOptions | None = None,
+    ) -> None:
+        """``listener`` gets messages of one queue, in the queue's order, at most
+        ``options.batch_count``. None or SUCCESS = done; LATER or any exception = the same messages
+        again after a back-off.
+        """
+        self._options = options or PushConsumerOptions()
+        self._connections = Connections(namesrv)
+        self._tasks = Tasks(f"push consumer {group}")
+        policy = backoff_policy(self._options)
+        self._routes = RouteWatcher(
+            self._connections, Backoff(policy, random.Random()), self._route_changed
+        )
+        self._calls = BrokerCalls(
+            check_group(group),
+            self._connections,
+            self._routes,
+            self._options.request_timeout_ms / 1000,
+        )
+        self._membership = Membership(
+            self._options.client_id, self._calls, policy, self._membership_changed
+        )
+        self._holding = Holding(
+            self._options.client_id,
+            self._connections,
+            self._routes.cluster,
+            self._options.hold_ms,
+        )
+        self._workers = Workers(
+            listener,
+            self._options.concurrency,
+            self._options.batch_count,
+            _redelivery(self._options),
+        )
+        self._subscriptions: dict[str, frozenset[str]] = {}  # topic → tags; none = everything
+        self._assigned: dict[QueueRef, AssignedQueue] = {}
+        self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
+        self._unbalanced = asyncio.Event()  # something has changed since the last rebalance
+        self._loops: list[asyncio.Task[None]] = []
+        self._open = False
+
+    async def __aenter__(self) -> Self:
+        self._routes.start(self._tasks)
+        self._holding.start(self._tasks)
+        self._workers.start(self._tasks)
+        self._loops = [
+            self._tasks.start(self._rebalance_loop(), "rebalance"),
+            self._tasks.start(self._commit_loop(), "commit"),
+        ]
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._open = False
+        try:
+            await stop_all(self._loops)
+            await self._revoke(list(self._assigned))
+            await self._membership.leave()
+        finally:
+            self._workers.close()
+            try:
+                await self._tasks.stop()
+            finally:
+                await self._connections.close()
+
+    async def subscribe(self, topic: str, expression: str = "*") -> None:
+        """Reads the topic from now on; ``expression`` is ``*`` or tags with ``||`` between them. A
+        second call for a topic replaces its expression. Raises TopicNameInvalid, FilterInvalid,
+        ClientClosed. A topic without a route is no error: reading begins when there is one.
+        """
+        if not self._open:
+            raise ClientClosed("The consumer is not open.")
+        tags = tag_filter.parse(expression)
+        if self._subscriptions.get(check_topic(topic)) == tags:
+            return
+        self._routes.watch(topic)
+        changed = [queue for queue in self._assigned if queue.topic == topic]
+        self._subscriptions[topic] = tags
+        await self._revoke(changed)
+        self._unbalanced.set()
+
+    @property
+    def assigned(self) -> list[QueueRef]:
+        """The queues that this consumer reads now."""
+        return sorted(self._assigned)
+
+    @property
+    def pullhold(self) -> str | None:
+        """Address of the pullhold where queues without messages wait; None: they are polled."""
+        return self._holding.address
+
+    # --- rebalance --------------------------------------------------------------------------------
+
+    def _route_changed(self, topic: str) -> None:
+        if topic in self._subscriptions:
+            self._unbalanced.set()
+
+    def _membership_changed(self) -> None:
+        self._unbalanced.set()
+
+    async def _rebalance_loop(self) -> None:
+        while True:
+            await wait_at_most(self._unbalanced, self._options.rebalance_interval_ms / 1000)
+            await asyncio.sleep(self._options.rebalance_delay_ms / 1000)
+            self._unbalanced.clear()
+            await self._rebalance()
+
+    async def _rebalance(self) -> None:
+        routes = {topic: self._routes.get(topic) for topic in self._subscriptions}
+        known = {topic: route for topic, route in routes.items() if route is not None}
+        groups = {topic: list(writers(route)) for topic, route in known.items()}
+        await self._membership.update(
+            self._subscriptions, {group for some in groups.values() for group in some}, self._tasks
+        )
+        members = {topic: self._membership.members(topic, groups[topic]) for topic in known}
+        decided = {topic: clients for topic, clients in members.items() if clients is not None}
+        mine = allocate_topics(
+            self._options.client_id,
+            {topic: readable_queues(known[topic]) for topic in decided},
+            decided,
+        )
+        for queue in sorted(mine - self._assigned.keys()):
+            self._assign(queue)
+        # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
+        # reason to stop.
+        gone = [q for q in self._assigned if q not in mine and q.topic in decided]
+        await self._revoke(gone)
+
+    def _assign(self, queue: QueueRef) -> None:
+        tags = self._subscriptions[queue.topic]
+        fetcher = Fetcher(self._calls, queue, tags, self._options, self._holding)
+        self._assigned[queue] = AssignedQueue(fetcher, self._workers, self._options, self._tasks)
+
+    async def _revoke(self, queues: list[QueueRef]) -> None:
+        """Drains the queues together, then commits what was done there."""
+        self._leaving += [self._assigned.pop(q) for q in queues if q in self._assigned]
+        leaving = list(self._leaving)
+        if not leaving:
+            return
+        await asyncio.gather(*(assigned.revoke() for assigned in leaving))
+        await self._commit(leaving)
+        self._leaving = [assigned for assigned in self._leaving if assigned not in leaving]
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    async def _commit_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.commit_interval_ms / 1000)
+            await self._commit(list(self._assigned.values()))
+
+    async def _commit(self, queues: list[AssignedQueue]) -> None:
+        """Commits where something has changed: one call a broker."""
+        positions = {a.queue: p for a in queues if (p := a.to_commit()) is not None}
+        if not positions:
+            return
+        answers = await self._calls.commit(positions)
+        for assigned in queues:
+            if assigned.queue in answers:
+                assigned.commit_answered(answers[assigned.queue])
+
+
+def _redelivery(options: PushConsumerOptions) -> BackoffPolicy:
+    first_s = options.redeliver_backoff_ms / 1000
+    return BackoffPolicy(first_s, max(first_s, options.redeliver_backoff_max_ms / 1000))

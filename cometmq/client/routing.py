@@ -1,0 +1,64 @@
+"""What a topic's route says to a client. Pure functions over a name server's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, QueueRef
+from cometmq.v1 import common_pb2, namesrv_pb2
+
+AUTO_CREATE_TOPIC = "TBW102"  # a broker that creates topics on demand registers it
+AUTO_CREATE_QUEUES_MAX = 4
+
+
+def writer_address(group: namesrv_pb2.GroupRoute) -> str | None:
+    """host:port of the group's live writer."""
+    for member in group.members:
+        if member.role == common_pb2.MEMBER_ROLE_WRITER:
+            return member.address
+    return None
+
+
+def writers(route: namesrv_pb2.TopicRoute) -> dict[str, str]:
+    """The live writers' addresses by broker group."""
+    found = {group.broker_group: writer_address(group) for group in route.groups}
+    return {group: address for group, address in found.items() if address is not None}
+
+
+def cluster(route: namesrv_pb2.TopicRoute) -> str:
+    """The cluster of the brokers that serve the topic; empty while nobody does."""
+    return next((member.cluster for group in route.groups for member in group.members), "")
+
+
+def writable_queues(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
+    """Queues that can be sent to now, taking turns between broker groups: a0 b0 a1 b1 …"""
+    return _take_turns(
+        [QueueRef(route.topic, n, group.broker_group) for n in range(group.topic.write_queue_count)]
+        for group in route.groups
+        if group.topic.permission & PERMISSION_WRITE and writer_address(group) is not None
+    )
+
+
+def auto_created_queues(topic: str, queues: Iterable[QueueRef]) -> list[QueueRef]:
+    """Queues for a topic that the first message creates, by the queues of
+    :data:`AUTO_CREATE_TOPIC`.
+    """
+    few = [queue for queue in queues if queue.queue_id < AUTO_CREATE_QUEUES_MAX]
+    return [QueueRef(topic, queue.queue_id, queue.broker_group) for queue in few]
+
+
+def readable_queues(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
+    """Queues that a group has to read, sorted. A group without a live writer keeps its queues: it
+    may come back.
+    """
+    return sorted(
+        QueueRef(route.topic, n, group.broker_group)
+        for group in route.groups
+        if group.topic.permission & PERMISSION_READ
+        for n in range(group.topic.read_queue_count)
+    )
+
+
+def _take_turns(groups: Iterable[list[QueueRef]]) -> list[QueueRef]:
+    return [queue for queue in chain.from_iterable(zip_longest(*groups)) if queue is not None]

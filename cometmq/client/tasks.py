@@ -1,0 +1,71 @@
+"""Background tasks with an owner: none is lost, none outlives its owner, none fails in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from cometmq.telemetry import fields
+
+_log = logging.getLogger(__name__)
+
+
+class Tasks:
+    """The background tasks of one client."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs ``work`` until it ends or the owner stops."""
+        task = asyncio.create_task(work, name=f"{self._owner}: {name}")
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("task failed", extra=fields(task=task.get_name()), exc_info=error)
+
+    async def stop(self) -> None:
+        """Cancels all tasks and waits until they are gone; also when the caller is cancelled
+        meanwhile.
+        """
+        await stop_all(list(self._running))
+
+
+async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits until they are gone. A cancelled caller waits all the same, then is
+    cancelled.
+    """
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at: whoever stops a task no longer cares
+    if cancelled is not None:
+        raise cancelled
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:
+    """Waits for the event; False when the time is over first."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""Time, as a thing that can be handed in. The only import of :mod:`time` in the library; waiting
+is asyncio's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Three clocks: the wall's for timestamps, monotonic for durations, boot time for leases."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; may jump."""
+
+    def monotonic_s(self) -> float:
+        """Seconds from some start; never goes back, stands still while the machine is suspended."""
+
+    def boottime_s(self) -> float:
+        """As :meth:`monotonic_s`, and counts while the machine is suspended."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def boottime_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,548 @@
+"""The error catalogue: every error of CometMQ, its code, what a client may do, what a user does.
+
+CometError
+├── RequestError       the request is wrong; sending it again will not help
+├── MissingError       what the request names is not there
+├── ConflictError      the request was right once; the world has moved on
+├── BusyError          not now: later, or elsewhere
+├── StoreError         the disk or what lies on it
+├── InternalError      a fault of ours
+└── UnknownError       an error of a newer release
+
+A new error is a new leaf class with an unused ``code``. Codes are never reused; ``docs/errors.md``
+lists them, and ``tests/unit/test_errors.py`` proves that list, classes and wire mapping agree.
+gRPC statuses are named, not imported.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Retry(Enum):
+    """What a client may do with a refused request; values of ``cometmq.v1.Retry``."""
+
+    NEVER = 1  # the same request will be refused again
+    LATER = 2  # the same request to the same broker may succeed after a back-off
+    AFTER_ROUTE = 3  # ask a name server for the route first
+
+
+class CometError(Exception):
+    """Base of the catalogue. ``str(error)`` tells what happened, ``advice`` what to do next.
+
+    ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
+    (generation, offset) at which the caller of a fenced position goes on.
+    """
+
+    code: ClassVar[int] = 0  # 0 marks the abstract classes
+    status: ClassVar[str] = "UNKNOWN"  # name of the gRPC status of a refused unary call
+    retry: ClassVar[Retry] = Retry.NEVER
+    advice: ClassVar[str] = ""
+
+    def __init__(
+        self, message: str, *, segment: int | None = None, fence: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.segment = segment
+        self.fence = fence
+
+    @classmethod
+    def name(cls) -> str:
+        """The stable name: ``TopicNotFound`` → ``TOPIC_NOT_FOUND``."""
+        return "".join("_" + c if c.isupper() else c.upper() for c in cls.__name__).lstrip("_")
+
+
+class RequestError(CometError):
+    """The request is wrong; sending it again will not help."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class MissingError(CometError):
+    """What the request names is not there."""
+
+    status = "NOT_FOUND"
+
+
+class ConflictError(CometError):
+    """The request was right once; the world has moved on."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class BusyError(CometError):
+    """Not now: later, or elsewhere."""
+
+    status = "UNAVAILABLE"
+    retry = Retry.LATER
+
+
+class StoreError(CometError):
+    """The disk, or what lies on it."""
+
+    status = "INTERNAL"
+
+
+# --- 1000: the request is wrong -----------------------------------------------------------------
+
+
+class InvalidRequest(RequestError):
+    """A field of the request is missing, malformed or out of its range; the message names it."""
+
+    code = 1000
+    advice = "Correct the named field and send the request again."
+
+
+class TopicNameInvalid(RequestError):
+    """The topic name breaks the rules of names."""
+
+    code = 1001
+    advice = "Use 1 to 127 characters of letters, digits, '%', '|', '_' and '-'."
+
+
+class GroupNameInvalid(RequestError):
+    """The consumer group name breaks the rules of names."""
+
+    code = 1002
+    advice = "Use 1 to 255 characters of letters, digits, '%', '|', '_' and '-'."
+
+
+class QueueCountInvalid(RequestError):
+    """The number of queues is out of range."""
+
+    code = 1003
+    advice = "Ask for 1 to 1024 queues."
+
+
+class BodyTooLarge(RequestError):
+    """A message body is above the limit."""
+
+    code = 1004
+    advice = (
+        "Keep message bodies under the broker's limit (4 MiB by default): "
+        "send a reference to large data instead."
+    )
+
+
+class PropertiesTooLarge(RequestError):
+    """A message's properties are above the limit."""
+
+    code = 1005
+    advice = (
+        "Keep all properties of a message together (tags and keys included) under 32,767 bytes."
+    )
+
+
+class PropertiesInvalid(RequestError):
+    """A property list is not framed as names and values."""
+
+    code = 1006
+    advice = (
+        "Give every property a non-empty UTF-8 name and value without the control characters 1 "
+        "and 2."
+    )
+
+
+class PropertyReserved(RequestError):
+    """A producer set a property that only the queue may set."""
+
+    code = 1007
+    advice = (
+        "Choose another property name: this one belongs to the queue itself "
+        "(docs/format/properties.md lists them)."
+    )
+
+
+class BatchMalformed(RequestError):
+    """The bytes of a batch are not the records that its segments describe."""
+
+    code = 1008
+    advice = (
+        "Encode records as docs/format/record.md says, and let the segments describe all of "
+        "them in order."
+    )
+
+
+class BatchChecksumMismatch(RequestError):
+    """The CRC-32 of the batch differs from the one that was sent with it."""
+
+    code = 1009
+    advice = (
+        "The batch changed on its way: send it again; if it happens again look for a broken "
+        "proxy or memory."
+    )
+
+
+class BodyChecksumMismatch(RequestError):
+    """A record's body CRC differs from its body."""
+
+    code = 1010
+    advice = "Store the CRC-32 of the body, its top bit cleared, in the record's BODYCRC field."
+
+
+class RecordFieldForbidden(RequestError):
+    """A producer set a record field that only the broker may set."""
+
+    code = 1011
+    advice = "Leave the named record field at zero: only the broker sets it."
+
+
+class BatchTooLarge(RequestError):
+    """A batch has too many bytes or too many records."""
+
+    code = 1012
+    advice = "Split the batch: the stream's first message tells the broker's limits."
+
+
+class OffsetInvalid(RequestError):
+    """A queue offset is negative or otherwise impossible."""
+
+    code = 1013
+    advice = "Queue offsets count from 0."
+
+
+class FilterInvalid(RequestError):
+    """A tag expression cannot be understood."""
+
+    code = 1014
+    advice = "Name at most 256 tags of 1 to 256 bytes each, without '|' and control characters."
+
+
+class MessageIdInvalid(RequestError):
+    """The text is not a message id."""
+
+    code = 1015
+    advice = (
+        "A message id is '<broker group>/<log offset>', or RocketMQ's 32 or 56 hexadecimal digits."
+    )
+
+
+class ConfigInvalid(RequestError):
+    """An option has no or a bad value, or an address cannot be used."""
+
+    code = 1016
+    advice = (
+        "Correct the option; the program's --help lists all options with their units and ranges."
+    )
+
+
+class ConfigUnknownKey(RequestError):
+    """There is no option of this name."""
+
+    code = 1017
+    advice = "Remove or correct the option's name; the program's --help lists all options."
+
+
+# --- 2000: not there ----------------------------------------------------------------------------
+
+
+class TopicNotFound(MissingError):
+    """The topic is not known here."""
+
+    code = 2000
+    retry = Retry.AFTER_ROUTE
+    advice = (
+        "Create it: cometmq topic create NAME. A new topic reaches the name servers within a "
+        "moment."
+    )
+
+
+class QueueNotFound(MissingError):
+    """The topic has no queue of this number here."""
+
+    code = 2001
+    retry = Retry.AFTER_ROUTE
+    advice = "Ask for the route again: the topic has fewer queues on this broker group."
+
+
+class GroupNotFound(MissingError):
+    """The group is not known here."""
+
+    code = 2002
+    advice = (
+        "Check the name: cometmq group list shows the groups, cometmq cluster shows the broker "
+        "groups."
+    )
+
+
+class MessageNotFound(MissingError):
+    """No message is stored at this place."""
+
+    code = 2003
+    advice = "The message was never stored here, or its retention time is over."
+
+
+class RouteNotFound(MissingError):
+    """No broker serves the topic now."""
+
+    code = 2004
+    retry = Retry.LATER
+    advice = (
+        "No broker that serves the topic is registered: look at cometmq cluster and at the "
+        "brokers' logs."
+    )
+
+
+# --- 3000: the world has moved on ---------------------------------------------------------------
+
+
+class PositionFenced(ConflictError):
+    """The position belongs to an older generation of the queue and no longer holds."""
+
+    code = 3000
+    status = "ABORTED"
+    advice = (
+        "Go on at the position that the error carries: what lay above it was lost in a crash "
+        "or belongs to a deleted topic."
+    )
+
+
+class StaleEpoch(ConflictError):
+    """The sender belongs to an older incarnation of the broker group."""
+
+    code = 3001
+    advice = (
+        "A newer incarnation of this broker group's writer is registered: stop the older process."
+    )
+
+
+class NoPermission(ConflictError):
+    """The topic's permission does not allow this."""
+
+    code = 3002
+    status = "PERMISSION_DENIED"
+    retry = Retry.AFTER_ROUTE
+    advice = (
+        "The topic is closed for this here: see its permission with cometmq topic list; "
+        "system topics are never open."
+    )
+
+
+class NotWriter(ConflictError):
+    """Only the writer of a broker group can do this, and this member is not it."""
+
+    code = 3010
+    retry = Retry.AFTER_ROUTE
+    advice = "Ask a name server for the route: another member of the group is its writer now."
+
+
+class NoFollower(ConflictError):
+    """No follower can take over now."""
+
+    code = 3011
+    retry = Retry.LATER
+    advice = "Wait until a follower is connected and has caught up: see cometmq cluster."
+
+
+class VersionUnsupported(ConflictError):
+    """The other side speaks another version of the replication protocol or of the log's format."""
+
+    code = 3012
+    advice = "Run the same release on all members of a broker group; upgrade followers first."
+
+
+class LeaseConflict(ConflictError):
+    """Somebody else has changed the lease of a broker group meanwhile."""
+
+    code = 3013
+    retry = Retry.LATER
+    advice = "Nothing to do: members read the lease again and decide anew."
+
+
+class ReplicationBroken(ConflictError):
+    """A replication stream does not fit the follower's log, or changed on its way."""
+
+    code = 3014
+    retry = Retry.LATER
+    advice = "The follower connects again; if it happens again look for a broken network or disk."
+
+
+class ClusterRunning(ConflictError):
+    """A local cluster is already up in this folder."""
+
+    code = 3003
+    advice = (
+        "Stop it first (cometmq local down), or give the new cluster a folder of its own (--dir)."
+    )
+
+
+# --- 4000: not now ------------------------------------------------------------------------------
+
+
+class FlowControl(BusyError):
+    """The broker holds as many unfinished bytes as it may."""
+
+    code = 4000
+    status = "RESOURCE_EXHAUSTED"
+    advice = (
+        "Too many bytes wait for their acknowledgement: send the same batch again after a back-off."
+    )
+
+
+class BrokerStarting(BusyError):
+    """The process is not ready yet."""
+
+    code = 4001
+    advice = "The broker recovers its store: try again in a moment; its readiness probe tells when."
+
+
+class BrokerDraining(BusyError):
+    """The process is stopping and takes nothing new."""
+
+    code = 4002
+    retry = Retry.AFTER_ROUTE
+    advice = (
+        "The broker stops in order: use another broker group of the topic, or wait until it is "
+        "back."
+    )
+
+
+class DiskFull(BusyError):
+    """The volume has no room; nothing was changed."""
+
+    code = 4003
+    status = "RESOURCE_EXHAUSTED"
+    advice = (
+        "Free space on the broker's volume or shorten retention; reading goes on, writing "
+        "resumes by itself."
+    )
+
+
+class LimitExceeded(BusyError):
+    """A limit of the server is reached; the message names it."""
+
+    code = 4004
+    status = "RESOURCE_EXHAUSTED"
+    retry = Retry.NEVER
+    advice = (
+        "The named limit protects the server: use fewer, or raise the option that the message "
+        "names."
+    )
+
+
+class PeerUnavailable(BusyError):
+    """The other process cannot be reached or did not answer in time."""
+
+    code = 4005
+    retry = Retry.AFTER_ROUTE
+    advice = "The other side does not answer: check the address and that the process lives."
+
+
+class SendTimeout(BusyError):
+    """No answer to a message came within its delivery time."""
+
+    code = 4006
+    status = "DEADLINE_EXCEEDED"
+    retry = Retry.NEVER
+    advice = (
+        "The message may or may not have been stored: send it again if a duplicate does no harm."
+    )
+
+
+class ClientClosed(ConflictError):
+    """The client object is not open."""
+
+    code = 4007
+    advice = "Use the client inside its `async with` block."
+
+
+class ProcessFailed(BusyError):
+    """A process that was started ended before it was ready."""
+
+    code = 4008
+    retry = Retry.NEVER
+    advice = "Read the end of its log above, correct what it names, and start again."
+
+
+class LeaseUnavailable(BusyError):
+    """The lease of a broker group cannot be read or written now."""
+
+    code = 4009
+    advice = (
+        "Look at the lease's file or at the Kubernetes API and the member's rights there; the "
+        "writer goes on meanwhile."
+    )
+
+
+# --- 5000: the disk -----------------------------------------------------------------------------
+
+
+class StoreLocked(StoreError):
+    """The data folder is in use by another process."""
+
+    code = 5000
+    status = "FAILED_PRECONDITION"
+    advice = "Another process uses this data folder: stop it, or give this one a folder of its own."
+
+
+class StoreForeignFile(StoreError):
+    """The data folder holds a file that does not belong there."""
+
+    code = 5001
+    status = "FAILED_PRECONDITION"
+    advice = (
+        "Move the named file out of the store, or open the store with the settings that it was "
+        "written with."
+    )
+
+
+class StoreDamaged(StoreError):
+    """Stored bytes are not what was written."""
+
+    code = 5002
+    status = "DATA_LOSS"
+    advice = "Keep a copy of the store, then look at it with: cometmq store dump DIRECTORY."
+
+
+class StoreFailed(StoreError):
+    """The operating system refused to read, write or sync."""
+
+    code = 5003
+    retry = Retry.AFTER_ROUTE
+    advice = (
+        "The disk refused to write or to sync; the broker stops, because what is on disk is "
+        "unknown. Check the volume."
+    )
+
+
+class StateTooNew(StoreError):
+    """A stored state record is of a kind or version that this release does not know."""
+
+    code = 5004
+    status = "FAILED_PRECONDITION"
+    advice = (
+        "A newer CometMQ wrote this store: start that version or a later one; "
+        "nothing has been changed."
+    )
+
+
+# --- 9000: ours ---------------------------------------------------------------------------------
+
+
+class InternalError(CometError):
+    """Something happened that must not happen."""
+
+    code = 9000
+    status = "INTERNAL"
+    advice = "This is a fault in CometMQ: please report it with the server's log around this time."
+
+
+class UnknownError(CometError):
+    """The error's code is not in this release's catalogue."""
+
+    code = 9001
+    status = "UNKNOWN"
+    advice = "The other side is of a newer release: update this one, and look the error up there."
+
+
+def _leaves(base: type[CometError]) -> list[type[CometError]]:
+    found = [base] if base.code else []
+    for child in base.__subclasses__():
+        found += _leaves(child)
+    return found
+
+
+CATALOGUE: dict[int, type[CometError]] = {
+    e.code: e for e in sorted(_leaves(CometError), key=lambda e: e.code)
+}

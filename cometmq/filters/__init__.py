@@ -1,0 +1,1 @@
+"""Which messages a consumer wants: expressions and the predicates made of them. Pure; no I/O."""

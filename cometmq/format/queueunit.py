@@ -1,0 +1,44 @@
+"""The 20-byte unit of a consume queue. Spec: docs/format/queueunit.md."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+UNIT: Final = struct.Struct(
+    ">"
+    "q"  # log offset: where the record stands in the commit log
+    "i"  # size: TOTALSIZE of the record; 0 in a unit that was never written
+    "q"  # tags code: the hash of the record's tag, sign-extended; 0 = no tag
+)
+UNIT_BYTES: Final = UNIT.size
+assert UNIT_BYTES == 20
+
+PREFILL_SIZE: Final = 0x7FFFFFFF
+PREFILL: Final = UNIT.pack(0, PREFILL_SIZE, 0)
+"""Fills the front of a queue whose first messages are gone, when its file is built anew."""
+
+
+def pack(log_offset: int, size: int, tags_code: int) -> bytes:
+    """One unit. ``tags_code`` is signed, as :func:`cometmq.format.taghash.tags_code` gives it."""
+    assert log_offset >= 0
+    assert size > 0
+    return UNIT.pack(log_offset, size, tags_code)
+
+
+def iterate(units: bytes) -> Iterator[tuple[int, int, int]]:
+    """(log offset, size, tags code) of each unit; ``units`` holds whole units only."""
+    assert len(units) % UNIT_BYTES == 0
+    return UNIT.iter_unpack(units)
+
+
+def unit_at(units: bytes, index: int) -> tuple[int, int, int]:
+    """(log offset, size, tags code) of the unit with that index, from 0."""
+    log_offset, size, tags_code = UNIT.unpack_from(units, index * UNIT_BYTES)
+    return log_offset, size, tags_code
+
+
+def is_message(log_offset: int, size: int) -> bool:
+    """Whether a unit stands for a message: it is neither unwritten (zeros) nor pre-fill."""
+    return log_offset >= 0 and size > 0 and (log_offset, size) != (0, PREFILL_SIZE)

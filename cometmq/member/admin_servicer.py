@@ -1,0 +1,143 @@
+"""What every member answers on its internal port about itself: reads. Who writes, adds changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cometmq.clock import SystemClock
+from cometmq.member import convert
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.progress import GroupReads, Progress
+from cometmq.member.read_servicer import not_writer
+from cometmq.member.reading import Reader
+from cometmq.member.snapshot import OffsetSnapshot, queue_proto
+from cometmq.messaging.groups import MemberTable, check_name
+from cometmq.messaging.state import BrokerState
+from cometmq.store.base import BaseStore
+from cometmq.telemetry import version
+from cometmq.v1 import broker_pb2, broker_pb2_grpc
+
+Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a member answers from."""
+
+    identity: BrokerIdentity
+    store: BaseStore
+    state: BrokerState
+    reader: Reader
+    group_reads: GroupReads
+    members: MemberTable  # of consumer groups; empty on a follower
+    started_ms: int
+
+
+class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
+    """``cometmq.v1.BrokerAdminService`` of a follower: NOT_WRITER for every change."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._identity = holdings.identity
+        self._store = holdings.store
+        self._state = holdings.state
+        self._reader = holdings.reader
+        self._group_reads = holdings.group_reads
+        self._members = holdings.members
+        self._started_ms = holdings.started_ms
+
+    async def PutTopic(
+        self, request: broker_pb2.PutTopicRequest, context: Context
+    ) -> broker_pb2.PutTopicResponse:
+        raise not_writer(self._identity)
+
+    async def DeleteTopic(
+        self, request: broker_pb2.DeleteTopicRequest, context: Context
+    ) -> broker_pb2.DeleteTopicResponse:
+        raise not_writer(self._identity)
+
+    async def ListTopics(
+        self, request: broker_pb2.BrokerAdminServiceListTopicsRequest, context: Context
+    ) -> broker_pb2.BrokerAdminServiceListTopicsResponse:
+        return broker_pb2.BrokerAdminServiceListTopicsResponse(
+            topics=[convert.topic_proto(config) for config in self._state.topics]
+        )
+
+    async def DescribeTopic(
+        self, request: broker_pb2.DescribeTopicRequest, context: Context
+    ) -> broker_pb2.DescribeTopicResponse:
+        config = self._state.topics.get(request.topic)
+        count = len(self._state.generations.topic(config.name))
+        return broker_pb2.DescribeTopicResponse(
+            topic=convert.topic_proto(config),
+            queues=[await self._queue(config.name, queue_id) for queue_id in range(count)],
+        )
+
+    async def _queue(self, topic: str, queue_id: int) -> broker_pb2.QueueStatus:
+        view = self._reader.queue(topic, queue_id)
+        return broker_pb2.QueueStatus(
+            queue_id=queue_id,
+            generation=view.generation,
+            min_offset=view.min_offset,
+            max_offset=view.max_offset,
+            appended_offset=view.appended_offset,
+            last_store_time_ms=await self._reader.last_store_time_ms(topic, queue_id),
+        )
+
+    async def ListGroups(
+        self, request: broker_pb2.ListGroupsRequest, context: Context
+    ) -> broker_pb2.ListGroupsResponse:
+        return broker_pb2.ListGroupsResponse(groups=sorted(self._state.groups))
+
+    async def DescribeGroup(
+        self, request: broker_pb2.DescribeGroupRequest, context: Context
+    ) -> broker_pb2.DescribeGroupResponse:
+        check_name(request.group)
+        progress = self._group_reads.progress(request.group, request.topic)
+        return broker_pb2.DescribeGroupResponse(
+            members=convert.members_proto(self._members.view(request.group)),
+            progress=[_progress(entry) for entry in progress],
+        )
+
+    async def DescribeBroker(
+        self, request: broker_pb2.DescribeBrokerRequest, context: Context
+    ) -> broker_pb2.DescribeBrokerResponse:
+        store = self._store
+        return broker_pb2.DescribeBrokerResponse(
+            cluster=self._identity.cluster,
+            broker_group=self._identity.broker_group,
+            version=version(),
+            epoch=store.epoch,
+            store_id=store.store_id,
+            log_min_offset=store.min_offset,
+            log_appended_offset=store.appended_offset,
+            log_flushed_offset=store.flushed_offset,
+            started_ms=self._started_ms,
+        )
+
+    async def SnapshotOffsets(  # type: ignore[override]  # answers with context.write
+        self, request: broker_pb2.SnapshotOffsetsRequest, context: Context
+    ) -> None:
+        header = broker_pb2.SnapshotHeader(
+            cluster=self._identity.cluster,
+            broker_group=self._identity.broker_group,
+            epoch=self._store.epoch,
+            taken_ms=SystemClock().wall_ms(),
+            log_end_offset=self._store.appended_offset,
+        )
+        await context.write(broker_pb2.SnapshotOffsetsResponse(header=header))
+        snapshot = OffsetSnapshot(self._store, self._reader, self._state, self._members)
+        async for rows in snapshot.pieces():
+            queues = [queue_proto(row) for row in rows]
+            await context.write(broker_pb2.SnapshotOffsetsResponse(queues=queues))
+
+
+def _progress(entry: Progress) -> broker_pb2.GroupProgress:
+    committed = None if entry.committed is None else convert.position_proto(entry.committed)
+    return broker_pb2.GroupProgress(
+        queue=convert.queue_proto(*entry.key),
+        generation=entry.queue.generation,
+        committed=committed,
+        min_offset=entry.queue.min_offset,
+        max_offset=entry.queue.max_offset,
+    )

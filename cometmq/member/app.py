@@ -1,0 +1,333 @@
+"""A member as a process: what broker and haslave have in common, and the order of start and stop.
+
+Start: ports (health answers) → metrics → store and state in a thread → parts → ready. Stop: not
+ready, refuse what is new, unregister → let calls in flight end → stop the tasks → close the store.
+A change of role is a stop that names the successor: see :mod:`cometmq.reexec`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from prometheus_client import Gauge
+from prometheus_client.registry import Collector
+
+from cometmq import reexec
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import ConfigInvalid, StaleEpoch
+from cometmq.format.batch import BatchLimits
+from cometmq.format.record import BLANK_BYTES, host_bytes
+from cometmq.member.admin_servicer import AdminReadServicer
+from cometmq.member.config import MemberConfig
+from cometmq.member.flushing import PAGE_BYTES, FlushPolicy
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.listen import Ports
+from cometmq.member.member_servicer import MemberServicer
+from cometmq.member.metrics import DiskCollector, MemberMetrics
+from cometmq.member.read_servicer import ReadServicer
+from cometmq.member.registration import Registrar
+from cometmq.member.tenure import Deposed
+from cometmq.reexec import RoleChange
+from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.process import StopSignal, announce
+from cometmq.rpc.server import join_address
+from cometmq.rpc.vitals import Vitals
+from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.v1 import common_pb2, namesrv_pb2
+from cometmq.v1.broker_pb2_grpc import (
+    add_BrokerAdminServiceServicer_to_server,
+    add_BrokerServiceServicer_to_server,
+)
+from cometmq.v1.member_pb2_grpc import add_MemberServiceServicer_to_server
+
+log = logging.getLogger(__name__)
+
+REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
+WRITER_MODULE = "services.broker"
+FOLLOWER_MODULE = "services.haslave"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is there before the store is open."""
+
+    config: MemberConfig
+    identity: BrokerIdentity
+    ports: Ports
+    metrics: MemberMetrics
+    clock: Clock
+
+    @property
+    def internal_address(self) -> str:
+        """Where other members reach this one."""
+        return join_address(self._host, self.ports.internal.port)
+
+    @property
+    def _host(self) -> str:
+        return self.config.advertised_host or self.config.listen_host
+
+    def member_proto(self, role: common_pb2.MemberRole.ValueType, epoch: int) -> namesrv_pb2.Member:
+        """This member as name servers are told."""
+        return namesrv_pb2.Member(
+            cluster=self.config.cluster,
+            broker_group=self.config.broker_group,
+            member_id=self.config.member_id,
+            role=role,
+            address=join_address(self._host, self.ports.clients.port),
+            internal_address=self.internal_address,
+            epoch=epoch,
+        )
+
+    def flush_policy(self) -> FlushPolicy:
+        """When the log is synced."""
+        return FlushPolicy(
+            interval_s=self.config.flush_interval_commit_log / 1000,
+            least_bytes=self.config.flush_commit_log_least_pages * PAGE_BYTES,
+            thorough_s=self.config.flush_commit_log_thorough_interval / 1000,
+        )
+
+
+class Parts(Protocol):
+    """Everything of a role that needs the open store."""
+
+    @property
+    def servicer(self) -> ReadServicer: ...
+    @property
+    def admin_servicer(self) -> AdminReadServicer: ...
+    @property
+    def member_servicer(self) -> MemberServicer: ...
+    @property
+    def registrar(self) -> Registrar: ...
+    @property
+    def collectors(self) -> Iterable[Collector]: ...
+    @property
+    def seconds(self) -> float:
+        """How long opening the store took."""
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the process has this role."""
+
+    async def close(self) -> None:
+        """The last of it: the store's clean mark."""
+
+
+class MemberApp(ABC):
+    """A member on ``ports``, which have started already; ready within ``async with``, unless it has
+    to take another role at once: see :meth:`until`.
+
+    ``before`` is what the process in whose place this one came had to say; ``stop`` ends waiting
+    for what may never come.
+    """
+
+    name: ClassVar[str]  # of the service
+    role: ClassVar[str]
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        ports: Ports,
+        *,
+        before: RoleChange | None = None,
+        stop: StopSignal | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._config = config
+        self._ports = ports
+        self._before = before
+        self._stop = stop
+        self._clock = clock or SystemClock()
+        self._registry = new_registry(self.name, self._clock)
+        self._metrics = MemberMetrics(self._registry, config.cluster, config.broker_group)
+        self._registry.register(DiskCollector(self._metrics, config.store_path))
+        self._vitals = Vitals(self._registry, ports.gate, self._clock)
+        self._count_roles()
+        self._stack = AsyncExitStack()
+        self._change: RoleChange | None = None
+        self._ended = asyncio.Event()
+        self._metrics_port = 0
+        self.metrics_address = ""
+
+    def _count_roles(self) -> None:
+        role = Gauge(
+            "cometmq_role",
+            "1 for the present role of this process.",
+            ["role"],
+            registry=self._registry,
+        )
+        role.labels(self.role).set(1)
+        changes = Gauge(
+            "cometmq_role_changes_recent",
+            "Changes of role within the last minute; more than three make it wait.",
+            registry=self._registry,
+        )
+        changes.set_function(lambda: reexec.recent(self._before, self._clock.boottime_s()))
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            await self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, traceback)
+
+    async def until(self, stop: StopSignal) -> RoleChange | None:
+        """Wait for a signal to stop (None), or for the end of this role."""
+        waits = [asyncio.ensure_future(wait) for wait in (stop.wait(), self._ended.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._change
+
+    async def ended(self) -> RoleChange:
+        """Wait for the end of this role, for tests."""
+        await self._ended.wait()
+        assert self._change is not None
+        return self._change
+
+    # --- for the roles ----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _open(self, around: Surroundings) -> Parts | None:
+        """Open the store and put the parts together; None after :meth:`become`, and when a signal
+        to stop came first.
+        """
+
+    def become(self, module: str, reason: str, log_end: int | None = None) -> None:
+        """This process is to be replaced."""
+        if self._change is not None:
+            return
+        ports = {
+            "port": self._ports.clients.port,
+            "internal_port": self._ports.internal.port,
+            "metrics_port": self._metrics_port,
+        }
+        change = RoleChange(module, reason, ports, log_end)
+        self._change = change.after(self._before, self._clock.boottime_s())
+        log.info("role ends", extra=fields(next=module, reason=reason))
+        self._ended.set()
+
+    @property
+    def stopping(self) -> bool:
+        """A signal to stop has come."""
+        return self._stop is not None and self._stop.is_set
+
+    # --- start ------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._serve_metrics()  # long before the rest: a recovery may take minutes
+        identity = await self._identity()
+        parts = await self._open(
+            Surroundings(self._config, identity, self._ports, self._metrics, self._clock)
+        )
+        if parts is None:
+            return
+        self._metrics.recovery_s.set(parts.seconds)
+        self._stack.push_async_callback(parts.close)
+        self._serve(parts)
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        for coroutine in (self._vitals.run(), *parts.background()):
+            task = tasks.create_task(self._until_deposed(coroutine))
+            self._stack.callback(task.cancel)
+        self._stack.push_async_callback(self._drain, parts)
+        await self._become_ready(parts)
+
+    async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except* (Deposed, StaleEpoch) as errors:
+            if not self._config.lease:
+                raise
+            log.warning("deposed", extra=fields(reason=errors.exceptions))
+            self.become(FOLLOWER_MODULE, "deposed")
+
+    def _serve(self, parts: Parts) -> None:
+        for collector in parts.collectors:
+            self._registry.register(collector)
+        observer = RpcMetrics(self._registry, self._clock)
+        self._ports.clients.add(
+            add_BrokerServiceServicer_to_server, parts.servicer, observer=observer
+        )
+        self._ports.internal.add(
+            add_BrokerAdminServiceServicer_to_server, parts.admin_servicer, observer=observer
+        )
+        self._ports.internal.add(
+            add_MemberServiceServicer_to_server, parts.member_servicer, observer=observer
+        )
+
+    def _serve_metrics(self) -> None:
+        host = self._config.listen_host
+        port = self._config.metrics_port
+        labels = self._metrics.process_labels
+        try:
+            metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
+        except OSError as error:
+            raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+        self._stack.callback(metrics.close)
+        self._metrics_port = metrics.port
+        self.metrics_address = join_address(host, metrics.port)
+
+    async def _become_ready(self, parts: Parts) -> None:
+        gc.collect()
+        gc.freeze()  # what lives as long as the process need not be looked at again
+        await self._ports.set_ready()
+        try:
+            async with asyncio.timeout(REGISTRATION_WAIT_S):
+                await parts.registrar.tried()
+        except TimeoutError:
+            log.warning("ready without an answer from any name server")
+        announce(
+            self._config.announce_file,
+            address=self._ports.clients.address,
+            internal_address=self._ports.internal.address,
+            metrics_address=self.metrics_address,
+        )
+        log.info("ready", extra=fields(role=self.role, address=self._ports.clients.address))
+
+    async def _drain(self, parts: Parts) -> None:
+        log.info("draining")
+        await self._ports.begin_drain()
+        await parts.registrar.unregister()
+        await self._ports.stop(self._config.drain_grace_s)
+
+    # --- who we are -------------------------------------------------------------------------------
+
+    async def _identity(self) -> BrokerIdentity:
+        return BrokerIdentity(
+            self._config.cluster,
+            self._config.broker_group,
+            host_bytes(await self._advertised_ip(), self._ports.clients.port),
+            _batch_limits(self._config),
+        )
+
+    async def _advertised_ip(self) -> str:
+        host = self._config.advertised_host or self._config.listen_host
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigInvalid(f"option advertised_host: {host} has no address: {error}") from None
+        return str(answers[0][4][0])
+
+
+def _batch_limits(config: MemberConfig) -> BatchLimits:
+    """What producers are told: a batch lies in one log file."""
+    limits = BatchLimits(body_bytes_max=config.max_message_size)
+    in_a_file = config.mapped_file_size_commit_log - BLANK_BYTES
+    return replace(limits, batch_bytes_max=min(limits.batch_bytes_max, in_a_file))

@@ -1,0 +1,213 @@
+"""An open store that is a copy of the writer's: what comes is appended, its queues and its state
+are shown to readers when the writer shows them, and not before it is on our own disk.
+
+The event loop owns everything here. A large chunk is verified and written in a thread, so that
+readers do not wait for it; nobody else writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from cometmq.clock import Clock
+from cometmq.format import record
+from cometmq.member.flushing import FlushPolicy
+from cometmq.member.statelog import deletes_a_topic
+from cometmq.member.storage import BaseStorage
+from cometmq.messaging.changes import Change, TopicDropped, TopicPut, decode
+from cometmq.messaging.state import (
+    COPY_LAST,
+    COPY_ONLY,
+    STATE_TOPIC,
+    BrokerState,
+    StateLoader,
+)
+from cometmq.messaging.topics import is_system
+from cometmq.replication.watermarks import CopyWatermarks, DurabilityClass, ReadableMaxima
+from cometmq.store.base import BaseStore
+from cometmq.store.following import FollowerStore
+
+# Below it a chunk is appended on the loop: the way to a thread and back costs as much.
+INLINE_BYTES_MAX = 32 * 1024
+
+
+class CopyStorage(BaseStorage):
+    """The store of a member that follows. ``on_drop`` hears the name of a topic that is deleted."""
+
+    store: FollowerStore
+
+    def __init__(
+        self,
+        store: FollowerStore,
+        state: StateCopy,
+        policy: FlushPolicy,
+        clock: Clock,
+        on_flush_s: Callable[[float], None] = lambda _seconds: None,
+        on_drop: Callable[[str], None] = lambda _topic: None,
+    ) -> None:
+        super().__init__(store, _unseen(store), policy, clock, on_flush_s)
+        self._on_drop = on_drop
+        self.watermarks = CopyWatermarks(store.appended_offset, store.flushed_offset)
+        self._state = state
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
+
+    async def copy(self, offset: int, data: bytes) -> None:
+        """Append a chunk. Raises what ``FollowerStore.append`` raises."""
+        collected = _Collected()
+        if len(data) <= INLINE_BYTES_MAX:
+            end = self.store.append(offset, data, collected)
+        else:
+            loop = asyncio.get_running_loop()
+            end = await loop.run_in_executor(
+                self._thread, self.store.append, offset, data, collected
+            )
+        self.watermarks.append_to(end)
+        for note in collected.notes:
+            note(self)
+        self._flusher.appended()
+        self._sync_as_the_writer()
+        self.moved.ring()
+
+    def told(self, visible_async: int, visible_others: int) -> None:
+        """The writer has told what consumers may see."""
+        self.watermarks.told(visible_async, visible_others)
+        self._sync_as_the_writer()
+        self._show()
+
+    def _sync_as_the_writer(self) -> None:
+        # What the writer has on disk we sync at once too: somebody waited for it there, or its
+        # interval was over. So a follower needs no rule of its own.
+        told = self.watermarks.told_position
+        self._flusher.demand(min(told, self.store.appended_offset))
+
+    def _flushed(self, position: int) -> None:
+        # A chunk that a thread is appending may be on the disk before the loop hears of it.
+        self.watermarks.append_to(max(position, self.watermarks.appended))
+        self.watermarks.flush_to(position)
+        self._show()
+
+    def _show(self) -> None:
+        # State first: a message of a new topic can only be read when the topic is known.
+        for topic in self._state.advance(self.watermarks.visible(DurabilityClass.FLUSHED)):
+            self.arrivals.topic_changed(topic)
+        self.arrivals.advanced(self.maxima.advance(self.watermarks))
+
+    # --- what is collected from a chunk, in the order of the log ---
+
+    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
+
+    def dropped(self, topic: str) -> None:
+        self.maxima.forget_topic(topic)
+        self.arrivals.topic_changed(topic)
+        self._on_drop(topic)
+
+    def state_record(self, end: int, tag: str, body: bytes) -> None:
+        self._state.put(end, tag, body)
+
+    def end_threads(self) -> None:
+        self._thread.shutdown(wait=True)
+        super().end_threads()
+
+
+class _Collected:
+    """Hears of what is copied, possibly in a thread, and keeps it for the loop."""
+
+    topics = frozenset({STATE_TOPIC})
+
+    def __init__(self) -> None:
+        self.drop_topic: Callable[[str], None] | None = None
+        self.notes: list[Callable[[CopyStorage], None]] = []
+
+    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        self.notes.append(lambda storage: storage.settled(topic, queue_id, end, next_offset))
+
+    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+        found = record.decode(data)
+        for change in decode(found.body):
+            if isinstance(change, TopicDropped):
+                self._drop(change.topic)
+        end = log_offset + len(data)
+        self.notes.append(lambda storage: storage.state_record(end, found.tag, found.body))
+
+    def _drop(self, topic: str) -> None:
+        assert self.drop_topic is not None
+        self.drop_topic(topic)
+        self.notes.append(lambda storage: storage.dropped(topic))
+
+
+def _unseen(store: BaseStore) -> ReadableMaxima:
+    """What is there when a follower starts: readable when the writer says that all of it is."""
+    maxima = ReadableMaxima()
+    for key in store.queues():
+        low, high = store.queue_bounds(*key)
+        if high > low:
+            maxima.push(DurabilityClass.FLUSHED, store.appended_offset, key, high)
+    return maxima
+
+
+class StateCopy:
+    """The state of a follower: records wait until they are visible, then ``state`` changes.
+
+    ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a full
+    copy has come.
+    """
+
+    def __init__(
+        self, state: BrokerState, new_state: Callable[[], BrokerState], *, whole: bool = True
+    ) -> None:
+        self.state = state
+        self._loader = StateLoader(state if whole else None, new_state)
+        self._waiting: deque[tuple[int, str, bytes]] = deque()  # end in the log, tag, body
+
+    def demands(self, topic: str) -> DurabilityClass:
+        """What the topic's messages demand, as far as is known; the strictest where it is not."""
+        config = None if is_system(topic) else self.state.topics.find(topic)
+        if config is None:
+            return DurabilityClass.FLUSHED
+        return DurabilityClass.of(config.flush_mode)
+
+    def put(self, end: int, tag: str, body: bytes) -> None:
+        """A state record came that ends at ``end`` of the log."""
+        assert not self._waiting or self._waiting[-1][0] < end
+        self._waiting.append((end, tag, body))
+
+    def advance(self, visible: int) -> set[str]:
+        """Apply what has become visible; the topics that may be others now."""
+        touched: set[str] = set()
+        while self._waiting and self._waiting[0][0] <= visible:
+            _, tag, body = self._waiting.popleft()
+            touched.update(self._apply(tag, body))
+        return touched
+
+    def _apply(self, tag: str, body: bytes) -> Iterable[str]:
+        changes = self._loader.feed(tag, body)
+        if tag in (COPY_ONLY, COPY_LAST) and self._loader.complete:
+            self.state.become(self._loader.state)
+            return [config.name for config in self.state.topics]
+        return [name for name in map(_topic_of, changes) if name]
+
+
+def _topic_of(change: Change) -> str:
+    match change:
+        case TopicPut(config, _):
+            return config.name
+        case TopicDropped(topic):
+            return topic
+        case _:
+            return ""
+
+
+def cut(store: FollowerStore, offset: int) -> None:
+    """Cut a follower's log at ``offset``; nobody else may use the store.
+
+    When a topic was deleted behind it, that topic's queues are gone, and only the whole log could
+    bring them back: then everything is forgotten, and copied anew.
+    """
+    if deletes_a_topic(store, offset):
+        store.start_anew(store.min_offset)
+    else:
+        store.truncate(offset)

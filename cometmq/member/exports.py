@@ -1,0 +1,37 @@
+"""Exports of the state into ``config/*.json``, where RocketMQ and people look for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Exporter:
+    """Writes the exports; from any thread, one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._one_at_a_time = threading.Lock()
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write each file whole or not at all, the previous one staying as ``.bak``, as RocketMQ
+        does. Raises OSError.
+        """
+        with self._one_at_a_time:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                self._replace(self._directory / name, content)
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        draft = path.with_name(f"{path.name}.tmp")
+        # Synced although the state log is the truth: after a power cut an empty file under this
+        # name would look like another program's, and the store would not open.
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.bak"))
+        draft.replace(path)

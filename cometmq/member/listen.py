@@ -1,0 +1,58 @@
+"""The broker's two ports, before anything slow is imported: health answers from here on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from cometmq.member.config import MemberConfig
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.server import RpcServer, ServerLimits
+
+CLIENT_SERVICE = "cometmq.v1.BrokerService"
+ADMIN_SERVICE = "cometmq.v1.BrokerAdminService"
+MEMBER_SERVICE = "cometmq.v1.MemberService"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Both servers; they share one gate."""
+
+    clients: RpcServer
+    internal: RpcServer
+    gate: Gate
+
+    async def start(self) -> None:
+        """Bind both."""
+        await self.clients.start()
+        await self.internal.start()
+
+    async def set_ready(self) -> None:
+        await self.clients.set_ready()
+        await self.internal.set_ready()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close both; calls in flight may take ``grace_s``. A second time it does nothing."""
+        await asyncio.gather(self.clients.stop(grace_s), self.internal.stop(grace_s))
+
+    async def begin_drain(self) -> None:
+        await self.clients.begin_drain()
+        await self.internal.begin_drain()
+
+
+def new_ports(config: MemberConfig) -> Ports:
+    """Servers that have not started yet."""
+    gate = Gate()
+    limits = ServerLimits()
+    host = config.listen_host
+    return Ports(
+        RpcServer(host=host, port=config.port, services=[CLIENT_SERVICE], gate=gate, limits=limits),
+        RpcServer(
+            host=host,
+            port=config.internal_port,
+            services=[ADMIN_SERVICE, MEMBER_SERVICE],
+            gate=gate,
+            limits=limits,
+        ),
+        gate,
+    )

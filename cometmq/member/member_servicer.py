@@ -1,0 +1,94 @@
+"""``cometmq.v1.MemberService``, put together from the parts that a process has."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from cometmq.v1 import member_pb2, member_pb2_grpc
+
+Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
+
+
+class ArrivalsPart(Protocol):
+    """Who tells of arrivals."""
+
+    async def WatchArrivals(self, request_iterator: Any, context: Context) -> None: ...
+
+
+class PullsPart(Protocol):
+    """Who answers pulls of pullholds."""
+
+    async def PullStream(self, request_iterator: Any, context: Context) -> None: ...
+
+
+class ReplicationPart(Protocol):
+    """Who copies the log to followers."""
+
+    async def Replicate(self, request_iterator: Any, context: Context) -> None: ...
+
+    async def StepDown(
+        self, request: member_pb2.StepDownRequest, context: Context
+    ) -> member_pb2.StepDownResponse: ...
+
+    async def ChecksumLog(
+        self, request: member_pb2.ChecksumLogRequest, context: Context
+    ) -> member_pb2.ChecksumLogResponse: ...
+
+
+class MemberServicer(member_pb2_grpc.MemberServiceServicer):
+    """The methods of a part that the process does not have are not served: UNIMPLEMENTED, as gRPC
+    itself answers for an unknown method.
+    """
+
+    def __init__(
+        self,
+        *,
+        arrivals: ArrivalsPart | None = None,
+        pulls: PullsPart | None = None,
+        replication: ReplicationPart | None = None,
+    ) -> None:
+        self._arrivals = arrivals
+        self._pulls = pulls
+        self._replication = replication
+
+    async def WatchArrivals(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: Any, context: Context
+    ) -> None:
+        if self._arrivals is None:
+            await _not_served(context)
+        await self._arrivals.WatchArrivals(request_iterator, context)
+
+    async def PullStream(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: Any, context: Context
+    ) -> None:
+        if self._pulls is None:
+            await _not_served(context)
+        await self._pulls.PullStream(request_iterator, context)
+
+    async def Replicate(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: Any, context: Context
+    ) -> None:
+        if self._replication is None:
+            await _not_served(context)
+        await self._replication.Replicate(request_iterator, context)
+
+    async def StepDown(
+        self, request: member_pb2.StepDownRequest, context: Context
+    ) -> member_pb2.StepDownResponse:
+        if self._replication is None:
+            await _not_served(context)
+        return await self._replication.StepDown(request, context)
+
+    async def ChecksumLog(
+        self, request: member_pb2.ChecksumLogRequest, context: Context
+    ) -> member_pb2.ChecksumLogResponse:
+        if self._replication is None:
+            await _not_served(context)
+        return await self._replication.ChecksumLog(request, context)
+
+
+async def _not_served(context: Context) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this process does not serve the method")
+    raise AssertionError("abort does not return")

@@ -1,0 +1,285 @@
+"""What a member tells Prometheus, under RocketMQ 5's names where it has one (`rocketmq-facts`
+§1.7).
+
+Counters are counted per batch, never per message. What can be read off at scrape time is read then,
+by :class:`MemberCollector`; it runs in the scraper's thread and only reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cometmq.errors import DiskFull, FlowControl, StoreFailed
+from cometmq.member.storage import BaseStorage, MemberStorage
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.topics import RETRY_PREFIX, is_system
+
+_NODE = ("cluster", "node_type", "node_id")
+_BUCKETS_S = (
+    0.0001,
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    5.0,
+)
+# Followers too, as in RocketMQ: a series goes on through changes of role; `cometmq_role` tells it.
+_NODE_TYPE = "broker"
+# Refusals that alerts wait for: their series exist from the start, for the first one is no
+# increase of a series that was not there.
+_ALARMING = (DiskFull, FlowControl, StoreFailed)
+
+
+_DISK = (
+    ("cometmq_disk_size_bytes", "Size of the volume that the store lies on."),
+    ("cometmq_disk_free_bytes", "Bytes of that volume that the process may still use."),
+)
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+class MemberMetrics:
+    """The counters that code has to feed. ``node`` is (cluster, broker group)."""
+
+    def __init__(self, registry: CollectorRegistry, cluster: str, broker_group: str) -> None:
+        self.node = (cluster, _NODE_TYPE, broker_group)
+        topic = (*_NODE, "topic", "is_system")
+        group = (*_NODE, "topic", "is_system", "consumer_group", "is_retry")
+        self._messages_in = Counter(
+            "rocketmq_messages_in", "Messages stored.", topic, registry=registry
+        )
+        self._bytes_in = Counter(
+            "rocketmq_throughput_in", "Record bytes stored.", topic, registry=registry
+        )
+        self._messages_out = Counter(
+            "rocketmq_messages_out", "Messages answered to pulls.", group, registry=registry
+        )
+        self._bytes_out = Counter(
+            "rocketmq_throughput_out", "Record bytes answered to pulls.", group, registry=registry
+        )
+        self.producer_connections = Gauge(
+            "rocketmq_producer_connections", "Open send streams.", _NODE, registry=registry
+        ).labels(*self.node)
+        self.batches_refused = Counter(
+            "cometmq_batches_refused", "Batches refused, by error.", ["error"], registry=registry
+        )
+        for refusal in _ALARMING:
+            self.batches_refused.labels(refusal.name())
+        self._append_s = Histogram(
+            "cometmq_append_seconds",
+            "Time of checking, writing and dispatching one batch.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self._send_s = Histogram(
+            "cometmq_send_seconds",
+            "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.flush_s = Histogram(
+            "cometmq_log_flush_seconds",
+            "Time of one sync of the commit log.",
+            buckets=_BUCKETS_S,
+            registry=registry,
+        )
+        self.recovery_s = Gauge(
+            "cometmq_recovery_seconds", "Time that opening the store took.", registry=registry
+        )
+        self._in: dict[str, tuple[Counter, Counter]] = {}
+        self._out: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+
+    @property
+    def process_labels(self) -> dict[str, str]:
+        """What names this process, on every sample that it serves."""
+        return dict(zip(_NODE, self.node, strict=True))
+
+    def appended(self, seconds: float) -> None:
+        """A batch was checked and written in this time."""
+        self._append_s.observe(seconds)
+
+    def acknowledged(self, seconds: float) -> None:
+        """A batch was acknowledged this long after it came."""
+        self._send_s.observe(seconds)
+
+    def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
+        """A run of messages was stored."""
+        counters = self._in.get(topic)
+        if counters is None:
+            labels = (*self.node, topic, _flag(is_system(topic)))
+            counters = self._messages_in.labels(*labels), self._bytes_in.labels(*labels)
+            self._in[topic] = counters
+        counters[0].inc(count)
+        counters[1].inc(size_bytes)
+
+    def messages_out(self, topic: str, group: str, count: int, size_bytes: int) -> None:
+        """A pull was answered."""
+        if not count:
+            return
+        counters = self._out.get((topic, group))
+        if counters is None:
+            is_retry = _flag(topic.startswith(RETRY_PREFIX))
+            labels = (*self.node, topic, _flag(is_system(topic)), group, is_retry)
+            counters = self._messages_out.labels(*labels), self._bytes_out.labels(*labels)
+            self._out[topic, group] = counters
+        counters[0].inc(count)
+        counters[1].inc(size_bytes)
+
+    def forget_topic(self, topic: str) -> None:
+        """A deleted topic's series end, so that churn of topics does not fill the memory."""
+        self._in.pop(topic, None)
+        labels = (*self.node, topic, _flag(is_system(topic)))
+        for counter in (self._messages_in, self._bytes_in):
+            counter.remove(*labels)
+        for key in [key for key in self._out if key[0] == topic]:
+            del self._out[key]
+            is_retry = _flag(topic.startswith(RETRY_PREFIX))
+            for counter in (self._messages_out, self._bytes_out):
+                counter.remove(*labels, key[1], is_retry)
+
+
+class DiskCollector(Collector):
+    """The volume that the store lies on. What a kubelet says of a local volume is about the whole
+    disk behind it, and is not there outside of Kubernetes.
+    """
+
+    def __init__(self, metrics: MemberMetrics, store_path: Path) -> None:
+        self._node = metrics.node
+        self._path = store_path
+
+    def describe(self) -> Iterable[Metric]:
+        return [GaugeMetricFamily(name, text, labels=_NODE) for name, text in _DISK]
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            usage = shutil.disk_usage(self._path)
+        except OSError:  # before the first opening there is no folder
+            return
+        for (name, text), value in zip(_DISK, (usage.total, usage.free), strict=True):
+            family = GaugeMetricFamily(name, text, labels=_NODE)
+            family.add_metric(self._node, value)
+            yield family
+
+
+class Connections(Protocol):
+    """What counts open consumer streams."""
+
+    def __len__(self) -> int: ...
+
+
+class InFlight(Protocol):
+    """What knows how many bytes wait for their acknowledgement."""
+
+    @property
+    def in_flight_bytes(self) -> int: ...
+
+
+class StoreCollector(Collector):
+    """What any member has, read off at each scrape."""
+
+    def __init__(self, metrics: MemberMetrics, storage: BaseStorage, state: BrokerState) -> None:
+        self._node = metrics.node
+        self._storage = storage
+        self._state = state
+
+    def describe(self) -> Iterable[Metric]:
+        return [Metric(name, text, "gauge") for name, text, _ in self._values()]
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, value in self._values():
+            family = GaugeMetricFamily(name, text, labels=_NODE)
+            family.add_metric(self._node, value)
+            yield family
+
+    def _values(self) -> Iterator[tuple[str, str, float]]:
+        store = self._storage.store
+        end = store.appended_offset
+        yield "rocketmq_topic_number", "Topics.", len(self._state.topics)
+        yield "rocketmq_consumer_group_number", "Consumer groups.", len(self._state.groups)
+        yield "rocketmq_storage_size", "Bytes of log kept.", end - store.min_offset
+        yield (
+            "rocketmq_storage_flush_behind_bytes",
+            "Bytes of log not yet on disk.",
+            end - store.flushed_offset,
+        )
+        yield (
+            "rocketmq_storage_dispatch_behind_bytes",
+            "Bytes of log not yet in the queues' files.",
+            end - store.dispatched_offset,
+        )
+        yield "cometmq_log_min_offset", "Lowest log offset kept.", store.min_offset
+        yield "cometmq_log_appended_offset", "End of the log.", end
+        yield "cometmq_log_flushed_offset", "The log is on disk up to here.", store.flushed_offset
+        yield "cometmq_epoch", "Incarnation of the writer.", store.epoch
+
+
+class MemberCollector(StoreCollector):
+    """The same of a writer, and what only it has."""
+
+    def __init__(
+        self,
+        metrics: MemberMetrics,
+        storage: MemberStorage,
+        state: BrokerState,
+        consumers: Connections,
+        in_flight: InFlight,
+    ) -> None:
+        super().__init__(metrics, storage, state)
+        self._consumers = consumers
+        self._in_flight = in_flight
+
+    def describe(self) -> Iterable[Metric]:
+        return [*super().describe(), _lag_family()]
+
+    def collect(self) -> Iterable[Metric]:
+        yield from super().collect()
+        yield self._lag()
+
+    def _values(self) -> Iterator[tuple[str, str, float]]:
+        yield from super()._values()
+        yield "rocketmq_consumer_connections", "Open group memberships.", len(self._consumers)
+        yield "rocketmq_broker_permission", "RocketMQ's bits: 4 read, 2 write.", 6
+        yield (
+            "cometmq_send_in_flight_bytes",
+            "Bytes of batches that wait for their acknowledgement.",
+            self._in_flight.in_flight_bytes,
+        )
+
+    def _lag(self) -> Metric:
+        """Per group and topic: readable messages that are not committed. Groups without live
+        members count as well.
+        """
+        lags: dict[tuple[str, str], int] = {}
+        for commit in self._state.offsets:
+            low, readable, _ = self._storage.bounds((commit.topic, commit.queue_id))
+            behind = max(0, readable - max(low, commit.position.offset))
+            key = (commit.group, commit.topic)
+            lags[key] = lags.get(key, 0) + behind
+        family = _lag_family()
+        for (group, topic), behind in lags.items():
+            flags = (_flag(topic.startswith(RETRY_PREFIX)), _flag(is_system(topic)))
+            family.add_metric((*self._node, topic, group, *flags), behind)
+        return family
+
+
+def _lag_family() -> GaugeMetricFamily:
+    labels = (*_NODE, "topic", "consumer_group", "is_retry", "is_system")
+    return GaugeMetricFamily(
+        "rocketmq_consumer_lag_messages", "Messages that a group has not committed.", labels=labels
+    )

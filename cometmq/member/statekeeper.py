@@ -1,0 +1,165 @@
+"""The writer's state: plans a change, appends its record, applies it when the record is on disk.
+
+One change at a time: plans enter the log in the order in which they were made. Committed offsets
+are the exception (architecture, "State is a log"): they count at once and reach the log about once
+a second, all together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from cometmq.clock import Clock
+from cometmq.errors import TopicNotFound
+from cometmq.member.statelog import encode_record
+from cometmq.member.storage import MemberStorage, Segment
+from cometmq.messaging.changes import Change
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.state import (
+    STATE_QUEUE_ID,
+    STATE_TOPIC,
+    BrokerState,
+    StateRecord,
+    change_records,
+)
+from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
+
+T = TypeVar("T")
+
+
+class StateKeeper:
+    """Owns all changes of a writer's :class:`BrokerState`. ``on_topics`` is called after topics
+    have changed, ``on_drop`` before that with the name of one that was deleted.
+    """
+
+    def __init__(
+        self,
+        state: BrokerState,
+        storage: MemberStorage,
+        host: bytes,
+        clock: Clock,
+        on_topics: Callable[[], None] = lambda: None,
+        on_drop: Callable[[str], None] = lambda _topic: None,
+    ) -> None:
+        self.state = state
+        self.closing: set[str] = (
+            set()
+        )  # topics whose deletion is on its way: nothing more may be sent to them
+        self._storage = storage
+        self._host = host
+        self._clock = clock
+        self._on_topics = on_topics
+        self._on_drop = on_drop
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._in_flight: list[Change] = []  # appended, not yet applied
+        self._copied_at = (
+            storage.store.appended_offset
+        )  # end of the last full copy, as a log offset
+
+    async def put_topic(self, config: TopicConfig) -> bool:
+        """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
+        return await self._finish(self._put_topic(config, only_new=False))
+
+    async def create_topic(self, config: TopicConfig) -> bool:
+        """As :meth:`put_topic`, but a topic that is there keeps its settings."""
+        return await self._finish(self._put_topic(config, only_new=True))
+
+    async def drop_topic(self, topic: str) -> None:
+        """Delete a topic. Raises what ``plan_drop`` raises."""
+        await self._finish(self._drop_topic(topic))
+
+    async def put_group(self, settings: GroupSettings) -> None:
+        """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
+        await self._finish(self._put_group(settings))
+
+    async def settled(self) -> None:
+        """Wait until no change is on its way."""
+        async with self._one_at_a_time:
+            assert not self._in_flight
+
+    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
+        # A change whose record is in the log must come to its end, also when the caller that asked
+        # for it goes away.
+        task = asyncio.get_running_loop().create_task(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return await asyncio.shield(task)
+
+    def _forget_task(self, task: asyncio.Task[T]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller got it, or has gone
+
+    async def _put_topic(self, config: TopicConfig, *, only_new: bool) -> bool:
+        async with self._one_at_a_time:
+            before = self.state.topics.find(config.name)
+            created = before is None
+            if created or (before != config and not only_new):
+                await self._commit(self.state.plan_topic(config))
+                self._on_topics()
+            return created
+
+    async def _drop_topic(self, topic: str) -> None:
+        async with self._one_at_a_time:
+            change = self.state.plan_drop(topic)
+            # Nothing may follow the deletion into the old queues: at recovery everything after it
+            # counts as new.
+            self.closing.add(topic)
+            try:
+                await self._commit(change)
+                self._storage.drop_topic(topic)
+            finally:
+                self.closing.discard(topic)
+            self._on_drop(topic)
+            self._on_topics()
+
+    async def _put_group(self, settings: GroupSettings) -> None:
+        async with self._one_at_a_time:
+            if self.state.groups.get(settings.name) != settings:
+                await self._commit(self.state.plan_group(settings))
+
+    def check_open(self, topic: str) -> None:
+        """Raises TopicNotFound for a topic that is being deleted."""
+        if topic in self.closing:
+            raise TopicNotFound(f"topic {topic} is being deleted")
+
+    def write_offsets(self) -> None:
+        """Append what groups have committed since the last time. May raise DiskFull; then it
+        stays to be written.
+        """
+        while (change := self.state.plan_offsets()) is not None:
+            self._append(change_records([change]))
+            self.state.offsets.written(change.commits)
+
+    def write_copy_if_due(self, interval_bytes: int) -> None:
+        """Append a full copy when the log has grown by ``interval_bytes`` since the last. May
+        raise DiskFull.
+        """
+        if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
+            self._append(self.state.full_copy(self._in_flight))
+            self._copied_at = self._storage.store.appended_offset
+
+    async def _commit(self, change: Change) -> None:
+        end = self._append(change_records([change]))
+        self._in_flight.append(change)
+        try:
+            await self._storage.on_disk(end)
+        finally:
+            self._in_flight.remove(change)
+        self.state.apply(change)
+
+    def _append(self, records: Sequence[StateRecord]) -> int:
+        demands = DurabilityClass.of(self.state.topics.flush_mode(STATE_TOPIC))
+        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
+        end = self._storage.store.appended_offset
+        for state_record in records:
+            data = encode_record(state_record, self._host, self._clock.wall_ms())
+            ticket = self._storage.append(
+                data, [segment], born_host=self._host, store_host=self._host
+            )
+            end = ticket.appended.end_offset
+        return end

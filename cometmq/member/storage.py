@@ -1,0 +1,252 @@
+"""An open store with its positions: what is appended, acknowledged, readable.
+
+The event loop owns everything here. It appends; the flush thread says how far the log is on disk;
+from that follow released acknowledgements and readable maxima (architecture: durability classes).
+Reads may come from any thread: they use only the store's positional reads and the plain dictionary
+of maxima.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from cometmq.clock import Clock
+from cometmq.errors import BrokerDraining, DiskFull
+from cometmq.member.arrivals import Arrivals
+from cometmq.member.commit import AckQueue
+from cometmq.member.flushing import Flusher, FlushPolicy
+from cometmq.replication.watermarks import DurabilityClass, QueueKey, ReadableMaxima, Watermarks
+from cometmq.store.base import BaseStore
+from cometmq.store.engine import Appended, MessageStore
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of records of one queue, and what its topic demands before it is acknowledged."""
+
+    topic: str
+    queue_id: int
+    count: int
+    demands: DurabilityClass
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A batch that is in the log. ``acked`` is None when it is acknowledged already."""
+
+    appended: Appended
+    acked: asyncio.Future[None] | None
+
+
+class Bell:
+    """Wakes everybody who listens. Costs a look at an empty set while nobody does."""
+
+    def __init__(self) -> None:
+        self._events: set[asyncio.Event] = set()
+
+    def ring(self) -> None:
+        for event in self._events:
+            event.set()
+
+    @contextlib.contextmanager
+    def heard_by(self, event: asyncio.Event) -> Iterator[None]:
+        """Set ``event`` at each ring, as long as the block lasts."""
+        self._events.add(event)
+        try:
+            yield
+        finally:
+            self._events.discard(event)
+
+
+class BaseStorage:
+    """What a writer and a follower both do with their store: sync it, tell how far consumers may
+    read. Use :meth:`run` as a task; it ends only by an error of the disk.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore,
+        maxima: ReadableMaxima,
+        policy: FlushPolicy,
+        clock: Clock,
+        on_flush_s: Callable[[float], None],
+    ) -> None:
+        self.store = store
+        assert store.flushed_offset == store.appended_offset, "recovery leaves everything on disk"
+        self.maxima = maxima
+        self.arrivals = Arrivals()  # who is told when a queue's readable maximum rises
+        self.moved = Bell()  # rings when the log has grown, or more of it is on disk
+        self.failed = False  # the disk refused: nothing may be written any more
+        self._on_flush_s = on_flush_s
+        self._flusher = Flusher(store, policy, clock, self._synced)
+        # Queue files are synced and log files built beside the flush thread, so that an
+        # acknowledgement never waits for them; one thread each, because a log file takes long to
+        # build.
+        self._queue_thread = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
+        self._build_thread = ThreadPoolExecutor(1, thread_name_prefix="build-file")
+
+    def _synced(self, position: int, seconds: float) -> None:
+        self._flushed(position)
+        self.moved.ring()
+        self._on_flush_s(seconds)
+
+    def _flushed(self, position: int) -> None:
+        """The log is on disk up to ``position``."""
+        raise NotImplementedError
+
+    def _fail(self, error: Exception) -> None:
+        """The disk has failed."""
+        self.failed = True
+
+    # --- reading ---
+
+    def bounds(self, key: QueueKey) -> tuple[int, int, int]:
+        """A queue's minimum, readable maximum and appended maximum."""
+        low, appended = self.store.queue_bounds(*key)
+        return low, max(low, self.maxima.readable(key)), appended
+
+    def hungry(self) -> None:
+        """A reader found nothing; what comes next is synced at once."""
+        self._flusher.hungry()
+
+    def hurry(self) -> None:
+        """Sync what has been appended: a queue is watched from now on."""
+        self._flusher.demand(self.store.appended_offset)
+
+    # --- life ---
+
+    async def run(self, flush_queues_s: float) -> None:
+        """Sync the log and the queues, build log files ahead; until cancelled or the disk fails."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._flusher.run(), name="flush-log")
+                tasks.create_task(self._flush_queues(flush_queues_s), name="flush-queues")
+                tasks.create_task(self._build_files(), name="build-files")
+        except* Exception as failures:  # whatever it was, what is on disk is not known any more
+            error = failures.exceptions[0]
+            self._fail(error)
+            raise error from None
+
+    async def _flush_queues(self, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(interval_s)
+            await loop.run_in_executor(self._queue_thread, self.store.flush_queues)
+
+    async def _build_files(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            if self.store.next_file_wanted:
+                await loop.run_in_executor(self._build_thread, self._build_file)
+            await asyncio.sleep(0.1)
+
+    def _build_file(self) -> None:
+        # A full disk is said by the append that needs the file; we come back in a moment.
+        with contextlib.suppress(DiskFull):
+            self.store.prepare_next_file()
+
+    def end_threads(self) -> None:
+        """Wait for what the threads still do; nobody uses the store any more then. Blocking, as
+        :meth:`close`.
+        """
+        for thread in (self._queue_thread, self._build_thread):
+            thread.shutdown(wait=True)
+        self._flusher.close()
+
+    def close(self) -> None:
+        """Close the store cleanly; after the disk failed leave it as a crash would.
+
+        Blocking; only after :meth:`run` was cancelled and awaited.
+        """
+        self.end_threads()
+        if self.failed:
+            self.store.abandon()
+        else:
+            self.store.close()
+
+
+class MemberStorage(BaseStorage):
+    """The store of a member that writes."""
+
+    store: MessageStore
+
+    def __init__(
+        self,
+        store: MessageStore,
+        policy: FlushPolicy,
+        clock: Clock,
+        on_flush_s: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        maxima = ReadableMaxima({key: store.queue_bounds(*key)[1] for key in store.queues()})
+        super().__init__(store, maxima, policy, clock, on_flush_s)
+        self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
+        self.sealed = False  # nothing may be appended, for now: the role is being handed over
+        self._acks = AckQueue()
+
+    # --- writing ---
+
+    def append(
+        self, records: bytes, segments: Sequence[Segment], *, born_host: bytes, store_host: bytes
+    ) -> Ticket:
+        """Verify and append a whole batch. Raises what ``MessageStore.append`` raises; then
+        nothing has changed.
+        """
+        self.check_open()
+        appended = self.store.append(
+            records,
+            [(s.topic, s.queue_id, s.count) for s in segments],
+            born_host=born_host,
+            store_host=store_host,
+        )
+        end = appended.end_offset
+        self.watermarks.append_to(end)
+        self.moved.ring()
+        demands = DurabilityClass.ASYNC
+        for segment, first in zip(segments, appended.queue_offsets, strict=True):
+            demands |= segment.demands
+            key = (segment.topic, segment.queue_id)
+            self.maxima.push(segment.demands, end, key, first + segment.count)
+            if key in self.arrivals:  # somebody waits for it: visible one fdatasync from now
+                self._flusher.demand(end)
+        return Ticket(appended, self._acknowledge(demands, end))
+
+    def check_open(self) -> None:
+        """Raises BrokerDraining while the log is sealed."""
+        if self.sealed:
+            raise BrokerDraining("the writer hands its role over")
+
+    def _acknowledge(self, demands: DurabilityClass, end: int) -> asyncio.Future[None] | None:
+        self._flusher.appended()
+        if self.watermarks.ack(demands) >= end:
+            return None
+        self._flusher.demand(end)
+        return self._acks.wait(end)
+
+    async def on_disk(self, position: int) -> None:
+        """Wait until the log is on disk up to ``position``."""
+        if self.watermarks.flushed >= position:
+            return
+        assert position <= self.watermarks.appended
+        # Ends enter the queue of acknowledgements in order; waiting for all that is appended keeps
+        # them so.
+        end = self.watermarks.appended
+        self._flusher.demand(end)
+        await self._acks.wait(end)
+
+    def drop_topic(self, topic: str) -> None:
+        """Delete a topic's queues; the deletion's own record must be on disk already."""
+        self.store.drop_topic(topic)
+        self.maxima.forget_topic(topic)
+
+    def _flushed(self, position: int) -> None:
+        self.watermarks.flush_to(position)
+        self._acks.release(position)
+        self.arrivals.advanced(self.maxima.advance(self.watermarks))
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        self._acks.fail(error)

@@ -1,0 +1,308 @@
+"""The changes of a broker's state, and their bytes: the bodies of the records of the state topic.
+
+The form is documented byte by byte in ``docs/format/state.md``. Reading is strict: an unknown
+version, kind or field raises ``StateTooNew``, because a program that skips what it does not know
+would silently lose state; anything else that does not fit raises ``StoreDamaged``. New state is a
+new kind; the fields of a kind never change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cometmq.errors import StateTooNew, StoreDamaged
+from cometmq.messaging.generations import History, is_history
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset
+from cometmq.model import FlushMode, Position, TopicConfig
+
+VERSION = 1
+
+Json = Any  # what json.loads gives
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPut:
+    """A topic is created or gets other settings; new queues begin with ``generation``."""
+
+    config: TopicConfig
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDropped:
+    """A topic is deleted, with its queues' histories and all that groups committed there."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCopied:
+    """A topic as it stands, in a full copy: settings, and all histories by queue id."""
+
+    config: TopicConfig
+    histories: tuple[History, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationsRaised:
+    """After an unclean start: the queues of the named topics begin ``generation``.
+
+    ``starts``: each topic's maxima then, by queue id.
+    """
+
+    generation: int
+    starts: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationsCounted:
+    """All generations up to ``last`` have been given out.
+
+    Stands in a full copy, where deleted topics leave no other trace.
+    """
+
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPut:
+    """A consumer group is created or its settings change."""
+
+    settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDropped:
+    """A consumer group is deleted, with all that it committed."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsCommitted:
+    """Groups have come further; many commits in one change."""
+
+    commits: tuple[CommittedOffset, ...]
+
+
+Change = (
+    TopicPut
+    | TopicDropped
+    | TopicCopied
+    | GenerationsRaised
+    | GenerationsCounted
+    | GroupPut
+    | GroupDropped
+    | OffsetsCommitted
+)
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+def _config_fields(config: TopicConfig) -> dict[str, Json]:
+    return {
+        "n": config.name,
+        "r": config.read_queue_count,
+        "w": config.write_queue_count,
+        "p": config.permission,
+        "f": config.flush_mode.value,
+    }
+
+
+def _config(f: dict[str, Json]) -> TopicConfig:
+    return TopicConfig(_str(f["n"]), _int(f["r"]), _int(f["w"]), _int(f["p"]), FlushMode(f["f"]))
+
+
+def _group_fields(s: GroupSettings) -> dict[str, Json]:
+    return {
+        "n": s.name,
+        "c": s.consume_enable,
+        "m": s.consume_from_min_enable,
+        "b": s.consume_broadcast_enable,
+        "rq": s.retry_queue_count,
+        "rt": s.retry_times_max,
+        "i": s.broker_id,
+        "s": s.broker_id_when_slow,
+        "y": s.notify_members_enable,
+    }
+
+
+def _group(f: dict[str, Json]) -> GroupSettings:
+    return GroupSettings(
+        name=_str(f["n"]),
+        consume_enable=_bool(f["c"]),
+        consume_from_min_enable=_bool(f["m"]),
+        consume_broadcast_enable=_bool(f["b"]),
+        retry_queue_count=_int(f["rq"]),
+        retry_times_max=_int(f["rt"]),
+        broker_id=_int(f["i"]),
+        broker_id_when_slow=_int(f["s"]),
+        notify_members_enable=_bool(f["y"]),
+    )
+
+
+def _commit_fields(commits: Iterable[CommittedOffset]) -> dict[str, dict[str, list[list[int]]]]:
+    groups: dict[str, dict[str, list[list[int]]]] = {}
+    for c in commits:
+        entries = groups.setdefault(c.group, {}).setdefault(c.topic, [])
+        entries.append([c.queue_id, c.position.generation, c.position.offset])
+    return groups
+
+
+def _commits(groups: dict[str, Json]) -> tuple[CommittedOffset, ...]:
+    return tuple(
+        CommittedOffset(group, topic, _int(queue_id), Position(_int(generation), _int(offset)))
+        for group, topics in groups.items()
+        for topic, entries in topics.items()
+        for queue_id, generation, offset in entries
+    )
+
+
+def _histories(value: list[Json]) -> tuple[History, ...]:
+    return tuple(_history(tuple((_int(g), _int(start)) for g, start in pairs)) for pairs in value)
+
+
+@lru_cache(maxsize=1024)  # the queues of a topic mostly share one history: keep it once
+def _history(pairs: tuple[tuple[int, int], ...]) -> History:
+    if not is_history(pairs):
+        raise ValueError(f"{pairs} is not a history of generations")
+    return History(pairs)
+
+
+def _starts(value: dict[str, Json]) -> dict[str, tuple[int, ...]]:
+    return {topic: tuple(_int(start) for start in starts) for topic, starts in value.items()}
+
+
+def _int(value: Json) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a number from 0")
+    return value
+
+
+def _bool(value: Json) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _str(value: Json) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is not a string")
+    return value
+
+
+# --- kinds ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one kind of change is written: its name, its fields besides "k", and the way back."""
+
+    name: str
+    fields: frozenset[str]
+    to_fields: Callable[[Any], dict[str, Json]]
+    from_fields: Callable[[dict[str, Json]], Change]
+
+
+_CONFIG_FIELDS = frozenset("nrwpf")
+_GROUP_FIELDS = frozenset({"n", "c", "m", "b", "rq", "rt", "i", "s", "y"})
+
+_KINDS: dict[type[Change], _Kind] = {
+    TopicPut: _Kind(
+        "topic",
+        _CONFIG_FIELDS | {"g"},
+        lambda c: {**_config_fields(c.config), "g": c.generation},
+        lambda f: TopicPut(_config(f), _int(f["g"])),
+    ),
+    TopicDropped: _Kind(
+        "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))
+    ),
+    TopicCopied: _Kind(
+        "topic-copy",
+        _CONFIG_FIELDS | {"h"},
+        lambda c: {**_config_fields(c.config), "h": [h.pairs for h in c.histories]},
+        lambda f: TopicCopied(_config(f), _histories(f["h"])),
+    ),
+    GenerationsRaised: _Kind(
+        "raise",
+        frozenset("gs"),
+        lambda c: {"g": c.generation, "s": c.starts},
+        lambda f: GenerationsRaised(_int(f["g"]), _starts(f["s"])),
+    ),
+    GenerationsCounted: _Kind(
+        "counter",
+        frozenset("g"),
+        lambda c: {"g": c.last},
+        lambda f: GenerationsCounted(_int(f["g"])),
+    ),
+    GroupPut: _Kind(
+        "group", _GROUP_FIELDS, lambda c: _group_fields(c.settings), lambda f: GroupPut(_group(f))
+    ),
+    GroupDropped: _Kind(
+        "group-drop", frozenset("n"), lambda c: {"n": c.group}, lambda f: GroupDropped(_str(f["n"]))
+    ),
+    OffsetsCommitted: _Kind(
+        "offsets",
+        frozenset("o"),
+        lambda c: {"o": _commit_fields(c.commits)},
+        lambda f: OffsetsCommitted(_commits(f["o"])),
+    ),
+}
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_BY_NAME = {kind.name: kind for kind in _KINDS.values()}
+
+
+def encode_change(change: Change) -> bytes:
+    """One change as JSON, without the record around it."""
+    kind = _KINDS[type(change)]
+    fields = kind.to_fields(change)
+    assert fields.keys() == kind.fields
+    return _to_json({"k": kind.name, **fields}).encode()
+
+
+def join(encoded: Sequence[bytes]) -> bytes:
+    """The body of a state record that holds these encoded changes."""
+    return b'{"v":%d,"c":[%s]}' % (VERSION, b",".join(encoded))
+
+
+def encode(changes: Iterable[Change]) -> bytes:
+    """The body of a state record that holds these changes; they take effect together, in order."""
+    return join([encode_change(change) for change in changes])
+
+
+def decode(body: bytes) -> tuple[Change, ...]:
+    """The changes of a state record.
+
+    Raises ``StateTooNew`` for what a later version wrote, ``StoreDamaged`` for anything else.
+    """
+    try:
+        record = json.loads(body)
+        if record["v"] != VERSION or record.keys() - {"v", "c"}:
+            raise StateTooNew(
+                f"a state record has version {record['v']!r}, this program reads {VERSION}"
+            )
+        return tuple(_decode_change(entry) for entry in record["c"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise StoreDamaged(f"a state record cannot be read: {error!r} in {body[:100]!r}") from error
+
+
+def _decode_change(entry: dict[str, Json]) -> Change:
+    name = entry.pop("k")
+    kind = _BY_NAME.get(name)
+    if kind is None:
+        raise StateTooNew(
+            f"a state record holds a change of kind {name!r}, which this program does not know"
+        )
+    unknown = entry.keys() - kind.fields
+    if unknown:
+        raise StateTooNew(
+            f"a change of kind {name!r} has fields that this program does not know: "
+            f"{sorted(unknown)}"
+        )
+    return kind.from_fields(entry)

@@ -1,0 +1,155 @@
+"""Consumer groups: their names and settings, and who is in them now.
+
+Settings are RocketMQ's subscription group with its defaults and are part of the state. Membership
+is not: it is the set of streams that clients hold open, and it dies with the broker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cometmq.errors import GroupNameInvalid, InvalidRequest, LimitExceeded
+from cometmq.messaging import topics
+from cometmq.model import GROUP_NAME_LENGTH_MAX, Subscription
+
+GROUPS_MAX = 100_000
+MEMBERS_PER_GROUP_MAX = 10_000
+SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
+CLIENT_ID_LENGTH_MAX = 255
+
+_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
+
+
+def check_name(name: str) -> None:
+    """Raises ``GroupNameInvalid`` unless ``name`` is one to 255 characters of ``%|a-zA-Z0-9_-``."""
+    if not _NAME.fullmatch(name):
+        raise GroupNameInvalid(f"{name[:300]!r} is not a consumer group name")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """A consumer group's settings: RocketMQ's subscriptionGroup.json in plain words."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_count: int = 1
+    retry_times_max: int = 16
+    broker_id: int = 0  # member that serves the group, 0 = the writer
+    broker_id_when_slow: int = 1  # member that serves it when it lags far behind
+    notify_members_enable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One live client of a group, and the stream that holds it: higher = opened later."""
+
+    client_id: str
+    stream: int
+    subscriptions: tuple[Subscription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A group as its members see it.
+
+    The version rises with every change; members stand in order of client id.
+    """
+
+    version: int
+    members: tuple[Member, ...]
+
+
+class MemberTable:
+    """The live members of all groups, by group and client id.
+
+    A client is one member of a group. When it comes back on a new stream before the old one is
+    known to be dead, the newer stream wins: the older can neither change nor end the membership any
+    more. Versions come from one counter, so that they rise even when a group empties and fills
+    again.
+    """
+
+    def __init__(
+        self, groups_max: int = GROUPS_MAX, members_max: int = MEMBERS_PER_GROUP_MAX
+    ) -> None:
+        self.groups_max = groups_max
+        self.members_max = members_max
+        self._changes = 0
+        self._groups: dict[str, dict[str, Member]] = {}
+        self._views: dict[str, Membership] = {}
+
+    def put(
+        self, group: str, client_id: str, stream: int, subscriptions: Sequence[Subscription]
+    ) -> Membership | None:
+        """Lets a client join, or replaces what it reads; answers the group afterwards.
+
+        None: a newer stream of the same client holds the membership, this one is to be ended.
+        Raises ``GroupNameInvalid``, ``TopicNameInvalid``, ``InvalidRequest`` (client id, topic
+        twice) and ``LimitExceeded``.
+        """
+        self._check(group, client_id, subscriptions)
+        members = self._groups.get(group, {})
+        before = members.get(client_id)
+        if before is not None and before.stream > stream:
+            return None
+        member = Member(client_id, stream, tuple(subscriptions))
+        if member == before:
+            return self._views[group]
+        if before is None:
+            self._check_room(group, members)
+        self._groups[group] = members | {client_id: member}
+        return self._changed(group)
+
+    def leave(self, group: str, client_id: str, stream: int) -> Membership | None:
+        """The stream has ended; answers the group afterwards.
+
+        None: the stream did not hold the membership, so nothing has changed.
+        """
+        member = self._groups.get(group, {}).get(client_id)
+        if member is None or member.stream != stream:
+            return None
+        del self._groups[group][client_id]
+        return self._changed(group)
+
+    def view(self, group: str) -> Membership:
+        """The group now; a group without members has version 0."""
+        return self._views.get(group, Membership(0, ()))
+
+    def groups(self) -> list[str]:
+        """Names of the groups that have members, in order."""
+        return sorted(self._groups)
+
+    def _changed(self, group: str) -> Membership:
+        self._changes += 1
+        members = self._groups[group]
+        view = Membership(self._changes, tuple(members[client_id] for client_id in sorted(members)))
+        if members:
+            self._views[group] = view
+        else:
+            del self._groups[group], self._views[group]
+        return view
+
+    def _check_room(self, group: str, members: dict[str, Member]) -> None:
+        if len(members) >= self.members_max:
+            raise LimitExceeded(f"group {group} has its {self.members_max} members (members_max)")
+        if not members and len(self._groups) >= self.groups_max:
+            raise LimitExceeded(f"{self.groups_max} groups have members here (groups_max)")
+
+    @staticmethod
+    def _check(group: str, client_id: str, subscriptions: Sequence[Subscription]) -> None:
+        check_name(group)
+        if not (1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX and client_id.isprintable()):
+            raise InvalidRequest(
+                f"client_id {client_id[:300]!r} is not 1 to 255 printable characters"
+            )
+        if len(subscriptions) > SUBSCRIPTIONS_PER_MEMBER_MAX:
+            raise LimitExceeded(
+                f"{len(subscriptions)} subscriptions, {SUBSCRIPTIONS_PER_MEMBER_MAX} are allowed"
+            )
+        for subscription in subscriptions:
+            topics.check_name(subscription.topic)
+        if len({s.topic for s in subscriptions}) != len(subscriptions):
+            raise InvalidRequest(f"client {client_id} subscribes to a topic twice")

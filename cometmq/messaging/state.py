@@ -1,0 +1,357 @@
+"""The state of a broker group, and how it lives in the log.
+
+Topics, generations, groups and committed offsets are tables in memory; each change of them is a
+record of the topic ``rmq_sys_cometmq_state`` in the same log as the messages
+(``docs/format/state.md``). A full copy of all tables is written now and then, so that the state can
+be rebuilt from the last complete copy and the changes after it.
+
+The writer plans a change (:meth:`BrokerState.plan_topic` and its sisters), appends it, and applies
+it when its record is acknowledged. Two rules make its tables and those rebuilt from the log the
+same: plans are appended in the order in which they were made, and every change is applied in the
+order of the log. Offset commits take effect at once, reach the log about once a second, and are
+applied again then, which changes nothing unless a deletion came between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cometmq.errors import LimitExceeded, NoPermission, StateTooNew, StoreDamaged
+from cometmq.messaging import groups, topics
+from cometmq.messaging.changes import (
+    Change,
+    GenerationsCounted,
+    GenerationsRaised,
+    GroupDropped,
+    GroupPut,
+    OffsetsCommitted,
+    TopicCopied,
+    TopicDropped,
+    TopicPut,
+    decode,
+    encode_change,
+    join,
+)
+from cometmq.messaging.generations import GenerationTable, History
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
+from cometmq.messaging.topics import TopicTable
+from cometmq.model import TopicConfig
+
+STATE_TOPIC = "rmq_sys_cometmq_state"
+STATE_QUEUE_ID = 0
+
+# What a record of the state topic is, as its tag: the queue alone tells where a full copy begins.
+CHANGE = "CHANGE"
+COPY_FIRST = "COPY_FIRST"
+COPY = "COPY"
+COPY_LAST = "COPY_LAST"
+COPY_ONLY = "COPY_ONLY"  # a copy of one record
+STATE_TAGS = (CHANGE, COPY_FIRST, COPY, COPY_LAST, COPY_ONLY)
+
+# A record with several changes stays below; a change that is larger has a record of its own.
+RECORD_BYTES_MAX = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """One record of the state topic: its tag and its body."""
+
+    tag: str
+    body: bytes
+
+
+class BrokerState:
+    """All tables. Only :meth:`apply` changes them, but for ``offsets``, which takes commits."""
+
+    def __init__(
+        self, topics_max: int = topics.TOPICS_MAX, groups_max: int = groups.GROUPS_MAX
+    ) -> None:
+        self.topics = TopicTable(topics_max)
+        self.generations = GenerationTable()
+        self.groups: dict[str, GroupSettings] = {}
+        self.groups_max = groups_max
+        self.offsets = OffsetTable()
+
+    # --- plan: what is asked for → the change to append ---
+
+    def plan_topic(self, config: TopicConfig, *, by_system: bool = False) -> TopicPut:
+        """The change that creates a topic or gives it these settings.
+
+        Raises ``TopicNameInvalid``, ``QueueCountInvalid``, ``InvalidRequest``, ``LimitExceeded``,
+        and ``NoPermission`` for a system topic unless the system itself asks.
+        """
+        topics.check_settings(config)
+        self._check_owner(config.name, by_system)
+        self.topics.check_room(config.name)
+        return TopicPut(config, self.generations.allocate())
+
+    def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
+        """The change that deletes a topic.
+
+        Raises ``TopicNameInvalid``, ``TopicNotFound``, and ``NoPermission`` as above.
+        """
+        self._check_owner(topic, by_system)
+        return TopicDropped(self.topics.get(topic).name)
+
+    def plan_group(self, settings: GroupSettings) -> GroupPut:
+        """The change that creates a group or gives it these settings.
+
+        Raises ``GroupNameInvalid``, ``LimitExceeded``.
+        """
+        groups.check_name(settings.name)
+        if settings.name not in self.groups and len(self.groups) >= self.groups_max:
+            raise LimitExceeded(
+                f"this broker group holds its {self.groups_max} consumer groups (groups_max)"
+            )
+        return GroupPut(settings)
+
+    def plan_raise(self, maximum_of: Callable[[str, int], int]) -> list[GenerationsRaised]:
+        """The changes that begin a new generation for all queues, at their present maxima.
+
+        Due after an unclean start. One change, but for tens of thousands of queues; all have the
+        same generation. They count only together with the full copy that begins the epoch: an
+        epoch without a complete copy was cut short while it started, and its successor raises
+        again.
+        """
+        generation = self.generations.allocate()
+        changes: list[GenerationsRaised] = []
+        starts: dict[str, tuple[int, ...]] = {}
+        size = 0
+        for config in self.topics:
+            name = config.name
+            queue_count = len(self.generations.topic(name))
+            entry = len(name) + 8 + 20 * queue_count  # 20 bytes: a number with its comma
+            if starts and size + entry > RECORD_BYTES_MAX:
+                changes.append(GenerationsRaised(generation, starts))
+                starts, size = {}, 0
+            size += entry
+            starts[name] = tuple(maximum_of(name, queue_id) for queue_id in range(queue_count))
+        return [*changes, GenerationsRaised(generation, starts)] if starts else changes
+
+    def plan_offsets(self) -> OffsetsCommitted | None:
+        """A change with what was committed since the last one, as much as fits a record.
+
+        None when nothing was. After it was appended call :meth:`OffsetTable.written` with its
+        commits; after a refusal just ask again.
+        """
+        commits = next(batched(self.offsets.unwritten(), RECORD_BYTES_MAX), None)
+        return OffsetsCommitted(commits) if commits else None
+
+    # --- instead of apply: another state's tables ---
+
+    def become(self, other: BrokerState) -> None:
+        """Hold the tables of ``other`` from now on, and share them with it."""
+        self.topics = other.topics
+        self.generations = other.generations
+        self.groups = other.groups
+        self.offsets = other.offsets
+
+    @staticmethod
+    def _check_owner(topic: str, by_system: bool) -> None:
+        topics.check_name(topic)
+        if topics.is_system(topic) and not by_system:
+            raise NoPermission(f"{topic} is a system topic")
+
+    # --- apply: the only way that tables change ---
+
+    def apply(self, change: Change) -> None:
+        """Takes a change that is in the log.
+
+        Raises ``StoreDamaged`` when it does not fit what is there.
+        """
+        match change:
+            case TopicPut(config, generation):
+                self.topics.put(config)
+                self.generations.extend(config.name, _queue_count(config), generation)
+            case TopicDropped(topic):
+                self._drop_topic(topic)
+            case TopicCopied(config, histories):
+                self._copy_topic(config, histories)
+            case GenerationsRaised(generation, starts):
+                self.generations.raise_all(generation, starts)
+            case GenerationsCounted(last):
+                self.generations.count_from(last)
+            case GroupPut(settings):
+                self.groups[settings.name] = settings
+            case GroupDropped(group):
+                self._drop_group(group)
+            case OffsetsCommitted(commits):
+                self._restore_all(commits)
+
+    def _drop_topic(self, topic: str) -> None:
+        self.topics.drop(topic)
+        self.generations.drop(topic)
+        self.offsets.forget_topic(topic)
+
+    def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
+        if len(histories) < _queue_count(config):
+            raise StoreDamaged(f"the copy of topic {config.name} has too few histories")
+        self.topics.put(config)
+        self.generations.put(config.name, histories)
+
+    def _drop_group(self, group: str) -> None:
+        self.groups.pop(group, None)
+        self.offsets.forget_group(group)
+
+    def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
+        for commit in commits:
+            # A commit may have entered the log behind the deletion of its topic, whose record it
+            # did not wait for: then the queue is gone, or born again with a later generation.
+            history = self.generations.find(commit.topic, commit.queue_id)
+            if history is not None and commit.position.generation >= history.born:
+                self.offsets.restore(commit)
+
+    # --- copy: everything, as changes that rebuild it from nothing ---
+
+    def as_changes(self) -> Iterator[Change]:
+        """The changes that make an empty state equal to this one."""
+        yield GenerationsCounted(self.generations.last)
+        for config in self.topics:
+            yield TopicCopied(config, self.generations.topic(config.name))
+        for name in sorted(self.groups):
+            yield GroupPut(self.groups[name])
+        for commits in batched(self.offsets, RECORD_BYTES_MAX):
+            yield OffsetsCommitted(commits)
+
+    def full_copy(
+        self, in_flight: Iterable[Change] = (), bytes_max: int = RECORD_BYTES_MAX
+    ) -> list[StateRecord]:
+        """The records of a full copy, to be appended in order; changes may come between them.
+
+        ``in_flight``: changes that are in the log but not yet applied here. They stand before the
+        copy, so that whoever begins to read at the copy would miss them; therefore they are part of
+        it.
+        """
+        bodies = list(_bodies([*self.as_changes(), *in_flight], bytes_max))
+        if len(bodies) == 1:
+            return [StateRecord(COPY_ONLY, bodies[0])]
+        tags = [COPY_FIRST, *[COPY] * (len(bodies) - 2), COPY_LAST]
+        return [StateRecord(tag, body) for tag, body in zip(tags, bodies, strict=True)]
+
+    def validate(self) -> None:
+        """Asserts what must hold between the tables; for tests."""
+        for config in self.topics:
+            assert len(self.generations.topic(config.name)) >= _queue_count(config), config
+        for topic, queue_id in self.generations.queues():
+            assert topic in self.topics
+            assert self.generations.of(topic, queue_id).current <= self.generations.last
+        for commit in self.offsets:
+            history = self.generations.of(commit.topic, commit.queue_id)
+            assert history.born <= commit.position.generation <= history.current, commit
+
+
+def _queue_count(config: TopicConfig) -> int:
+    return max(config.read_queue_count, config.write_queue_count)
+
+
+def _bodies(changes: Iterable[Change], bytes_max: int) -> Iterator[bytes]:
+    """Record bodies with the changes in order, each as full as ``bytes_max`` allows."""
+    encoded: list[bytes] = []
+    size = len(join([]))
+    for change in changes:
+        entry = encode_change(change)
+        if encoded and size + len(entry) + 1 > bytes_max:
+            yield join(encoded)
+            encoded, size = [], len(join([]))
+        encoded.append(entry)
+        size += len(entry) + 1
+    yield join(encoded)
+
+
+def change_records(changes: Iterable[Change]) -> list[StateRecord]:
+    """The records that carry changes to the log; changes of one record take effect together."""
+    return [StateRecord(CHANGE, body) for body in _bodies(changes, RECORD_BYTES_MAX)]
+
+
+def find_copy_start(tags: Iterable[str]) -> int | None:
+    """How many records to go back to the first one of the newest complete copy.
+
+    None when there is no such copy. ``tags`` are those of the state topic's records, newest first;
+    reading stops at the copy's first record.
+    """
+    complete = False
+    for back, tag in enumerate(tags):
+        if tag == COPY_ONLY or (tag == COPY_FIRST and complete):
+            return back
+        if tag == COPY_FIRST:
+            complete = False  # a copy that was never finished
+        elif tag == COPY_LAST:
+            complete = True
+    return None
+
+
+class StateLoader:
+    """Rebuilds the state from the records of the state topic, in their order.
+
+    A complete copy replaces everything before it. Until its last record has come, changes go on
+    being applied to what was there, so that a copy that a crash cut short does no harm. Changes
+    that come while there is nothing to apply them to, because reading began behind their copy, are
+    passed over.
+    """
+
+    def __init__(
+        self, base: BrokerState | None = None, new_state: Callable[[], BrokerState] = BrokerState
+    ) -> None:
+        """Begins with ``base``: what stands before the first record.
+
+        An empty state when the state topic is read from its very beginning, None when older records
+        may be gone. ``new_state`` makes the state that a copy is built in.
+        """
+        self._new_state = new_state
+        self._state = base
+        self._copy: BrokerState | None = None  # the copy that is being read
+        self._behind: list[Change] = []  # changes met between the records of that copy
+
+    @property
+    def state(self) -> BrokerState:
+        """The state after all records so far.
+
+        Raises ``StoreDamaged`` when there was neither a base nor a complete copy.
+        """
+        if self._state is None:
+            raise StoreDamaged("the state log holds no complete copy of the state")
+        return self._state
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is a state: a base, or a complete copy."""
+        return self._state is not None
+
+    def feed(self, tag: str, body: bytes) -> tuple[Change, ...]:
+        """Takes the next record and answers the changes in it.
+
+        Raises ``StateTooNew``, ``StoreDamaged``.
+        """
+        changes = decode(body)
+        if tag not in STATE_TAGS:
+            raise StateTooNew(
+                f"a record of the state topic has the tag {tag!r}, which this program does not know"
+            )
+        if tag == CHANGE:
+            self._take_changes(changes)
+        else:
+            self._take_copy(tag, changes)
+        return changes
+
+    def _take_changes(self, changes: Sequence[Change]) -> None:
+        if self._state is not None:
+            _apply_all(self._state, changes)
+        if self._copy is not None:
+            self._behind += changes
+
+    def _take_copy(self, tag: str, changes: Sequence[Change]) -> None:
+        if tag in (COPY_FIRST, COPY_ONLY):
+            self._copy, self._behind = self._new_state(), []
+        if self._copy is None:
+            return  # the rest of a copy that began before the first record we were given
+        _apply_all(self._copy, changes)
+        if tag in (COPY_LAST, COPY_ONLY):
+            _apply_all(self._copy, self._behind)
+            self._state, self._copy, self._behind = self._copy, None, []
+
+
+def _apply_all(state: BrokerState, changes: Iterable[Change]) -> None:
+    for change in changes:
+        state.apply(change)

@@ -1,0 +1,196 @@
+"""Topics: names, settings, who may send and read, and the table of them.
+
+Rules of names and permission bits are RocketMQ's (its TopicValidator and PermName); which system
+topics are open is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from cometmq.errors import (
+    InvalidRequest,
+    LimitExceeded,
+    NoPermission,
+    QueueCountInvalid,
+    QueueNotFound,
+    TopicNameInvalid,
+    TopicNotFound,
+)
+from cometmq.model import (
+    PERMISSION_READ,
+    PERMISSION_WRITE,
+    QUEUES_PER_TOPIC_MAX,
+    TOPIC_NAME_LENGTH_MAX,
+    FlushMode,
+    TopicConfig,
+)
+
+TOPICS_MAX = 100_000
+
+AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+SYSTEM_PREFIX = "rmq_sys_"
+
+_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
+
+_CLOSED = 0
+_BOTH = PERMISSION_READ | PERMISSION_WRITE
+# What clients may do with the topics that the system itself writes, by name and by prefix.
+_SYSTEM_NAMES = {
+    AUTO_CREATE_TOPIC: _CLOSED,
+    "SCHEDULE_TOPIC_XXXX": _CLOSED,
+    "RMQ_SYS_TRANS_HALF_TOPIC": _CLOSED,
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC": _CLOSED,
+    "SELF_TEST_TOPIC": _CLOSED,
+    "OFFSET_MOVED_EVENT": PERMISSION_READ,
+    "TRANS_CHECK_MAX_TIME_TOPIC": PERMISSION_READ,
+    "RMQ_SYS_TRACE_TOPIC": _BOTH,
+}
+_SYSTEM_PREFIXES = {
+    SYSTEM_PREFIX: _CLOSED,
+    RETRY_PREFIX: PERMISSION_READ,
+    DLQ_PREFIX: PERMISSION_READ,
+}
+
+
+def check_name(name: str) -> None:
+    """Raises ``TopicNameInvalid`` unless ``name`` is one to 127 characters of ``%|a-zA-Z0-9_-``."""
+    if not _NAME.fullmatch(name):
+        raise TopicNameInvalid(f"{name[:200]!r} is not a topic name")
+
+
+@lru_cache(maxsize=4096)
+def system_access(name: str) -> int | None:
+    """What clients may do with a system topic, as permission bits; None for users' topics."""
+    access = _SYSTEM_NAMES.get(name)
+    if access is None:
+        access = next(
+            (bits for prefix, bits in _SYSTEM_PREFIXES.items() if name.startswith(prefix)), None
+        )
+    return access
+
+
+def is_system(name: str) -> bool:
+    """Whether the topic belongs to the system: users can neither create nor delete it."""
+    return system_access(name) is not None
+
+
+def check_settings(config: TopicConfig) -> None:
+    """Raises ``TopicNameInvalid``, ``QueueCountInvalid`` or ``InvalidRequest`` (permission)."""
+    check_name(config.name)
+    for which, count in (("read", config.read_queue_count), ("write", config.write_queue_count)):
+        if not 1 <= count <= QUEUES_PER_TOPIC_MAX:
+            raise QueueCountInvalid(f"{count} {which} queues for topic {config.name}")
+    if config.permission not in (PERMISSION_READ, PERMISSION_WRITE, _BOTH):
+        raise InvalidRequest(
+            f"permission {config.permission} is none of 2 (write), 4 (read), 6 (both)"
+        )
+
+
+class TopicTable:
+    """The topics of one broker group by name; ``version`` counts their changes."""
+
+    def __init__(self, topics_max: int = TOPICS_MAX) -> None:
+        self.topics_max = topics_max
+        self.version = 0  # changes since this table was made
+        self._topics: dict[str, TopicConfig] = {}
+        self._sync_count = 0  # topics whose messages must be flushed before they are acknowledged
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._topics
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        """All topics in order of name."""
+        return iter([self._topics[name] for name in sorted(self._topics)])
+
+    def get(self, name: str) -> TopicConfig:
+        """The topic's settings.
+
+        Raises ``TopicNotFound``, or ``TopicNameInvalid`` for what can never be there.
+        """
+        config = self._topics.get(name)
+        if config is None:
+            check_name(name)
+            raise TopicNotFound(f"there is no topic {name} here")
+        return config
+
+    def find(self, name: str) -> TopicConfig | None:
+        """The topic's settings, or None."""
+        return self._topics.get(name)
+
+    def for_send(self, name: str, queue_id: int) -> TopicConfig:
+        """The topic, if a client may write this queue.
+
+        Raises ``NoPermission``, ``TopicNameInvalid``, ``TopicNotFound``, ``QueueNotFound``.
+        """
+        self._check_access(name, PERMISSION_WRITE)
+        config = self.get(name)
+        if not config.writable:
+            raise NoPermission(f"topic {name} is not open for writing")
+        self._check_queue(name, queue_id, config.write_queue_count)
+        return config
+
+    def for_read(self, name: str, queue_id: int) -> TopicConfig:
+        """The topic, if a client may read this queue. Raises as :meth:`for_send`."""
+        self._check_access(name, PERMISSION_READ)
+        config = self.get(name)
+        if not config.readable:
+            raise NoPermission(f"topic {name} is not open for reading")
+        self._check_queue(name, queue_id, config.read_queue_count)
+        return config
+
+    def flush_mode(self, name: str) -> FlushMode:
+        """When a message of the topic counts as stored.
+
+        System topics ask for all that any of the users' topics asks for.
+        """
+        if is_system(name):
+            return FlushMode.SYNC if self._sync_count else FlushMode.ASYNC
+        return self.get(name).flush_mode
+
+    def check_room(self, name: str) -> None:
+        """Raises ``LimitExceeded`` when the topic is new and the table is full."""
+        if name not in self._topics and len(self._topics) >= self.topics_max:
+            raise LimitExceeded(
+                f"this broker group holds its {self.topics_max} topics (topics_max)"
+            )
+
+    def put(self, config: TopicConfig) -> None:
+        """Adds a topic or changes its settings."""
+        self._uncount(config.name)
+        self._topics[config.name] = config
+        self._sync_count += self._is_sync(config)
+        self.version += 1
+
+    def drop(self, name: str) -> None:
+        """Takes a topic out; an absent one is no error."""
+        self._uncount(name)
+        if self._topics.pop(name, None) is not None:
+            self.version += 1
+
+    def _uncount(self, name: str) -> None:
+        before = self._topics.get(name)
+        if before is not None:
+            self._sync_count -= self._is_sync(before)
+
+    @staticmethod
+    def _is_sync(config: TopicConfig) -> bool:
+        return config.flush_mode is FlushMode.SYNC and not is_system(config.name)
+
+    @staticmethod
+    def _check_access(name: str, permission: int) -> None:
+        access = system_access(name)
+        if access is not None and not access & permission:
+            raise NoPermission(f"{name} is a system topic")
+
+    @staticmethod
+    def _check_queue(name: str, queue_id: int, count: int) -> None:
+        if not 0 <= queue_id < count:
+            raise QueueNotFound(f"topic {name} has no queue {queue_id} here, only 0 to {count - 1}")

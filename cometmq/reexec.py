@@ -1,0 +1,114 @@
+"""Replace this process by one of another role: the same pid, arguments, ports and folders.
+
+A process never switches roles, it is replaced. What it has to tell its successor travels in one
+environment variable, which the successor takes out again: why, which ports were bound, where a log
+was handed over, and when roles changed before.
+
+What survives an exec and must not: blocked signals, ignored signals, open descriptors. Descriptors
+are marked to be closed by the exec itself, not closed before it: threads of gRPC still wait in
+them, and would meet a number that is free or, worse, somebody else's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import NoReturn
+
+VARIABLE = "_COMETMQ_REEXEC"  # not an option: those begin with COMETMQ_
+
+CHANGES_FREE_MAX = 3  # so many within the window cost no waiting
+WINDOW_S = 60.0
+DELAY_FIRST_S = 2.0
+DELAY_MAX_S = 32.0
+CHANGES_KEPT_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """What a process tells its successor. ``changed_s`` are times of CLOCK_BOOTTIME, oldest first,
+    this change included.
+    """
+
+    module: str  # services.broker, services.haslave
+    reason: str  # one word, for the log
+    ports: Mapping[str, int] = field(default_factory=dict)  # option name → the port that was bound
+    log_end: int | None = None  # where a writer handed its log over; None: nobody did
+    changed_s: tuple[float, ...] = ()
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    def after(self, before: RoleChange | None, now_s: float) -> RoleChange:
+        """This change with its time, and the times of those before it that still count."""
+        times = () if before is None else before.changed_s
+        kept = [time_s for time_s in times if now_s - WINDOW_S < time_s <= now_s]
+        return replace(self, changed_s=(*kept, now_s)[-CHANGES_KEPT_MAX:])
+
+
+def received(environ: MutableMapping[str, str]) -> RoleChange | None:
+    """What the predecessor told, taken out of the environment; None: there was none."""
+    text = environ.pop(VARIABLE, None)
+    if text is None:
+        return None
+    told = json.loads(text)
+    return RoleChange(**{**told, "changed_s": tuple(told["changed_s"])})
+
+
+def recent(change: RoleChange | None, now_s: float) -> int:
+    """Role changes within the last minute."""
+    times = () if change is None else change.changed_s
+    return sum(now_s - WINDOW_S < time_s <= now_s for time_s in times)
+
+
+def delay_s(change: RoleChange | None, now_s: float) -> float:
+    """How long the successor waits before it opens its store: a process that goes to and fro does
+    so ever slower.
+    """
+    surplus = recent(change, now_s) - CHANGES_FREE_MAX
+    return min(DELAY_MAX_S, DELAY_FIRST_S * 2.0 ** (surplus - 1)) if surplus > 0 else 0.0
+
+
+def replace_process(argv: Sequence[str], change: RoleChange) -> NoReturn:
+    """Become ``python -m change.module argv``. Main thread only; returns never, raises OSError."""
+    environment = {**os.environ, VARIABLE: change.encode()}
+    command = [sys.executable, *interpreter_flags(sys.orig_argv), "-m", change.module, *argv]
+    _flush()
+    _reset_signals()
+    _close_at_exec()
+    os.execve(sys.executable, command, environment)
+
+
+def interpreter_flags(command: Sequence[str]) -> list[str]:
+    """What stands between the interpreter and ``-m`` in the command of this process."""
+    return list(command[1 : command.index("-m")]) if "-m" in command else []
+
+
+def _flush() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody listens any more
+            stream.flush()
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with suppress(OSError, ValueError):  # the C library keeps two for itself
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _close_at_exec() -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the descriptor of the listing itself is gone by now
+                flags = fcntl.fcntl(int(name), fcntl.F_GETFD)
+                fcntl.fcntl(int(name), fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)

@@ -1,0 +1,1 @@
+"""gRPC plumbing, no business: servers, channels, errors on the wire, back-off."""

@@ -1,0 +1,108 @@
+"""Channels to other processes, and the lists of name servers that they are found by."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from cometmq.config import PORT_MAX
+from cometmq.errors import ConfigInvalid
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of one answer: a route table is larger than a batch
+ADDRESSES_MAX = 64
+RESOLVE_EVERY_S = 10.0
+
+_OPTIONS = [
+    # Each channel has its own connection: a slow stream must not hold up another's bytes.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),  # the receiver's limit counts
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # in truth: how long one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.enable_http_proxy", 0),  # an HTTP_PROXY of the environment is not meant for the cluster
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to ``host:port``; connects when first used. To be closed by the caller."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+def parse_addresses(text: str | Iterable[str]) -> tuple[str, ...]:
+    """``"a:1;b:2"`` → ``("a:1", "b:2")``, without repetitions. ConfigInvalid names the bad one."""
+    parts = text.split(";") if isinstance(text, str) else list(text)
+    found = dict.fromkeys(part.strip() for part in parts if part.strip())
+    if not 1 <= len(found) <= ADDRESSES_MAX:
+        raise ConfigInvalid(f"{text!r}: 1 to {ADDRESSES_MAX} addresses host:port, ';' between them")
+    for address in found:
+        split_address(address)
+    return tuple(found)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """``"host:port"`` or ``"[v6]:port"`` → (host without brackets, port). ConfigInvalid."""
+    host, _, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+    if not host or (":" in host and not bracketed) or not 1 <= number <= PORT_MAX:
+        raise ConfigInvalid(f"{address!r} is not host:port")
+    return host, number
+
+
+async def resolve(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Every address behind every name, sorted: a headless Service's name stands for all its pods.
+
+    A name that does not resolve now is left out.
+    """
+    found: set[str] = set()
+    for address in addresses:
+        found.update(await _resolve_one(address))
+    return tuple(sorted(found))
+
+
+async def _resolve_one(address: str) -> set[str]:
+    host, port = split_address(address)
+    if _is_ip(host):
+        return {address}
+    loop = asyncio.get_running_loop()
+    try:
+        answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {f"[{a[0]}]:{port}" if ":" in str(a[0]) else f"{a[0]}:{port}" for *_, a in answers}
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def follow_addresses(
+    addresses: Iterable[str],
+    changed: Callable[[tuple[str, ...]], None],
+    *,
+    every_s: float = RESOLVE_EVERY_S,
+) -> None:
+    """Call ``changed`` with the resolved addresses now and whenever they differ; runs for ever.
+
+    When nothing at all resolves, the last known addresses stay.
+    """
+    configured = tuple(addresses)
+    known: tuple[str, ...] = ()
+    while True:
+        found = await resolve(configured)
+        if found and found != known:
+            known = found
+            changed(found)
+        await asyncio.sleep(every_s)

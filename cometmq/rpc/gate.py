@@ -1,0 +1,48 @@
+"""Whether a process takes calls: it starts, it serves, it drains; it never goes back.
+
+One gate is shared by all servers of a process. A server asks it once per call; health is exempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from cometmq.errors import BrokerDraining, BrokerStarting, CometError
+
+
+class Gate:
+    """Closed while the process starts, open while it serves, closed for good once it drains.
+
+    ``refusal`` is the error that a call gets now, None while the gate is open.
+    """
+
+    def __init__(self) -> None:
+        self._refusal: CometError | None = BrokerStarting("the process is not ready yet")
+        self._draining = asyncio.Event()
+
+    @property
+    def refusal(self) -> CometError | None:
+        return self._refusal
+
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
+    def open(self) -> None:
+        """Take calls from now on; without effect once draining."""
+        if not self.draining:
+            self._refusal = None
+
+    def drain(self) -> None:
+        """Refuse new calls from now on and wake everyone in :meth:`wait_draining`."""
+        self._refusal = BrokerDraining("the process is stopping")
+        self._draining.set()
+
+    def check(self) -> None:
+        """Raise the refusal, if there is one: for streams that take new work in their middle."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def wait_draining(self) -> None:
+        """Return once the process drains: streams that live long end themselves then."""
+        await self._draining.wait()

@@ -1,0 +1,54 @@
+"""What a server counts about its calls, under RocketMQ 5's name where it has one."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from cometmq.clock import Clock
+
+_LATENCY_BUCKETS_MS = (1, 3, 5, 7, 10, 100, 1_000, 2_000, 3_000)
+
+
+class RpcMetrics:
+    """``rocketmq_rpc_latency`` (milliseconds; unary calls), ``cometmq_rpc_streams`` (open now) and
+    ``cometmq_rpc_streams_ended_total``.
+
+    ``request_code`` is the method's full name, ``response_code`` is OK, CANCELLED or the error's
+    name: both come from the program, never from a client. Implements ``CallObserver``.
+    """
+
+    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+        self._clock = clock
+        self._latency_ms = Histogram(
+            "rocketmq_rpc_latency",
+            "Time that unary calls took, in milliseconds.",
+            ["protocol_type", "request_code", "response_code"],
+            buckets=_LATENCY_BUCKETS_MS,
+            registry=registry,
+        )
+        self._streams = Gauge(
+            "cometmq_rpc_streams", "Streams open now.", ["request_code"], registry=registry
+        )
+        self._streams_ended = Counter(
+            "cometmq_rpc_streams_ended",
+            "Streams that came to their end, by how.",
+            ["request_code", "response_code"],
+            registry=registry,
+        )
+        self._children: dict[tuple[str, str], Histogram] = {}
+
+    def started(self, method: str, *, stream: bool) -> float:
+        if stream:
+            self._streams.labels(method).inc()
+        return self._clock.monotonic_s()
+
+    def ended(self, method: str, token: float, result: str, *, stream: bool) -> None:
+        if stream:
+            self._streams.labels(method).dec()
+            self._streams_ended.labels(method, result).inc()
+            return
+        child = self._children.get((method, result))
+        if child is None:
+            child = self._latency_ms.labels("grpc", method, result)
+            self._children[method, result] = child
+        child.observe((self._clock.monotonic_s() - token) * 1000)

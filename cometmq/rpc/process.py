@@ -1,0 +1,95 @@
+"""What every service's ``__main__`` does: signals first, one event loop, the announce file, and the
+change into another role when the loop has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from cometmq import reexec
+from cometmq.errors import CometError
+from cometmq.reexec import RoleChange
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """SIGTERM or SIGINT as something to wait for. Made before anything slow: none is missed."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._event = asyncio.Event()
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self.set())
+
+    @property
+    def is_set(self) -> bool:
+        return self._came
+
+    def set(self) -> None:
+        """As if a signal had come."""
+        self._came = True
+        self._event.set()
+
+    def bind(self) -> None:
+        """From now on the running loop is woken by the signals."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.set)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) -> int:
+    """Run ``main`` in a uvloop until it returns. The exit status: 0, or 1 for a catalogue error.
+
+    The error goes to standard error with its advice. When ``main`` returns a role change, and no
+    signal to stop has come, the process is replaced.
+    """
+    stop = StopSignal()
+    try:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            change = runner.run(_bound(main, stop))
+    except (CometError, ExceptionGroup) as error:
+        return _report(error)
+    if change is not None and not stop.is_set:
+        reexec.replace_process(sys.argv[1:], change)
+    return 0
+
+
+async def _bound(
+    main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]], stop: StopSignal
+) -> RoleChange | None:
+    stop.bind()
+    return await main(stop)
+
+
+def _report(error: Exception) -> int:
+    """Tell the user; what is not of the catalogue goes on as it is, with its traceback."""
+    if isinstance(error, ExceptionGroup):
+        known, other = error.split(CometError)
+        if known is None or other is not None:
+            raise error
+        return max(_report(each) for each in known.exceptions)
+    assert isinstance(error, CometError)
+    sys.stderr.write(f"{error.name()}: {error}\n  {error.advice}\n")
+    return 1
+
+
+def announce(path: Path | None, **addresses: str) -> None:
+    """Write ``{"pid", …addresses}`` as JSON to ``path``, whole or not at all; None: do nothing."""
+    if path is None:
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(json.dumps({"pid": os.getpid(), **addresses}) + "\n", encoding="utf-8")
+    draft.replace(path)

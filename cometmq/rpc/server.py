@@ -1,0 +1,191 @@
+"""A gRPC server of a service: health first, everything else once it is ready, limits, drain.
+
+server = RpcServer(host="127.0.0.1", port=0, services=["cometmq.v1.NameService"], gate=Gate())
+await server.start()                    # health answers; all else is refused: BROKER_STARTING
+server.add(add_NameServiceServicer_to_server, servicer, observer=metrics)
+await server.set_ready()
+…
+await server.begin_drain()              # not ready; new calls are refused: BROKER_DRAINING
+await server.stop(grace_s=10)           # what is in flight may end
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyped]
+
+from cometmq.errors import ConfigInvalid
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
+
+S = TypeVar("S")
+
+READY = "ready"  # the health name that tells whether the process serves; "" tells that it lives
+_HEALTH_PREFIX = "/grpc.health.v1.Health/"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one server allows its clients."""
+
+    message_bytes_max: int = 8 * 1024 * 1024  # of one received or sent message, inflated
+    streams_per_connection_max: int = 4_096  # calls in flight on one connection
+    calls_max: int = 65_536  # calls in flight on all connections
+    handshake_ms_max: int = 10_000
+    keepalive_ms: int = 30_000  # silence after which the server asks whether the client lives
+    keepalive_timeout_ms: int = 10_000  # … and how long it waits for the answer
+    ping_interval_ms_min: int = 5_000  # clients that ping more often are cut off
+
+    def channel_options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.so_reuseport", 0),  # else a second process takes the same port silently
+            ("grpc.max_receive_message_length", self.message_bytes_max),
+            ("grpc.max_send_message_length", -1),  # what we answer is limited where it is built
+            ("grpc.max_concurrent_streams", self.streams_per_connection_max),
+            ("grpc.server_handshake_timeout_ms", self.handshake_ms_max),
+            ("grpc.keepalive_time_ms", self.keepalive_ms),
+            ("grpc.keepalive_timeout_ms", self.keepalive_timeout_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", self.ping_interval_ms_min),
+        ]
+
+
+class RpcServer:
+    """One listening port. ``services`` are the names that health tells about, besides "ready"."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        services: Sequence[str],
+        gate: Gate,
+        limits: ServerLimits | None = None,
+    ) -> None:
+        limits = limits or ServerLimits()
+        self.gate = gate
+        self._host = host
+        self._port = port
+        self._health_names = (READY, *services)
+        self._health = health_aio.HealthServicer()
+        self._router = _Router(gate)
+        self._server = grpc.aio.server(
+            handlers=[self._router],
+            options=limits.channel_options(),
+            maximum_concurrent_rpcs=limits.calls_max,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, _Unguarded(self._router))
+
+    @property
+    def port(self) -> int:
+        """The bound port, once started."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as bound, ``[host]:port`` for IPv6."""
+        return join_address(self._host, self._port)
+
+    async def start(self) -> int:
+        """Bind, answer health checks, return the port. ConfigInvalid: the port is not free."""
+        await self._set_health(_NOT_SERVING)
+        try:
+            self._port = self._server.add_insecure_port(self.address)
+        except RuntimeError as error:
+            raise ConfigInvalid(f"cannot listen on {self.address}: {error}") from error
+        await self._server.start()
+        return self._port
+
+    def add(
+        self,
+        add_to_server: Callable[[S, Any], None],
+        servicer: S,
+        *,
+        observer: CallObserver | None = None,
+    ) -> None:
+        """Serve ``servicer``; ``add_to_server`` is the generated function. Before set_ready."""
+        add_to_server(servicer, _Guarded(self._router, observer))
+
+    async def set_ready(self) -> None:
+        """Open the gate, then tell so."""
+        self.gate.open()
+        await self._set_health(_SERVING)
+
+    async def begin_drain(self) -> None:
+        """Tell that no more calls are taken, then take none. Calls in flight go on."""
+        await self._set_health(_NOT_SERVING)
+        self.gate.drain()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close the port, wait at most ``grace_s`` for calls in flight, then cancel them."""
+        await self._server.stop(grace_s)
+
+    async def _set_health(self, status: int) -> None:
+        for name in self._health_names:
+            await self._health.set(name, status)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``; the host of an IPv6 address gets its brackets."""
+    try:
+        bracketed = ipaddress.ip_address(host).version == 6
+    except ValueError:
+        bracketed = False
+    return f"[{host}]:{port}" if bracketed else f"{host}:{port}"
+
+
+class _Router(grpc.GenericRpcHandler):
+    """Full method name → handler, filled while the server already runs; asks the gate per call."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._handlers: dict[str, Handler] = {}
+
+    def put(self, method: str, handler: Handler) -> None:
+        self._handlers[method] = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        method = handler_call_details.method
+        refusal = self._gate.refusal
+        if refusal is not None and not method.startswith(_HEALTH_PREFIX):
+            return refuse(refusal)
+        return self._handlers.get(method)  # None: gRPC answers UNIMPLEMENTED
+
+
+class _Unguarded:
+    """What the generated ``add_…_to_server`` takes for a server: puts methods into the router."""
+
+    def __init__(self, router: _Router) -> None:
+        self._router = router
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: object) -> None:
+        """The same methods once more, without their names."""
+
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, Handler]
+    ) -> None:
+        for name, handler in method_handlers.items():
+            method = f"/{service_name}/{name}"
+            self._router.put(method, self.prepare(method, handler))
+
+    def prepare(self, method: str, handler: Handler) -> Handler:
+        return handler
+
+
+class _Guarded(_Unguarded):
+    """The same for methods of ours: errors become statuses, calls are counted."""
+
+    def __init__(self, router: _Router, observer: CallObserver | None) -> None:
+        super().__init__(router)
+        self._observer = observer
+
+    def prepare(self, method: str, handler: Handler) -> Handler:
+        return guard(method, handler, self._observer)

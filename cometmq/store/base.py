@@ -1,0 +1,222 @@
+"""What the writer and a follower both do with an open store: look, read, flush, close.
+
+Synchronous. One thread writes (``engine.py`` and ``following.py`` tell how), one flushes, one
+prepares log files; any number read.
+
+Invariant: flushed_offset ≤ appended_offset; dispatched_offset ≤ appended_offset; none of the three
+ever goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from cometmq.errors import MessageNotFound, StoreFailed
+from cometmq.format import queueunit, record
+from cometmq.store.commitlog import Chunk, Span
+from cometmq.store.opening import OpenedStore
+
+FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
+
+Result = TypeVar("Result")
+
+
+class BaseStore:
+    """One data folder, held until :meth:`close`."""
+
+    def __init__(self, opened: OpenedStore) -> None:
+        self.epoch = opened.epoch
+        self.store_id = opened.store_id
+        # False: the last stop was not in order, so what was not flushed may be missing.
+        self.clean_start = opened.clean_start
+        self._opened = opened
+        self._log = opened.log
+        self._dispatcher = opened.dispatcher
+        self._failure: StoreFailed | None = None  # once set, nothing is written any more
+        self._last_units = b""  # of what was appended last; the last of them is the log's last
+        assert self.dispatched_offset == self.flushed_offset == self.appended_offset
+
+    # --- what there is: any thread ----------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """Log offset of the oldest byte."""
+        return self._log.segments.start
+
+    @property
+    def appended_offset(self) -> int:
+        """Log offset behind the last record."""
+        return self._log.end[0]
+
+    @property
+    def flushed_offset(self) -> int:
+        """Log offset up to which everything is on the disk."""
+        return self._log.flushed[0]
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Log offset up to which every message is in its queue's files."""
+        return self._dispatcher.dispatched[0]
+
+    @property
+    def last_store_time_ms(self) -> int:
+        """Store time of the last record; 0 in an empty log."""
+        return self._log.end[1]
+
+    @property
+    def epochs(self) -> list[tuple[int, int]]:
+        """(number, start offset) of the epochs that own a part of the log, oldest first, and of the
+        one that is open.
+        """
+        return [(epoch.number, epoch.start) for epoch in self._opened.epochs]
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        """(topic, queue id) of every queue that ever got a message."""
+        for queue in self._dispatcher.queues():
+            yield queue.topic, queue.queue_id
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Offset of the first message that is still there, and of the one to come; (0, 0) without
+        such a queue.
+        """
+        queue = self._dispatcher.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.next_offset)
+
+    # --- reading: any thread ----------------------------------------------------------------------
+
+    def read_units(
+        self, topic: str, queue_id: int, offset: int, count: int, *, nowait: bool = False
+    ) -> bytes:
+        """Whole 20-byte units from ``offset`` on: at most ``count``, fewer at the end of the queue
+        or of one of its files.
+
+        With ``nowait`` :class:`BlockingIOError` tells that the disk would have to be read.
+        """
+        assert offset >= 0, offset
+        queue = self._dispatcher.find(topic, queue_id)
+        return b"" if queue is None else queue.read_units(offset, count, nowait=nowait)
+
+    def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
+        """The records at ``spans`` (log offset, size), as units name them, joined; neighbours are
+        read with one call.
+
+        Raises MessageNotFound (outside the log), StoreDamaged (no record of that size stands
+        there), and with ``nowait`` :class:`BlockingIOError`.
+        """
+        return self._log.read_records(spans, nowait=nowait)
+
+    def read_record(self, log_offset: int, *, nowait: bool = False) -> bytes:
+        """The whole record at ``log_offset``, which may be any number; MessageNotFound unless one
+        stands there.
+        """
+        segment = self._log.segments.find(log_offset)
+        if segment is None or log_offset >= self.appended_offset:
+            raise MessageNotFound(
+                f"no message at {log_offset}: the log goes from {self.min_offset} "
+                f"to {self.appended_offset}"
+            )
+        left = min(segment.end, self.appended_offset) - log_offset
+        chunk = self._log.read(log_offset, min(left, FIRST_READ_BYTES), nowait=nowait)
+        found = record.check(chunk, 0, log_offset=log_offset, bytes_left=segment.end - log_offset)
+        if found.kind is record.Kind.MORE and found.size <= left:
+            chunk = self._log.read(log_offset, found.size, nowait=nowait)
+            found = record.check(
+                chunk, 0, log_offset=log_offset, bytes_left=segment.end - log_offset
+            )
+        if found.kind is not record.Kind.RECORD:
+            raise MessageNotFound(f"no message starts at {log_offset} of the log")
+        return chunk[: found.size]
+
+    def read_chunk(self, offset: int, bytes_max: int, *, nowait: bool = False) -> Chunk | None:
+        """The log from ``offset``, where a record starts: whole records of one file, at most
+        ``bytes_max`` (but at least one record), or a file's end mark alone. None at the end.
+
+        Raises MessageNotFound (outside the log), StoreDamaged, and with ``nowait``
+        :class:`BlockingIOError`.
+        """
+        return self._log.read_chunk(offset, bytes_max, nowait=nowait)
+
+    def read_raw(self, offset: int, bytes_max: int) -> bytes:
+        """Bytes of the log from ``offset`` on, of one file; none at the end. MessageNotFound."""
+        segment = self._log.segments.find(offset)
+        left = 0 if segment is None else min(segment.end, self.appended_offset) - offset
+        return self._log.read(offset, min(left, bytes_max), nowait=False) if left > 0 else b""
+
+    def last_record(self) -> tuple[int, bytes]:
+        """Log offset and bytes of the log's last record; (-1, nothing) in an empty log."""
+        offset, size = self._last_span()
+        return (offset, self._log.read(offset, size, nowait=False)) if size else (-1, b"")
+
+    def _last_span(self) -> Span:
+        if self._last_units:
+            offset, size, _ = queueunit.unit_at(self._last_units, -1)
+            return offset, size
+        return self._opened.last.log_offset, self._opened.last.size
+
+    # --- flushing: the flush thread ---------------------------------------------------------------
+
+    def flush_log(self) -> int:
+        """Sync the log up to what was appended at entry; returns that position, which is then
+        ``flushed_offset``.
+
+        A failed sync may have lost what it should have saved, and a second one would not tell: so
+        StoreFailed, for good.
+        """
+        return self._guarded(self._log.flush)
+
+    def flush_queues(self) -> None:
+        """Sync the queues' files and folders, then write the checkpoint."""
+        self._guarded(self._opened.flush_queues)
+
+    # --- growing: a thread of its own -------------------------------------------------------------
+
+    @property
+    def next_file_wanted(self) -> bool:
+        """Time to call :meth:`prepare_next_file`, so that no append has to wait for a new file."""
+        return self._log.next_file_wanted
+
+    def prepare_next_file(self) -> None:
+        """Make the next log file ahead of its use. DiskFull and StoreFailed do no harm: an append
+        will try again.
+        """
+        self._refuse_after_failure()
+        self._log.prepare_next_file()
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush everything, leave the mark of a clean close, let the folder go. The other threads
+        must be done.
+
+        When that fails the folder is let go as it is, so that the next opening recovers it, and the
+        error is raised.
+        """
+        offset, size = self._last_span()
+        try:
+            self._guarded(lambda: self._opened.close(offset, size))
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let the folder go and write nothing, as if the process had died. Again does nothing."""
+        self._failure = self._failure or StoreFailed("the store is closed")
+        self._opened.release()
+
+    # --- failing ----------------------------------------------------------------------------------
+
+    def _guarded(self, write: Callable[[], Result]) -> Result:
+        """What ``write`` returns; a disk that fails once is not written to again."""
+        self._refuse_after_failure()
+        try:
+            return write()
+        except StoreFailed as error:
+            raise self._failed(error) from error
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise StoreFailed(str(self._failure)) from self._failure
+
+    def _failed(self, error: StoreFailed) -> StoreFailed:
+        self._failure = self._failure or error
+        return error

@@ -1,0 +1,68 @@
+"""One process per data folder: the lock file of RocketMQ (a lock on its first byte; the content is
+the text ``lock``).
+
+The lock is POSIX's, so a Java broker and we keep each other out. Such a lock belongs to a process
+and is lost when *any* descriptor of the file is closed, so a second opening in this process is
+caught by a set, before it opens the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from cometmq.errors import StoreFailed, StoreLocked
+
+CONTENT = b"lock"
+
+_held: set[tuple[int, int]] = set()  # (device, inode) of the folders that this process has locked
+_held_lock = threading.Lock()
+
+
+class DirectoryLock:
+    """Holds ``path`` (a file that is made when missing) until :meth:`release`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            folder = os.stat(path.parent)
+            self._key = (folder.st_dev, folder.st_ino)
+            self._claim()
+            self._fd = self._lock()
+        except OSError as error:
+            raise StoreFailed(f"cannot lock {path}: {error.strerror}") from error
+
+    def release(self) -> None:
+        """Let the folder go; the file stays, as RocketMQ's does."""
+        with _held_lock:
+            assert self._key in _held, self._path
+            os.close(self._fd)
+            _held.discard(self._key)
+
+    def _claim(self) -> None:
+        with _held_lock:
+            if self._key in _held:
+                raise StoreLocked(f"{self._path.parent} is in use by this process already")
+            _held.add(self._key)
+
+    def _lock(self) -> int:
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                os.pwrite(fd, CONTENT, 0)
+            except BaseException:
+                os.close(fd)
+                raise
+        except BaseException as error:
+            with _held_lock:
+                _held.discard(self._key)
+            # POSIX allows either for a lock that is held
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise StoreLocked(
+                    f"another process uses the data folder {self._path.parent}"
+                ) from error
+            raise
+        return fd

@@ -1,0 +1,181 @@
+"""The store as a writer sees it: open, append, and what ``base.py`` has.
+
+Synchronous and single-writer. One thread (the event loop's) calls :meth:`MessageStore.append` and
+:meth:`~MessageStore.drop_topic`; one thread flushes; one prepares log files; any number read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BatchMalformed,
+    BatchTooLarge,
+    StoreFailed,
+    TopicNameInvalid,
+)
+from cometmq.format import queueunit
+from cometmq.format.batch import SegmentClaim, stamp
+from cometmq.store import layout
+from cometmq.store.base import BaseStore
+from cometmq.store.commitlog import BLANK_BYTES
+from cometmq.store.files import Files, OsFiles
+from cometmq.store.opening import OpenedStore, StoreOptions
+from cometmq.store.recovery import Observer, Progress
+
+__all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
+
+QUEUE_ID_MAX = 2**31 - 1
+
+
+class Appended(NamedTuple):
+    """What became of a batch."""
+
+    log_offset: int  # of its first byte
+    end_offset: int  # behind its last byte
+    queue_offsets: list[int]  # per segment: the offset of its first message
+    segment_bytes: list[int]  # per segment: bytes of its records
+    store_time_ms: int
+
+
+class MessageStore(BaseStore):
+    """The store of a writer. Made by :meth:`open`, which recovers what a crash left and begins a
+    new epoch.
+    """
+
+    def __init__(self, opened: OpenedStore, options: StoreOptions, clock: Clock) -> None:
+        super().__init__(opened)
+        self._options = options
+        self._clock = clock
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        options: StoreOptions,
+        *,
+        clock: Clock,
+        files: Files | None = None,
+        epoch_floor: int = 0,
+        observer: Observer | None = None,
+        progress: Progress | None = None,
+    ) -> MessageStore:
+        """Open or make the store in ``directory``; takes as long as reading the unflushed end of
+        the log needs.
+
+        ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
+        ``observer`` is told of records that recovery dispatches again. ``progress(done, total)``
+        counts the bytes that recovery has read.
+
+        Raises StoreLocked, StoreForeignFile, StoreDamaged, StoreFailed, DiskFull; the folder is
+        then free again.
+        """
+        assert epoch_floor >= 0, epoch_floor
+        files = OsFiles(options.open_files_max) if files is None else files
+        files.make_directories(directory)
+        opened = OpenedStore(directory, options, files)
+        try:
+            opened.open(observer, progress)
+            opened.begin_epoch(epoch_floor)
+            return cls(opened, options, clock)
+        except BaseException:
+            opened.release()
+            raise
+
+    # --- appending: the writer --------------------------------------------------------------------
+
+    def append(
+        self,
+        records: bytes,
+        segments: Sequence[tuple[str, int, int]],
+        *,
+        born_host: bytes,
+        store_host: bytes,
+    ) -> Appended:
+        """Verify, stamp and write a batch: records end to end, ``segments`` = (topic, queue id,
+        count) of its runs.
+
+        All or nothing: after an error nothing has changed. Raises what
+        :func:`cometmq.format.batch.stamp` raises, BatchTooLarge (longer than a log file), DiskFull
+        (reading goes on, and a later append may succeed), StoreFailed (nothing will be written any
+        more).
+        """
+        self._refuse_after_failure()
+        self._dispatcher.catch_up()
+        if len(records) + BLANK_BYTES > self._options.commit_log_file_bytes:
+            raise BatchTooLarge(
+                f"{len(records)} bytes do not fit into a log file of "
+                f"{self._options.commit_log_file_bytes} bytes"
+            )
+        if not records:
+            raise BatchMalformed("the batch has no records")
+        claims = self._claims(segments)
+        log_offset = self._log.place(len(records))
+        store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
+        stamped = stamp(
+            records,
+            claims,
+            log_offset=log_offset,
+            store_time_ms=store_time_ms,
+            born_host=born_host,
+            store_host=store_host,
+            limits=self._options.batch_limits,
+        )
+        try:
+            self._log.append(log_offset, stamped.buffer, store_time_ms)
+            self._dispatch(segments, stamped.units)
+        except StoreFailed as error:
+            raise self._failed(error) from error
+        queue_offsets = [claim.first_queue_offset for claim in claims]
+        end = log_offset + len(records)
+        segment_bytes = _segment_bytes(stamped.units, end)
+        return Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
+
+    def _claims(self, segments: Sequence[tuple[str, int, int]]) -> list[SegmentClaim]:
+        """The segments with the queue offsets that their first messages get."""
+        following: dict[tuple[str, int], int] = {}  # a queue may come more than once
+        claims = []
+        for index, (topic, queue_id, count) in enumerate(segments):
+            first = following.get((topic, queue_id))
+            if first is None:
+                queue = self._dispatcher.find(topic, queue_id)
+                first = queue.next_offset if queue else _checked_new_queue(topic, queue_id, index)
+            following[topic, queue_id] = first + max(count, 0)
+            claims.append(SegmentClaim(topic.encode("ascii"), queue_id, count, first))
+        return claims
+
+    def _dispatch(self, segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
+        dispatcher = self._dispatcher
+        for (topic, queue_id, _), segment_units in zip(segments, units, strict=True):
+            dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
+        self._last_units = units[-1]
+        dispatcher.reached(self._log.end)
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget all queues of ``topic`` and remove their files; its records stay in the log,
+        unseen.
+        """
+        self._guarded(lambda: self._dispatcher.drop(topic))
+
+
+def _segment_bytes(units: Sequence[bytes], end: int) -> list[int]:
+    """Bytes of each segment's records, which lie end to end up to ``end``."""
+    starts = [queueunit.unit_at(of_segment, 0)[0] for of_segment in units]
+    return [stop - start for start, stop in zip(starts, [*starts[1:], end], strict=True)]
+
+
+def _checked_new_queue(topic: str, queue_id: int, segment: int) -> int:
+    """The first offset of a queue that is not there yet, if its name can be a folder's."""
+    if not 0 <= queue_id <= QUEUE_ID_MAX:
+        raise BatchMalformed(f"no queue can have the number {queue_id}", segment=segment)
+    try:
+        layout.checked_topic(topic)
+    except TopicNameInvalid as error:
+        error.segment = segment
+        raise
+    return 0

@@ -1,0 +1,429 @@
+"""The seam to the file system: everything that the store does to a disk goes through
+:class:`Files`.
+
+Only this module (and ``dirlock.py``) imports :mod:`os`, so a test can hand in files that lose what
+was not synced. ``mmap`` is not used: ``mmap.flush`` holds the GIL for a whole msync, and a full
+disk under a mapping is SIGBUS.
+
+Errors: a full disk is :class:`~cometmq.errors.DiskFull`, everything else that the kernel refuses is
+:class:`~cometmq.errors.StoreFailed`; a read that would have to wait for the disk is
+:class:`BlockingIOError` when asked for with ``nowait``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+from cometmq.errors import DiskFull, StoreError, StoreFailed
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+StrPath: TypeAlias = str | os.PathLike[str]
+
+# the most that one call reads or writes while zeros are written or looked for
+CHUNK_BYTES = 1024 * 1024
+SCRATCH_BYTES = 512 * 1024
+# a new log file is synced in steps, so that no other sync waits for a gigabyte
+SYNC_EVERY_BYTES = 32 * CHUNK_BYTES
+ZEROS = bytes(CHUNK_BYTES)
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+
+
+class Entry(NamedTuple):
+    """What stands under a name of a directory; ``size`` is 0 for directories."""
+
+    name: str
+    is_directory: bool
+    size: int
+
+
+class File(Protocol):
+    """A file by name; its descriptor comes and goes behind the scenes. Any thread may call any
+    method.
+
+    After :meth:`close` reads are empty and syncs do nothing: a reader or the flush thread may still
+    hold a file whose topic was deleted a moment ago.
+    """
+
+    path: str
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file. ``nowait``: only
+        from memory.
+        """
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """Write all of ``data``. After an error any part of it may have been written."""
+
+    def sync(self) -> None:
+        """Return when the written bytes and the file's size are on the disk."""
+
+    def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The (start, end) ranges between ``start`` and ``end`` that are not holes, in order."""
+
+    def close(self) -> None:
+        """Let the descriptor go when its last user is done."""
+
+
+class Files(Protocol):
+    """A file system."""
+
+    def open(self, path: StrPath) -> File:
+        """A file that exists already."""
+
+    def create(self, path: StrPath, size: int) -> File:
+        """A new file of ``size`` bytes, all of them a hole."""
+
+    def read(self, path: StrPath) -> bytes | None:
+        """All of a small file; None when there is none."""
+
+    def entries(self, path: StrPath) -> list[Entry]:
+        """What a directory holds, sorted by name; empty when there is no such directory."""
+
+    def exists(self, path: StrPath) -> bool:
+        """True when something stands at ``path``."""
+
+    def make_directories(self, path: StrPath) -> None:
+        """Make a directory and those above it; nothing happens when it exists."""
+
+    def rename(self, old: StrPath, new: StrPath) -> None:
+        """Give ``old`` the name ``new``, in one step, replacing what stood there."""
+
+    def unlink(self, path: StrPath) -> None:
+        """Remove a file; nothing happens when there is none."""
+
+    def remove_tree(self, path: StrPath) -> None:
+        """Remove a directory with all that it holds; nothing happens when there is none."""
+
+    def sync_directory(self, path: StrPath) -> None:
+        """Return when the names in a directory are on the disk; nothing happens when it is gone."""
+
+    def boot_id(self) -> str:
+        """A text that changes when the machine restarts, and with it the page cache is lost; empty
+        when unknown.
+        """
+
+    def process_id(self) -> int:
+        """The number of this process."""
+
+
+@contextmanager
+def _catalogue(action: str, path: StrPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, action, path) from error
+
+
+def store_error(error: OSError, action: str, path: StrPath) -> StoreError | DiskFull:
+    """The catalogue's error for what the kernel said."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"no space left to {action} {os.fspath(path)}")
+    return StoreFailed(f"cannot {action} {os.fspath(path)}: {error.strerror or error}")
+
+
+class OsFile:
+    """A :class:`File` of the operating system. ``_fd`` is -1 while it is not open; the pool's lock
+    guards all fields.
+    """
+
+    __slots__ = ("_closed", "_fd", "_pool", "_recent", "_users", "path")
+
+    def __init__(self, pool: OsFiles, path: str) -> None:
+        self.path = path
+        self._pool = pool
+        self._fd = -1
+        self._users = 0  # calls in flight: while there is one the descriptor stays
+        self._recent = False  # used since the pool last looked for descriptors to close
+        self._closed = False
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        assert min(size, offset) >= 0, (size, offset)
+        fd = self._acquire()
+        if fd < 0:
+            return b""
+        try:
+            if nowait:
+                return self._pool.pread_nowait(fd, size, offset)
+            return os.pread(fd, size, offset)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise store_error(error, "read", self.path) from error
+        finally:
+            self._release()
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        assert offset >= 0, offset
+        fd = self._acquire()
+        if fd < 0:
+            raise StoreFailed(f"{self.path} is closed")
+        try:
+            written = os.pwrite(fd, data, offset)
+            while written < len(data):
+                written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+        except OSError as error:
+            raise store_error(error, "write", self.path) from error
+        finally:
+            self._release()
+
+    def sync(self) -> None:
+        fd = self._acquire()
+        if fd < 0:
+            return
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            # ENOSPC at a sync means that written bytes are lost, so it is a failure and not a full
+            # disk.
+            raise StoreFailed(f"cannot sync {self.path}: {error.strerror}") from error
+        finally:
+            self._release()
+
+    def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        assert 0 <= start <= end, (start, end)
+        fd = self._acquire()
+        try:
+            while fd >= 0 and start < end:
+                data, hole = _next_extent(fd, start, self.path)
+                if data >= end:
+                    return
+                yield data, min(hole, end)
+                start = hole
+        finally:
+            if fd >= 0:
+                self._release()
+
+    def close(self) -> None:
+        with self._pool.lock:
+            self._closed = True
+            if not self._users:
+                self._pool.let_go(self)
+
+    def _acquire(self) -> int:
+        with self._pool.lock:
+            if self._closed:
+                return -1
+            if self._fd < 0:
+                self._fd = self._pool.descriptor_for(self)
+            self._users += 1
+            self._recent = True
+            return self._fd
+
+    def _release(self) -> None:
+        with self._pool.lock:
+            assert self._users > 0, self.path
+            self._users -= 1
+            if self._closed and not self._users:
+                self._pool.let_go(self)
+
+
+def _next_extent(fd: int, start: int, path: str) -> tuple[int, int]:
+    try:
+        data = os.lseek(fd, start, os.SEEK_DATA)
+        return data, os.lseek(fd, data, os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # only a hole is left
+            end = os.fstat(fd).st_size
+            return max(end, start + 1), max(end, start + 1)
+        raise store_error(error, "look into", path) from error
+
+
+class OsFiles:
+    """The operating system's files, of which at most ``open_files_max`` are open at a time.
+
+    The cap is soft: files in use are never closed. It is lowered to half of what the process may
+    open. A file that is closed by the cap may hold bytes that are not synced; Linux (4.16 and
+    later) reports an error of their writing back to the next one who opens and syncs it.
+    """
+
+    def __init__(self, open_files_max: int = 4096) -> None:
+        assert open_files_max > 0, open_files_max
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.open_files_max = max(16, min(open_files_max, allowed // 2))
+        self.lock = threading.Lock()
+        # in the order of opening; a second chance moves a file to the end
+        self._open: dict[OsFile, None] = {}
+        self._nowait = hasattr(os, "RWF_NOWAIT")
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch_lock = threading.Lock()
+
+    def open(self, path: StrPath) -> File:
+        return OsFile(self, os.fspath(path))
+
+    def create(self, path: StrPath, size: int) -> File:
+        with _catalogue("create", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(fd, size)
+            except OSError:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+        return self.open(path)
+
+    def read(self, path: StrPath) -> bytes | None:
+        with _catalogue("read", path):
+            try:
+                return Path(path).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def entries(self, path: StrPath) -> list[Entry]:
+        found = []
+        with _catalogue("list", path), suppress(FileNotFoundError), os.scandir(path) as names:
+            for name in names:
+                is_directory = name.is_dir(follow_symlinks=False)
+                size = 0 if is_directory else name.stat(follow_symlinks=False).st_size
+                found.append(Entry(name.name, is_directory, size))
+        return sorted(found)
+
+    def exists(self, path: StrPath) -> bool:
+        return os.path.lexists(path)
+
+    def make_directories(self, path: StrPath) -> None:
+        with _catalogue("make", path):
+            os.makedirs(path, exist_ok=True)
+
+    def rename(self, old: StrPath, new: StrPath) -> None:
+        with _catalogue("rename", old):
+            os.replace(old, new)
+
+    def unlink(self, path: StrPath) -> None:
+        with _catalogue("remove", path), suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_tree(self, path: StrPath) -> None:
+        with _catalogue("remove", path), suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: StrPath) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreFailed(f"cannot sync {os.fspath(path)}: {error.strerror}") from error
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise StoreFailed(f"cannot sync {os.fspath(path)}: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def boot_id(self) -> str:
+        known = self.read(BOOT_ID_PATH)
+        return known.decode("ascii").strip() if known else ""
+
+    def process_id(self) -> int:
+        return os.getpid()
+
+    # --- for OsFile -------------------------------------------------------------------------------
+
+    def pread_nowait(self, fd: int, size: int, offset: int) -> bytes:
+        """The bytes if all of them are in memory, else :class:`BlockingIOError`."""
+        if not self._nowait:
+            return os.pread(fd, size, offset)
+        try:
+            return self._preadv_nowait(fd, size, offset)
+        except OSError as error:
+            if error.errno not in NO_NOWAIT:
+                raise
+            self._nowait = False  # tmpfs is memory and does not know the flag
+            return os.pread(fd, size, offset)
+
+    def _preadv_nowait(self, fd: int, size: int, offset: int) -> bytes:
+        # A buffer that is kept saves clearing a new one; a second reader at the same moment pays
+        # for its own.
+        if size <= SCRATCH_BYTES and self._scratch_lock.acquire(blocking=False):
+            try:
+                return _filled(fd, self._scratch[:size], offset)
+            finally:
+                self._scratch_lock.release()
+        return _filled(fd, memoryview(bytearray(size)), offset)
+
+    def descriptor_for(self, file: OsFile) -> int:
+        """Open ``file``, after making room. The lock is held."""
+        while len(self._open) >= self.open_files_max and self._close_one():
+            pass
+        with _catalogue("open", file.path):
+            fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+        self._open[file] = None
+        return fd
+
+    def let_go(self, file: OsFile) -> None:
+        """Close the descriptor of a file without users. The lock is held."""
+        assert not file._users, file.path
+        if file._fd >= 0:
+            del self._open[file]
+            os.close(file._fd)
+            file._fd = -1
+
+    def _close_one(self) -> bool:
+        for file in list(self._open):  # two laps at most: the first takes the second chances away
+            if not file._users and not file._recent:
+                self.let_go(file)
+                return True
+            file._recent = False
+        for file in list(self._open):
+            if not file._users:
+                self.let_go(file)
+                return True
+        return False  # all in use: the cap is soft
+
+
+def _filled(fd: int, room: memoryview, offset: int) -> bytes:
+    count = os.preadv(fd, [room], offset, os.RWF_NOWAIT)
+    if count < len(room):
+        raise BlockingIOError(errno.EAGAIN, "not in memory")
+    return bytes(room)
+
+
+def clear(file: File, start: int, end: int) -> int:
+    """Turn every byte from ``start`` to ``end`` into zero, writing only where it is not; returns
+    the bytes written.
+    """
+    written = 0
+    for at, stop in file.data_extents(start, end):
+        for chunk in range(at, stop, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, stop - chunk)
+            if file.pread(size, chunk) != ZEROS[:size]:
+                file.pwrite(ZEROS[:size], chunk)
+                written += size
+    return written
+
+
+def write_zeros(file: File, size: int) -> None:
+    """Write ``size`` zeros from the start, synced: later overwriting needs no allocation, so a sync
+    of it is short.
+    """
+    for offset in range(0, size, CHUNK_BYTES):
+        file.pwrite(ZEROS[: min(CHUNK_BYTES, size - offset)], offset)
+        if offset % SYNC_EVERY_BYTES == SYNC_EVERY_BYTES - CHUNK_BYTES:
+            file.sync()
+    file.sync()
+
+
+def replace(files: Files, path: StrPath, content: bytes) -> None:
+    """Let ``path`` hold ``content``, on the disk at return; after a crash it holds the old or the
+    new, never a mixture.
+    """
+    new = os.fspath(path) + ".new"
+    files.unlink(new)
+    file = files.create(new, 0)
+    try:
+        file.pwrite(content, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.rename(new, path)
+    files.sync_directory(os.path.dirname(new))

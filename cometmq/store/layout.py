@@ -1,0 +1,98 @@
+"""Names of files and folders of a store, both ways: the only place that makes or parses one.
+``docs/format/store-layout.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cometmq.errors import StoreForeignFile, TopicNameInvalid
+
+COMMIT_LOG = "commitlog"
+CONSUME_QUEUE = "consumequeue"
+CONFIG = "config"
+CHECKPOINT = "checkpoint"
+ABORT = "abort"
+LOCK = "lock"
+IDENTITY = "cometmq.json"
+EPOCHS = "cometmq.epochs"
+NEXT_LOG_FILE = "cometmq.next"
+TRASH_PREFIX = "cometmq.trash."
+SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
+
+OFFSET_DIGITS = 20
+OFFSET_NAME = re.compile(r"[0-9]{20}")
+QUEUE_ID_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
+# '.' and '/' are not among the characters, so a topic's name is never a path to somewhere else.
+TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
+
+
+class StorePaths:
+    """Every path under one store's root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commit_log = root / COMMIT_LOG
+        self.consume_queue = root / CONSUME_QUEUE
+        self.config = root / CONFIG
+        self.checkpoint = root / CHECKPOINT
+        self.abort = root / ABORT
+        self.lock = root / LOCK
+        self.identity = root / IDENTITY
+        self.epochs = root / EPOCHS
+        self.next_log_file = root / NEXT_LOG_FILE
+
+    def topic(self, topic: str) -> Path:
+        """The folder of a topic's queues; a name that could be anything else is refused."""
+        return self.consume_queue / checked_topic(topic)
+
+    def queue(self, topic: str, queue_id: int) -> Path:
+        assert queue_id >= 0, queue_id
+        return self.topic(topic) / str(queue_id)
+
+    def trash(self, number: int) -> Path:
+        """Where a deleted topic's folder waits for its removal."""
+        return self.root / f"{TRASH_PREFIX}{number}"
+
+
+def checked_topic(topic: str) -> str:
+    """``topic`` itself, or :class:`TopicNameInvalid`."""
+    if not TOPIC_NAME.fullmatch(topic):
+        raise TopicNameInvalid(f"a queue cannot be kept for the topic {topic[:200]!r}")
+    return topic
+
+
+def offset_name(offset: int) -> str:
+    """``4096`` → ``00000000000000004096``."""
+    assert offset >= 0, offset
+    name = f"{offset:0{OFFSET_DIGITS}d}"
+    assert len(name) == OFFSET_DIGITS, offset
+    return name
+
+
+def parse_offset_name(name: str, directory: Path) -> int:
+    """The inverse of :func:`offset_name`; any other name is :class:`StoreForeignFile`."""
+    if not OFFSET_NAME.fullmatch(name):
+        raise StoreForeignFile(
+            f"{directory / name} is not a file of a store: its name is not an offset of 20 digits"
+        )
+    return int(name)
+
+
+def parse_queue_id(name: str, directory: Path) -> int:
+    """A queue's number from the name of its folder."""
+    if not QUEUE_ID_NAME.fullmatch(name):
+        raise StoreForeignFile(
+            f"{directory / name} is not a queue of a store: its name is not a number"
+        )
+    return int(name)
+
+
+def parse_topic(name: str, directory: Path) -> str:
+    """A topic from the name of its folder."""
+    if not TOPIC_NAME.fullmatch(name):
+        raise StoreForeignFile(
+            f"{directory / name} is not a topic of a store: topics have no such name"
+        )
+    return name

@@ -1,0 +1,183 @@
+"""What a process tells about itself: log lines and Prometheus metrics.
+
+Log: one line per event, plain or JSON, on standard error. An event is a short constant text; what
+varies goes into fields: ``log.info("member registered", extra=fields(group="g1", member=0))``.
+Control characters are escaped, so that no name a client chose can forge a line.
+
+Metrics: one registry per process, made by :func:`new_registry` and handed to whoever counts;
+nothing is global. Names are RocketMQ 5's where it has one (``rocketmq_…``), else ``cometmq_…``.
+Labels never carry what a client chose freely. What names the whole process (cluster, kind, broker
+group) is put on every sample as it is served. docs/metrics.md lists all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, TextIO
+
+from cometmq.clock import Clock
+from cometmq.config import LogForm, LogLevel
+
+if TYPE_CHECKING:  # slow to import: a process answers health checks before that
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import RestrictedRegistry
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
+_ESCAPES |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def version() -> str:
+    """The program's version, as installed."""
+    return metadata.version("cometmq")
+
+
+def escape(text: str) -> str:
+    """``text`` with control characters and line separators written as escapes."""
+    return text.translate(_ESCAPES)
+
+
+def fields(**values: object) -> dict[str, dict[str, object]]:
+    """What varies in an event, for the ``extra`` of a logging call."""
+    return {"fields": values}
+
+
+def setup_logging(*, level: LogLevel, form: LogForm, stream: TextIO | None = None) -> None:
+    """Send all log records to ``stream`` (standard error). Replaces what was set up before."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_JsonFormatter() if form is LogForm.JSON else _PlainFormatter())
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(level.value)
+
+
+class _Formatter(logging.Formatter):
+    """Common to both forms: time in UTC, the fields of an event, a traceback as one field."""
+
+    def time_text(self, record: logging.LogRecord) -> str:
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
+
+    def event_fields(self, record: logging.LogRecord) -> dict[str, object]:
+        found: dict[str, object] = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return found
+
+
+class _PlainFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        words = [self.time_text(record), f"{record.levelname:<7}", record.name, record.getMessage()]
+        words += [f"{name}={_shown(value)}" for name, value in self.event_fields(record).items()]
+        return escape(" ".join(words))
+
+
+class _JsonFormatter(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        head = {
+            "time": self.time_text(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        return json.dumps({**self.event_fields(record), **head}, default=str)
+
+
+def _shown(value: object) -> str:
+    """A field's value; quoted when a blank or a quote would make the line ambiguous."""
+    text = str(value)
+    plain = text and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def new_registry(service: str, clock: Clock) -> CollectorRegistry:
+    """The process's registry, with what every service has: build, start time, CPU, memory, GC."""
+    from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
+    from prometheus_client.gc_collector import GCCollector
+    from prometheus_client.process_collector import ProcessCollector
+
+    # A second series for each counter, which nobody looks at:
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry(auto_describe=True)
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    build = Gauge("cometmq_build_info", "Always 1.", ["service", "version"], registry=registry)
+    build.labels(service=service, version=version()).set(1)
+    started = Gauge(
+        "cometmq_start_time_seconds", "When the process started, Unix time.", registry=registry
+    )
+    started.set(clock.wall_ms() / 1000)
+    return registry
+
+
+class MetricsServer:
+    """Serves a registry over HTTP in a thread of its own; ``port`` is the bound port."""
+
+    def __init__(
+        self, registry: CollectorRegistry, host: str, port: int, labels: Mapping[str, str]
+    ) -> None:
+        from prometheus_client import start_http_server
+
+        labelled = _Labelled(registry, labels)
+        self._server, self._thread = start_http_server(port, addr=host, registry=labelled)
+        self._host = host
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving and give the port back."""
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        while stopping.is_alive():  # a connection wakes the server, which looks up each 0.5 s only
+            with contextlib.suppress(OSError):
+                socket.create_connection((self._host, self.port), timeout=0.1).close()
+            stopping.join(0.01)
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_metrics_server(
+    registry: CollectorRegistry, *, host: str, port: int, labels: Mapping[str, str] | None = None
+) -> MetricsServer:
+    """Serve ``registry`` on ``host:port``; 0 = any free port. OSError when the port is taken.
+
+    ``labels`` go on every sample that has no label of that name itself: whoever reads one series
+    can tell whose it is, the interpreter's and the process's too.
+    """
+    return MetricsServer(registry, host, port, labels or {})
+
+
+class _Labelled:
+    """What a registry collects, with the labels of the process as a whole."""
+
+    def __init__(
+        self,
+        whole: CollectorRegistry,
+        labels: Mapping[str, str],
+        part: RestrictedRegistry | None = None,
+    ) -> None:
+        self._whole = whole
+        self._part = part or whole
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._part.collect():
+            metric.samples = [s._replace(labels=self._of(s.labels)) for s in metric.samples]
+            yield metric
+
+    def restricted_registry(self, names: Iterable[str]) -> _Labelled:
+        """Asked by the server for a scrape of some names only (``?name[]=…``)."""
+        return _Labelled(self._whole, self._labels, self._whole.restricted_registry(names))
+
+    def _of(self, own: Mapping[str, str]) -> dict[str, str]:
+        return {**self._labels, **own}

@@ -1,0 +1,1 @@
+"""Programs that use CometMQ as an application would."""

@@ -1,0 +1,230 @@
+// CometMQ with bare stubs: @grpc/grpc-js, and @grpc/proto-loader over proto/cometmq/v1; no build step.
+//
+//     npm ci --prefix examples
+//     node examples/stub_node.mjs --namesrv 127.0.0.1:9876 --topic Hello
+//
+// Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more, commits, reads
+// the commit back, and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
+// stub_python.py is the same in Python; docs/protocol.md tells what the messages of the contract share.
+
+import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
+
+import grpc from '@grpc/grpc-js'
+import protoLoader from '@grpc/proto-loader'
+
+const TIMEOUT_MS = 3_000 // of a call; without one a call waits for ever
+const HOLD_MS = 10_000
+const POLL_MS = 500 // between two pulls where no pullhold can be asked
+// gRPC's own limit, 4 MiB, is too small for an answer with one large message: it would be asked for again and again.
+const OPTIONS = { 'grpc.max_receive_message_length': 64 * 1024 * 1024 }
+
+const definition = protoLoader.loadSync(
+  ['namesrv', 'broker', 'hold'].map((file) => `cometmq/v1/${file}.proto`),
+  {
+    includeDirs: [fileURLToPath(new URL('../proto', import.meta.url))],
+    keepCase: true, // names as in the contract
+    longs: String, // 64 bits do not fit a number; a position goes back as it came
+    enums: String,
+    defaults: true, // zeros and empty lists are there; an absent message is null, an absent `optional` field undefined
+  },
+)
+const api = grpc.loadPackageDefinition(definition).cometmq.v1
+
+const connect = (Service, address) => new Service(address, grpc.credentials.createInsecure(), OPTIONS)
+
+/** One unary call. */
+const call = (client, method, request, timeoutMs = TIMEOUT_MS) =>
+  new Promise((resolve, reject) => {
+    client[method](request, { deadline: Date.now() + timeoutMs }, (error, answer) =>
+      error ? reject(error) : resolve(answer),
+    )
+  })
+
+/** What CometMQ says about a failed call; null: gRPC itself failed, e.g. nobody answered. */
+function refusal(error) {
+  const [value] = error.metadata?.get('cometmq-error-bin') ?? []
+  return value ? api.Error.deserialize(value) : null // proto-loader 0.8 or newer
+}
+
+// --- where things are ------------------------------------------------------------------------------------------------
+
+/**
+ * A place where the topic can be written: one broker group's share of it. Queue numbers, offsets and commits belong to
+ * the broker group: a topic on two broker groups has a queue 0 on each, and a consumer reads both.
+ */
+async function find(namesrv, topic) {
+  // Any name server will do; each knows the whole cluster. A real client asks the next one when the first does not
+  // answer, and asks again from time to time: writers change.
+  const names = connect(api.NameService, namesrv.split(';')[0])
+  const { route } = await call(names, 'QueryRoute', { topic })
+  for (const group of route.groups) {
+    console.log(`route: ${topic} on broker group ${group.broker_group}, ${group.topic.read_queue_count} queues`)
+  }
+  const writerOf = (group) => group.members.find((member) => member.role === 'MEMBER_ROLE_WRITER')
+  const group = route.groups.find((group) => group.topic.permission & 2 && writerOf(group)) // 2: may be written
+  if (!group) throw new Error(`${topic}: no writer now; ask for the route again later`)
+  const writer = writerOf(group)
+  // Those of another cluster need not know this broker. Several: take any, and the next after an error. None: poll.
+  const { addresses } = await call(names, 'ListHolds', { cluster: writer.cluster })
+  console.log(`route: writer ${writer.address}, pullholds ${addresses.join(' ') || 'none'}`)
+  names.close()
+  return {
+    topic,
+    broker_group: group.broker_group,
+    broker: connect(api.BrokerService, writer.address),
+    pullhold: addresses.length ? connect(api.HoldService, addresses[0]) : null,
+  }
+}
+
+// --- send ------------------------------------------------------------------------------------------------------------
+
+/**
+ * Store messages together or not at all; where the last one is. Without an answer (UNAVAILABLE, DEADLINE_EXCEEDED)
+ * they may be stored or not: who sends them again has to live with seeing them twice. A property UNIQ_KEY of your own
+ * tells readers so.
+ */
+async function send(place, bodies, fields = {}) {
+  const messages = bodies.map((body, number) => ({
+    topic: place.topic, // without queue_id: the broker takes one queue for the whole call
+    body: Buffer.from(body),
+    tag: 'greeting',
+    keys: [`key-${number}`],
+    properties: { language: 'JavaScript' },
+    ...fields,
+  }))
+  const { sent } = await call(place.broker, 'Send', { messages })
+  for (const { message_id, queue, position } of sent) {
+    console.log(`sent: ${message_id} to queue ${queue.queue_id} @ ${position.offset}`)
+  }
+  return sent.at(-1)
+}
+
+// --- read ------------------------------------------------------------------------------------------------------------
+
+/**
+ * The messages at a position, and the position to go on at; waits where there is nothing yet. No messages are no
+ * error: the wait was over, or the position had to be moved. Call it again.
+ */
+async function read(place, queue, position, tags = []) {
+  const pull = { queue, position, filter: { tags }, form: 'MESSAGE_FORM_MESSAGES' }
+  try {
+    let answer = await call(place.broker, 'Pull', pull)
+    if (answer.status === 'PULL_STATUS_NOT_FOUND') {
+      pull.position = answer.next_position // the same, with the generation
+      answer = (await hold(place, pull)) ?? answer
+    }
+    // Whatever the status: the next pull is at next_position. Broker and pullhold filter by a hash of the tag, so that
+    // another tag may slip through; who asked for tags has to compare.
+    const messages = answer.messages.filter(({ tag }) => !tags.length || tags.includes(tag))
+    return { messages, position: answer.next_position }
+  } catch (error) {
+    const fence = refusal(error)?.fence
+    if (!fence) throw error
+    return { messages: [], position: fence } // POSITION_FENCED: what stood there is gone, go on at the fence
+  }
+}
+
+/** Wait at a pullhold until the pull finds something; null: it cannot be asked, so we slept. */
+async function hold(place, pull) {
+  if (place.pullhold) {
+    console.log(`hold: queue ${pull.queue.queue_id} @ ${pull.position.offset} has nothing yet`)
+    const request = { broker_group: place.broker_group, pull, hold_ms: HOLD_MS }
+    try {
+      // The deadline is longer than the hold, else the call fails at its end.
+      return (await call(place.pullhold, 'Hold', request, HOLD_MS + TIMEOUT_MS)).pull
+    } catch (error) {
+      console.log(`hold: ${error.message}`) // what is wrong with the pull the broker will tell
+    }
+  }
+  await sleep(POLL_MS)
+  return null
+}
+
+/**
+ * Print what stands in the queue up to a message; the position behind it. A message that was sent is not always there
+ * at once: topics with asynchronous flush show it to readers when it is on disk, some milliseconds later.
+ */
+async function readUntil(place, position, last) {
+  while (BigInt(position.offset) <= BigInt(last.position.offset)) {
+    const found = await read(place, last.queue, position, ['greeting'])
+    for (const { queue_offset, body } of found.messages) {
+      // bit 0 of sys_flag: another producer compressed the body, see docs/format/record.md
+      console.log(`read: ${queue_offset}: ${body.subarray(0, 40)}`)
+    }
+    position = found.position
+  }
+  return position
+}
+
+// --- commit ----------------------------------------------------------------------------------------------------------
+
+/** The result for the one queue that was asked about. */
+function only([result]) {
+  // Of one queue among many; the call itself went well.
+  if (result.error) throw new Error(`${result.error.name}: ${result.error.message}`)
+  return result.position
+}
+
+/** Where the group goes on in a queue; null: it has never committed there. */
+const committed = async (place, group, queue) =>
+  only((await call(place.broker, 'QueryOffsets', { group, queues: [queue] })).results)
+
+/** All messages before the position are done. The generation goes back as it came. */
+const commit = async (place, group, queue, position) =>
+  only((await call(place.broker, 'CommitOffsets', { group, commits: [{ queue, position }] })).results)
+
+// --- the tour --------------------------------------------------------------------------------------------------------
+
+async function tour({ namesrv, topic, group }) {
+  const place = await find(namesrv, topic)
+  const last = await send(place, ['one', 'two', 'three'])
+  const { queue } = last
+
+  // Where to begin: at the commit, else at the beginning. A position of generation 0 is never fenced; 0 @ 0 is moved to
+  // the first message that is left. The answers tell the generation.
+  let position = (await committed(place, group, queue)) ?? { generation: 0, offset: 0 }
+  position = await readUntil(place, position, last)
+
+  const second = sleep(1_000).then(() => send(place, ['while you were waiting'], { queue_id: queue.queue_id }))
+  let found = { messages: [], position }
+  while (!found.messages.length) {
+    found = await read(place, queue, found.position, ['greeting']) // after a hold that was in vain, the next one
+  }
+  position = await readUntil(place, found.position, await second)
+  console.log(`held: woken by ${found.messages[0].message_id}: ${found.messages[0].body}`)
+
+  await commit(place, group, queue, position)
+  const kept = await committed(place, group, queue)
+  console.log(`committed: ${group} at generation ${kept.generation}, offset ${kept.offset}`)
+
+  try {
+    await call(place.broker, 'Send', { messages: [{ topic: '../x' }] })
+  } catch (error) {
+    const refused = refusal(error)
+    if (!refused) throw error
+    console.log(`refused: ${grpc.status[error.code]}, ${refused.code} ${refused.name}, ${refused.retry}`)
+    console.log(`refused: message ${refused.segment}: ${refused.message}. ${refused.advice}`)
+  }
+  place.broker.close()
+  place.pullhold?.close()
+}
+
+const { values } = parseArgs({
+  options: {
+    namesrv: { type: 'string' }, // host:port;host:port
+    topic: { type: 'string', default: 'Hello' },
+    group: { type: 'string', default: 'stub-node' },
+  },
+})
+if (!values.namesrv) {
+  console.error('usage: stub_node.mjs --namesrv HOST:PORT [--topic TOPIC] [--group GROUP]')
+  process.exit(2)
+}
+try {
+  await tour(values)
+} catch (error) {
+  console.error(refusal(error) ?? error.message)
+  process.exit(1)
+}

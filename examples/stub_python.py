@@ -1,0 +1,282 @@
+"""CometMQ with bare stubs: grpcio and the generated ``cometmq.v1``, nothing else of CometMQ.
+
+    python -m examples.stub_python --namesrv 127.0.0.1:9876 --topic Hello
+
+Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more,
+commits, reads the commit back, and shows what a refusal says. The topic has to exist
+(``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
+``proto/cometmq/v1``, and docs/protocol.md tells what its messages share. In a project of your own
+generate the stubs with ``python -m grpc_tools.protoc`` from those files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import grpc
+
+from cometmq.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    common_pb2,
+    hold_pb2,
+    hold_pb2_grpc,
+    namesrv_pb2,
+    namesrv_pb2_grpc,
+)
+
+TIMEOUT_S = 3.0  # of a call; without one a call waits for ever
+HOLD_MS = 10_000
+POLL_S = 0.5  # between two pulls where no pullhold can be asked
+# gRPC's own limit, 4 MiB, is too small for an answer with one large message: it would be asked for
+# again and again.
+OPTIONS = [("grpc.max_receive_message_length", 64 * 1024 * 1024)]
+
+Messages = Sequence[broker_pb2.StoredMessage]
+
+
+def refusal(error: grpc.aio.AioRpcError) -> common_pb2.Error | None:
+    """What CometMQ says about a failed call; None: gRPC itself failed, e.g. nobody answered."""
+    for key, value in error.trailing_metadata():
+        if key == "cometmq-error-bin" and isinstance(value, bytes):
+            return common_pb2.Error.FromString(value)
+    return None
+
+
+# --- where things are -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """One broker group's share of a topic, with all that reading and writing there needs.
+
+    Queue numbers, offsets and commits belong to the broker group: a topic on two broker groups has
+    a queue 0 on each, and a consumer reads both.
+    """
+
+    topic: str
+    broker_group: str
+    broker: broker_pb2_grpc.BrokerServiceAsyncStub
+    pullhold: hold_pb2_grpc.HoldServiceAsyncStub | None
+
+
+async def find(namesrv: str, topic: str, stack: AsyncExitStack) -> Place:
+    """A place where the topic can be written; its channels stay open as long as ``stack``."""
+
+    async def channel(address: str) -> grpc.aio.Channel:
+        return await stack.enter_async_context(grpc.aio.insecure_channel(address, OPTIONS))
+
+    # Any name server will do; each knows the whole cluster. A real client asks the next one when
+    # the first does not answer, and asks again from time to time: writers change.
+    names = namesrv_pb2_grpc.NameServiceStub(await channel(namesrv.split(";")[0]))
+    request = namesrv_pb2.QueryRouteRequest(topic=topic)
+    route = (await names.QueryRoute(request, timeout=TIMEOUT_S)).route
+    for group in route.groups:
+        queue_ids = range(group.topic.read_queue_count)
+        print(f"route: {topic} on broker group {group.broker_group}, queues {[*queue_ids]}")
+    writable = [
+        (group, member)
+        for group in route.groups
+        if group.topic.permission & 2  # 2: may be written, 4: may be read
+        for member in group.members
+        if member.role == common_pb2.MEMBER_ROLE_WRITER
+    ]
+    if not writable:
+        raise LookupError(f"{topic}: no writer now; ask for the route again later")
+    group, writer = writable[0]  # a real producer takes turns
+    # Those of another cluster need not know this broker. Several: take any, and the next after an
+    # error. None: poll.
+    holds_request = namesrv_pb2.ListHoldsRequest(cluster=writer.cluster)
+    addresses = (await names.ListHolds(holds_request, timeout=TIMEOUT_S)).addresses
+    print(f"route: writer {writer.address}, pullholds {[*addresses]}")
+    return Place(
+        topic,
+        group.broker_group,
+        broker_pb2_grpc.BrokerServiceStub(await channel(writer.address)),
+        hold_pb2_grpc.HoldServiceStub(await channel(addresses[0])) if addresses else None,
+    )
+
+
+# --- send -----------------------------------------------------------------------------------------
+
+
+async def send(place: Place, *bodies: bytes, queue_id: int | None = None) -> broker_pb2.SentMessage:
+    """Store messages together or not at all; where the last one is.
+
+    Without an answer (UNAVAILABLE, DEADLINE_EXCEEDED) they may be stored or not: who sends them
+    again has to live with seeing them twice. A property UNIQ_KEY of your own tells readers so.
+    """
+    messages = [
+        broker_pb2.OutgoingMessage(
+            topic=place.topic,
+            queue_id=queue_id,  # None: the broker takes one for the whole call
+            body=body,
+            tag="greeting",
+            keys=[f"key-{number}"],
+            properties={"language": "Python"},
+        )
+        for number, body in enumerate(bodies)
+    ]
+    request = broker_pb2.SendRequest(messages=messages)
+    answer = await place.broker.Send(request, timeout=TIMEOUT_S)
+    for sent in answer.sent:
+        print(f"sent: {sent.message_id} to queue {sent.queue.queue_id} @ {sent.position.offset}")
+    return answer.sent[-1]
+
+
+# --- read -----------------------------------------------------------------------------------------
+
+
+async def read(
+    place: Place, queue: common_pb2.QueueRef, position: common_pb2.Position, *tags: str
+) -> tuple[Messages, common_pb2.Position]:
+    """The messages at a position, and the position to go on at; waits where there is nothing yet.
+
+    No messages are no error: the wait was over, or the position had to be moved. Call it again.
+    """
+    pull = broker_pb2.PullRequest(
+        queue=queue,
+        position=position,
+        filter=common_pb2.Filter(tags=tags),
+        form=broker_pb2.MESSAGE_FORM_MESSAGES,
+    )
+    try:
+        answer = await place.broker.Pull(pull, timeout=TIMEOUT_S)
+        if answer.status == broker_pb2.PULL_STATUS_NOT_FOUND:
+            pull.position.CopyFrom(answer.next_position)  # the same, with the generation
+            answer = await hold(place, pull) or answer
+    except grpc.aio.AioRpcError as error:
+        refused = refusal(error)
+        if refused is None or not refused.HasField("fence"):
+            raise
+        return [], refused.fence  # POSITION_FENCED: what stood there is gone, go on at the fence
+    # Whatever the status: the next pull is at next_position. Broker and pullhold filter by a hash
+    # of the tag, so that another tag may slip through; who asked for tags has to compare.
+    wanted = [message for message in answer.messages if not tags or message.tag in tags]
+    return wanted, answer.next_position
+
+
+async def hold(place: Place, pull: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
+    """Wait at a pullhold until the pull finds something; None: it cannot be asked, so we slept."""
+    if place.pullhold is not None:
+        print(f"hold: queue {pull.queue.queue_id} @ {pull.position.offset} has nothing yet")
+        request = hold_pb2.HoldRequest(broker_group=place.broker_group, pull=pull, hold_ms=HOLD_MS)
+        try:  # the deadline is longer than the hold, else the call fails at its end
+            held = await place.pullhold.Hold(request, timeout=HOLD_MS / 1000 + TIMEOUT_S)
+            return held.pull
+        except grpc.aio.AioRpcError as error:  # what is wrong with the pull the broker will tell
+            print(f"hold: {error.code().name}: {error.details()}")
+    await asyncio.sleep(POLL_S)
+    return None
+
+
+async def read_until(
+    place: Place, position: common_pb2.Position, last: broker_pb2.SentMessage
+) -> common_pb2.Position:
+    """Print what stands in the queue up to a message; the position behind it.
+
+    A message that was sent is not always there at once: topics with asynchronous flush show it to
+    readers when it is on disk, some milliseconds later.
+    """
+    while position.offset <= last.position.offset:
+        messages, position = await read(place, last.queue, position, "greeting")
+        for message in messages:
+            # bit 0 of sys_flag: another producer compressed the body, see docs/format/record.md
+            text = message.body[:40].decode(errors="replace")
+            print(f"read: {message.queue_offset}: {text}")
+    return position
+
+
+# --- commit ---------------------------------------------------------------------------------------
+
+
+async def committed(
+    place: Place, group: str, queue: common_pb2.QueueRef
+) -> common_pb2.Position | None:
+    """Where the group goes on in a queue; None: it has never committed there."""
+    request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
+    [result] = (await place.broker.QueryOffsets(request, timeout=TIMEOUT_S)).results
+    if result.HasField("error"):  # of one queue among many; the call itself went well
+        raise RuntimeError(f"{result.error.name}: {result.error.message}")
+    return result.position if result.HasField("position") else None
+
+
+async def commit(
+    place: Place, group: str, queue: common_pb2.QueueRef, position: common_pb2.Position
+) -> None:
+    """All messages before the position are done. The generation goes back as it came."""
+    item = broker_pb2.OffsetCommit(queue=queue, position=position)
+    request = broker_pb2.CommitOffsetsRequest(group=group, commits=[item])
+    [result] = (await place.broker.CommitOffsets(request, timeout=TIMEOUT_S)).results
+    if result.HasField("error"):
+        raise RuntimeError(f"{result.error.name}: {result.error.message}")
+
+
+# --- the tour -------------------------------------------------------------------------------------
+
+
+async def tour(namesrv: str, topic: str, group: str) -> None:
+    async with AsyncExitStack() as stack:
+        place = await find(namesrv, topic, stack)
+        last = await send(place, b"one", b"two", b"three")
+
+        # Where to begin: at the commit, else at the beginning. A position of generation 0 is never
+        # fenced; 0 @ 0 is moved to the first message that is left. The answers tell the generation.
+        start = await committed(place, group, last.queue) or common_pb2.Position()
+        position = await read_until(place, start, last)
+
+        async def send_later() -> broker_pb2.SentMessage:
+            await asyncio.sleep(1)
+            return await send(place, b"while you were waiting", queue_id=last.queue.queue_id)
+
+        async with asyncio.TaskGroup() as tasks:
+            second = tasks.create_task(send_later())
+            messages: Messages = []
+            while not messages:  # after a hold that was in vain, the next one
+                messages, position = await read(place, last.queue, position, "greeting")
+        position = await read_until(place, position, second.result())
+        print(f"held: woken by {messages[0].message_id}: {messages[0].body.decode()}")
+
+        await commit(place, group, last.queue, position)
+        kept = await committed(place, group, last.queue)
+        assert kept is not None
+        print(f"committed: {group} at generation {kept.generation}, offset {kept.offset}")
+
+        try:
+            message = broker_pb2.OutgoingMessage(topic="../x", body=b"")
+            request = broker_pb2.SendRequest(messages=[message])
+            await place.broker.Send(request, timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if (refused := refusal(error)) is None:
+                raise
+            retry = common_pb2.Retry.Name(refused.retry)
+            print(f"refused: {error.code().name}, {refused.code} {refused.name}, {retry}")
+            print(f"refused: message {refused.segment}: {refused.message}. {refused.advice}")
+
+
+def main() -> int:
+    """0: done. 1: refused, or nobody answered; standard error tells."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--namesrv", required=True, help="host:port;host:port")
+    parser.add_argument("--topic", default="Hello")
+    parser.add_argument("--group", default="stub-python")
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(tour(arguments.namesrv, arguments.topic, arguments.group))
+    except grpc.aio.AioRpcError as error:
+        refused = refusal(error)
+        print(refused or f"{error.code().name}: {error.details()}", file=sys.stderr)
+        return 1
+    except LookupError as error:
+        print(*error.args, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The internal port of a broker: what operators ask."""
+
+from __future__ import annotations
+
+from cometmq.member import convert
+from cometmq.member.admin_servicer import AdminReadServicer, Context, Holdings
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.model import TopicConfig
+from cometmq.v1 import broker_pb2
+
+
+class BrokerAdminServicer(AdminReadServicer):
+    """``cometmq.v1.BrokerAdminService`` of the writer."""
+
+    def __init__(self, holdings: Holdings, keeper: StateKeeper, new_topic: TopicConfig) -> None:
+        super().__init__(holdings)
+        self._keeper = keeper
+        self._new_topic = new_topic  # settings of a new topic, where a request says nothing
+
+    async def PutTopic(
+        self, request: broker_pb2.PutTopicRequest, context: Context
+    ) -> broker_pb2.PutTopicResponse:
+        before = self._state.topics.find(request.topic.name)
+        config = convert.topic(request.topic, before or self._new_topic)
+        created = await self._keeper.put_topic(config)
+        return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)
+
+    async def DeleteTopic(
+        self, request: broker_pb2.DeleteTopicRequest, context: Context
+    ) -> broker_pb2.DeleteTopicResponse:
+        await self._keeper.drop_topic(request.topic)
+        return broker_pb2.DeleteTopicResponse()

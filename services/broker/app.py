@@ -1,0 +1,267 @@
+"""The writer put together: the composition root. How a member starts and stops is told in
+:mod:`cometmq.member.app`; here is what only the writer has.
+
+Close: what is left of the offsets is written, unless the log was handed over; after a failed disk
+the store is left as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from prometheus_client.registry import Collector
+
+from cometmq.errors import LeaseUnavailable
+from cometmq.member import convert
+from cometmq.member.admin_servicer import Holdings
+from cometmq.member.app import (
+    FOLLOWER_MODULE,
+    MemberApp,
+    Surroundings,
+)
+from cometmq.member.arrivals_servicer import ArrivalsServicer
+from cometmq.member.config import MemberConfig
+from cometmq.member.leases import Lease, Reading, open_lease
+from cometmq.member.member_servicer import MemberServicer
+from cometmq.member.metrics import MemberCollector
+from cometmq.member.opening import Opened, open_writer
+from cometmq.member.pulls_servicer import PullsServicer
+from cometmq.member.reading import Reader
+from cometmq.member.registration import Registrar
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage
+from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.messaging.groups import MemberTable
+from cometmq.messaging.topics import AUTO_CREATE_TOPIC
+from cometmq.model import TopicConfig
+from cometmq.replication.lease import Reason
+from cometmq.telemetry import fields
+from cometmq.v1 import common_pb2, namesrv_pb2
+from services.broker.admin_servicer import BrokerAdminServicer
+from services.broker.consuming import Consuming
+from services.broker.handover import HandOver
+from services.broker.intake import AUTO_CREATED_QUEUES_MAX, Intake, IntakePolicy
+from services.broker.membership import Groups
+from services.broker.metrics import ReplicationCollector
+from services.broker.replicas import Replicas
+from services.broker.replication_servicer import ReplicationServicer
+from services.broker.servicer import BrokerServicer
+from services.broker.statewriter import StateWriter
+from services.broker.structured import StructuredEncoder
+
+log = logging.getLogger(__name__)
+
+LEASE_RETRY_S = 1.0
+
+
+class App(MemberApp):
+    """The writer of a broker group. With a lease it must be the recorded holder, which haslave saw
+    to before it called this program; if it is not, it becomes a follower.
+    """
+
+    name = "broker"
+    role = "writer"
+
+    async def _open(self, around: Surroundings) -> _Parts | None:
+        if not self._config.lease:
+            return self._parts(around, await self._open_store(around, 0), None)
+        lease = open_lease(self._config.lease)
+        reading = await self._our_lease(lease)
+        if reading is None:
+            return None
+        assert reading.record is not None
+        opened = await self._open_store(around, reading.record.epoch)
+        holder = LeaseHolder(lease, reading, self._config.lease_renew_s)
+        if await _begin(holder, opened, around.internal_address):
+            return self._parts(around, opened, holder)
+        await asyncio.to_thread(opened.store.close)
+        self.become(FOLLOWER_MODULE, "deposed")
+        return None
+
+    async def _our_lease(self, lease: Lease) -> Reading | None:
+        while not self.stopping:
+            try:
+                reading = await lease.read()
+            except LeaseUnavailable as error:
+                log.warning("waiting for the lease", extra=fields(error=error))
+                await asyncio.sleep(LEASE_RETRY_S)
+                continue
+            record = reading.record
+            if record and not record.released and record.holder_id == self._config.member_id:
+                return reading
+            self.become(FOLLOWER_MODULE, "not-holder")
+            return None
+        return None
+
+    async def _open_store(self, around: Surroundings, epoch_floor: int) -> Opened:
+        before = self._before
+        handed_over = before is not None and before.reason == Reason.HANDOVER.value
+        return await asyncio.to_thread(
+            open_writer,
+            self._config,
+            around.identity.batch_limits,
+            around.identity.store_host,
+            self._clock,
+            epoch_floor=epoch_floor,
+            log_end=before.log_end if before is not None and handed_over else None,
+        )
+
+    def _parts(self, around: Surroundings, opened: Opened, holder: LeaseHolder | None) -> _Parts:
+        def ended(reason: str) -> None:
+            self.become(FOLLOWER_MODULE, reason)
+
+        return _Parts(around, opened, holder, ended)
+
+
+async def _begin(holder: LeaseHolder, opened: Opened, address: str) -> bool:
+    """Say in the lease that our epoch is open; False: it is not ours."""
+    if holder.record.holder_store_id != opened.store.store_id:
+        return False
+    try:
+        await holder.begin(opened.store.epoch, address)
+    except Deposed:
+        return False
+    return True
+
+
+class _Parts:
+    """Everything that needs the open store."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        opened: Opened,
+        holder: LeaseHolder | None,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._around = around
+        self._config = config = around.config
+        self._metrics = metrics = around.metrics
+        self._clock = clock = around.clock
+        identity, ports = around.identity, around.ports
+        self._holder = holder
+        self.seconds = opened.seconds
+        self.state = opened.state
+        self.storage = MemberStorage(
+            opened.store, around.flush_policy(), clock, metrics.flush_s.observe
+        )
+        self.registrar = Registrar(
+            config.namesrv, self._registration, config.register_namesrv_period / 1000
+        )
+        changed, forget = self.registrar.changed, self._forget_topic
+        self.keeper = StateKeeper(
+            opened.state, self.storage, identity.store_host, clock, changed, forget
+        )
+        self._state_writer = StateWriter(config, self.keeper, self.storage, clock)
+        self.reader = Reader(self.storage, opened.state)
+        groups = Groups(MemberTable(config.groups_max))
+        consuming = Consuming(
+            self.keeper,
+            self.storage,
+            self.reader,
+            groups,
+            auto_create_groups=config.auto_create_subscription_group,
+        )
+        self._replicas = Replicas(self.storage, clock)
+        intake = Intake(
+            self.storage, self.keeper, _intake_policy(config), identity.store_host, metrics, clock
+        )
+        self.collectors: Iterable[Collector] = (
+            MemberCollector(metrics, self.storage, opened.state, groups, intake),
+            ReplicationCollector(self._replicas, holder),
+        )
+        self.servicer = BrokerServicer(
+            identity,
+            intake,
+            _structured_encoder(around, opened),
+            self.reader,
+            consuming,
+            ports.gate,
+            metrics,
+        )
+        store, state, members = opened.store, opened.state, groups.table
+        self.admin_servicer = BrokerAdminServicer(
+            Holdings(identity, store, state, self.reader, consuming, members, clock.wall_ms()),
+            self.keeper,
+            _new_topic(config),
+        )
+        hand_over = HandOver(self.storage, self.keeper, self._replicas, holder, ended)
+        file_bytes = config.mapped_file_size_commit_log
+        self.member_servicer = MemberServicer(
+            arrivals=ArrivalsServicer(
+                self.storage.arrivals, self.reader, self.storage.hurry, ports.gate
+            ),
+            pulls=PullsServicer(self.servicer.Pull, ports.gate),
+            replication=ReplicationServicer(
+                self._replicas, hand_over, identity.broker_group, file_bytes, ports.gate
+            ),
+        )
+
+    def _forget_topic(self, topic: str) -> None:
+        self._metrics.forget_topic(topic)
+        self.storage.arrivals.topic_changed(topic)
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the broker does."""
+        return [
+            self.storage.run(self._config.flush_interval_consume_queue / 1000),
+            self.registrar.run(),
+            self._state_writer.write(),
+            self._state_writer.export(),
+            *([] if self._holder is None else [self._holder.run()]),
+        ]
+
+    def _registration(self) -> namesrv_pb2.RegisterMemberRequest:
+        store = self.storage.store
+        topics = [convert.topic_proto(config) for config in self.state.topics]
+        if self._config.auto_create_topic_enable:
+            count = min(AUTO_CREATED_QUEUES_MAX, self._config.default_topic_queue_nums)
+            topics.append(convert.topic_proto(TopicConfig(AUTO_CREATE_TOPIC, count, count)))
+        return namesrv_pb2.RegisterMemberRequest(
+            member=self._around.member_proto(common_pb2.MEMBER_ROLE_WRITER, store.epoch),
+            data_version=namesrv_pb2.DataVersion(
+                epoch=store.epoch, counter=self.state.topics.version
+            ),
+            topics=topics,
+        )
+
+    async def close(self) -> None:
+        """The last of the broker: the rest of the offsets, the exports, the store's clean mark."""
+        try:
+            if not self.storage.failed:
+                await self._state_writer.finish()
+        finally:
+            self.reader.close()
+            self._replicas.close()
+            await asyncio.to_thread(self.storage.close)
+
+
+def _structured_encoder(around: Surroundings, opened: Opened) -> StructuredEncoder:
+    """For messages that come field by field."""
+    return StructuredEncoder(
+        opened.state.topics,
+        min(AUTO_CREATED_QUEUES_MAX, around.config.default_topic_queue_nums),
+        around.identity.store_host,
+        around.identity.batch_limits,
+        around.clock,
+        random.Random(),
+    )
+
+
+def _intake_policy(config: MemberConfig) -> IntakePolicy:
+    return IntakePolicy(
+        in_flight_bytes_max=config.send_in_flight_bytes_max,
+        auto_create_topics=config.auto_create_topic_enable,
+        default_queue_count=config.default_topic_queue_nums,
+        default_flush_mode=config.flush_disk_type.value,
+    )
+
+
+def _new_topic(config: MemberConfig) -> TopicConfig:
+    """What a request that says nothing asks for."""
+    count = config.default_topic_queue_nums
+    return TopicConfig("", count, count, flush_mode=config.flush_disk_type.value)

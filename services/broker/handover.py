@@ -1,0 +1,109 @@
+"""The writer hands its role over: everything is sealed, copied, and then given away.
+
+Until the lease is released all of it can be undone, and is, when the follower does not come along.
+Afterwards nothing is ever written to this log again by this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cometmq.errors import BrokerDraining, NoFollower
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage
+from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.replication.follower import Replica, choose_successor
+from cometmq.telemetry import fields
+from services.broker.replicas import Replicas
+
+log = logging.getLogger(__name__)
+
+CATCH_UP_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Who goes on, and where the log ended."""
+
+    member_id: int
+    log_end: int
+
+
+class HandOver:
+    """``ended`` is called with a reason when this process is the writer no longer."""
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        replicas: Replicas,
+        holder: LeaseHolder | None,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._storage = storage
+        self._keeper = keeper
+        self._replicas = replicas
+        self._holder = holder
+        self._ended = ended
+        self._tasks: set[asyncio.Task[HandedOver]] = set()
+
+    async def step_down(self, member_id: int | None) -> HandedOver:
+        """Hand over to a follower. Raises NoFollower, BrokerDraining (it is being done already),
+        LeaseUnavailable, DiskFull: then everything is as it was.
+        """
+        # A caller that goes away must not leave it half done.
+        task = asyncio.get_running_loop().create_task(self._step_down(member_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[HandedOver]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller got it, or has gone
+
+    async def _step_down(self, member_id: int | None) -> HandedOver:
+        self._storage.check_open()
+        if self._holder is None:
+            raise NoFollower("this broker stands alone: it has no lease to hand over")
+        end = self._storage.store.appended_offset
+        follower = choose_successor(self._replicas.connected(), member_id, end)
+        # The last of the offsets; from the seal on no commit is taken.
+        self._keeper.write_offsets()
+        self._storage.sealed = True
+        try:
+            end = self._storage.store.appended_offset
+            log.info("sealed", extra=fields(end=end, successor=follower.member_id))
+            await self._wait_for(follower, end)
+            await self._holder.release(follower.member_id, end)
+        except Deposed:
+            self._ended("deposed")
+            raise BrokerDraining("another member is the writer already") from None
+        except BaseException:
+            self._storage.sealed = False
+            raise
+        self._ended("handover")
+        return HandedOver(follower.member_id, end)
+
+    async def _wait_for(self, follower: Replica, end: int) -> None:
+        try:
+            async with asyncio.timeout(CATCH_UP_S_MAX):
+                await self._storage.on_disk(end)
+                await self._until_copied(follower, end)
+        except TimeoutError:
+            raise NoFollower(
+                f"member {follower.member_id} was not there within {CATCH_UP_S_MAX:g} s: "
+                f"it has {follower.flushed} of {end} bytes on its disk"
+            ) from None
+
+    async def _until_copied(self, follower: Replica, end: int) -> None:
+        further = asyncio.Event()
+        with self._replicas.changed.heard_by(further):
+            while not follower.has_all(end):
+                if not self._replicas.is_current(follower):
+                    raise NoFollower(f"member {follower.member_id} has gone meanwhile")
+                await further.wait()
+                further.clear()

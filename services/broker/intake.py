@@ -1,0 +1,145 @@
+"""What the writer takes from producers: checked, limited by bytes in flight, appended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+from cometmq.clock import Clock
+from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage, Segment, Ticket
+from cometmq.messaging.topics import is_system
+from cometmq.model import FlushMode, TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
+
+AUTO_CREATED_QUEUES_MAX = (
+    4  # RocketMQ: a topic made by its first message gets min(4, default) queues
+)
+
+Claim = tuple[str, int, int]  # topic, queue id, records
+
+
+class IntakeObserver(Protocol):
+    """Who counts what comes in."""
+
+    def messages_in(self, topic: str, count: int, size_bytes: int) -> None: ...
+    def appended(self, seconds: float) -> None: ...
+    def acknowledged(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class IntakePolicy:
+    """What the writer allows."""
+
+    in_flight_bytes_max: int
+    auto_create_topics: bool
+    default_queue_count: int
+    default_flush_mode: FlushMode
+
+
+class Intake:
+    """Takes batches into the log. Everything here belongs to the event loop."""
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        policy: IntakePolicy,
+        store_host: bytes,
+        observer: IntakeObserver,
+        clock: Clock,
+    ) -> None:
+        self.in_flight_bytes = 0  # of batches that wait for their acknowledgement
+        self._storage = storage
+        self._keeper = keeper
+        self._topics = keeper.state.topics
+        self._policy = policy
+        self._store_host = store_host
+        self._observer = observer
+        self._clock = clock
+
+    async def take(
+        self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None = None
+    ) -> Ticket:
+        """Append a batch whole, or raise what is wrong with it. Creates missing topics where
+        that is allowed.
+        """
+        while True:
+            try:
+                return self._append(records, claims, born_host, checksum)
+            except TopicNotFound as missing:
+                if missing.segment is None or not self._policy.auto_create_topics:
+                    raise
+                await self._create(claims[missing.segment][0], missing)
+
+    def _append(
+        self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None
+    ) -> Ticket:
+        came_s = self._clock.monotonic_s()
+        self._check_room(len(records))
+        if checksum is not None and crc32(records) != checksum:
+            raise BatchChecksumMismatch(f"CRC-32 of {len(records)} bytes is not {checksum:#010x}")
+        segments = self._segments(claims)
+        ticket = self._storage.append(
+            records, segments, born_host=born_host, store_host=self._store_host
+        )
+        appended_s = self._clock.monotonic_s() - came_s
+        self._observer.appended(appended_s)
+        if ticket.acked is None:
+            self._observer.acknowledged(appended_s)
+        else:
+            self._track(ticket.acked, len(records), came_s)
+        for segment, size_bytes in zip(segments, ticket.appended.segment_bytes, strict=True):
+            self._observer.messages_in(segment.topic, segment.count, size_bytes)
+        return ticket
+
+    def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
+        segments: list[Segment] = []
+        for index, (topic, queue_id, count) in enumerate(claims):
+            try:
+                config = self._topics.for_send(topic, queue_id)
+                self._keeper.check_open(topic)
+                mode = self._topics.flush_mode(topic) if is_system(topic) else config.flush_mode
+            except CometError as error:
+                error.segment = index
+                raise
+            segments.append(Segment(topic, queue_id, count, DurabilityClass.of(mode)))
+        return segments
+
+    async def _create(self, topic: str, missing: TopicNotFound) -> None:
+        queue_count = min(AUTO_CREATED_QUEUES_MAX, self._policy.default_queue_count)
+        config = TopicConfig(
+            topic, queue_count, queue_count, flush_mode=self._policy.default_flush_mode
+        )
+        try:
+            if topic in self._topics:  # being deleted
+                raise missing
+            await self._keeper.create_topic(config)
+        except CometError as error:
+            error.segment = missing.segment
+            raise
+
+    def _check_room(self, size_bytes: int) -> None:
+        # A single batch always gets in, else one above the limit could never be sent.
+        if self.in_flight_bytes and (
+            self.in_flight_bytes + size_bytes > self._policy.in_flight_bytes_max
+        ):
+            raise FlowControl(
+                f"{self.in_flight_bytes} bytes wait for their acknowledgement, "
+                f"{self._policy.in_flight_bytes_max} may (send_in_flight_bytes_max)"
+            )
+
+    def _track(self, acked: asyncio.Future[None], size_bytes: int, came_s: float) -> None:
+        self.in_flight_bytes += size_bytes
+
+        def done(future: asyncio.Future[None]) -> None:
+            self.in_flight_bytes -= size_bytes
+            assert self.in_flight_bytes >= 0
+            if not future.cancelled() and future.exception() is None:
+                self._observer.acknowledged(self._clock.monotonic_s() - came_s)
+
+        acked.add_done_callback(done)

@@ -1,0 +1,99 @@
+"""Who is in which consumer group: one open stream is one member, and hears of every change of
+its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+from cometmq.errors import InvalidRequest
+from cometmq.messaging.groups import Membership, MemberTable
+from cometmq.model import Subscription
+
+
+class Groups:
+    """The live members of all groups, and the streams that hold them. Belongs to the event loop."""
+
+    def __init__(self, table: MemberTable) -> None:
+        self.table = table
+        self._numbers = itertools.count(1)
+        self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
+
+    def __len__(self) -> int:
+        """Streams open now."""
+        # Asked by the metrics' thread too: the list is made in one step, a loop is not.
+        return sum(map(len, list(self._streams.values())))
+
+    def join(
+        self, group: str, client_id: str, subscriptions: Sequence[Subscription]
+    ) -> MemberStream:
+        """A new stream of a client. Raises what ``MemberTable.put`` raises."""
+        stream = MemberStream(self, group, client_id, next(self._numbers))
+        stream.subscribe(group, client_id, subscriptions)
+        self._streams[group].add(stream)
+        return stream
+
+    def changed(self, group: str) -> None:
+        """Wake all streams of a group."""
+        for stream in self._streams.get(group, ()):
+            stream.wake()
+
+    def left(self, stream: MemberStream) -> None:
+        """The stream has ended."""
+        streams = self._streams[stream.group]
+        streams.discard(stream)
+        if not streams:
+            del self._streams[stream.group]
+        if self.table.leave(stream.group, stream.client_id, stream.number) is not None:
+            self.changed(stream.group)
+
+
+class MemberStream:
+    """One client's membership in one group, as long as its stream is open."""
+
+    def __init__(self, groups: Groups, group: str, client_id: str, number: int) -> None:
+        self.group = group
+        self.client_id = client_id
+        self.number = number
+        self._groups = groups
+        self._look_again = asyncio.Event()
+        self._look_again.set()
+        self._ended = False
+
+    def subscribe(self, group: str, client_id: str, subscriptions: Sequence[Subscription]) -> None:
+        """Join, or replace what the client reads."""
+        if (group, client_id) != (self.group, self.client_id):
+            raise InvalidRequest("group and client_id stay the same for the whole stream")
+        self._groups.table.put(group, client_id, self.number, subscriptions)
+        self._groups.changed(group)
+
+    def wake(self) -> None:
+        """The group may have changed."""
+        self._look_again.set()
+
+    def end(self) -> None:
+        """No more requests come: :meth:`views` ends."""
+        self._ended = True
+        self._look_again.set()
+
+    async def views(self) -> AsyncIterator[Membership]:
+        """The group now and after each change; changes in between are not queued up. Ends when a
+        newer stream of the same client has taken over.
+        """
+        version = -1
+        while True:
+            await self._look_again.wait()
+            self._look_again.clear()
+            view = self._groups.table.view(self.group)
+            if self._ended or not any(m.stream == self.number for m in view.members):
+                return
+            if view.version != version:
+                version = view.version
+                yield view
+
+    def leave(self) -> None:
+        """The stream is over; its member is gone with it."""
+        self._groups.left(self)

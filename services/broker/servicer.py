@@ -1,0 +1,213 @@
+"""The client port of a broker: protobuf in and out; the parts behind it do the work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from cometmq.errors import CometError
+from cometmq.format import ids
+from cometmq.member import convert
+from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read_servicer import ReadServicer, check_items
+from cometmq.member.reading import Reader
+from cometmq.member.storage import Ticket
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.interceptors import to_proto
+from cometmq.v1 import broker_pb2, common_pb2
+from services.broker.consuming import Consuming
+from services.broker.intake import Intake
+from services.broker.membership import MemberStream
+from services.broker.structured import StructuredEncoder
+
+Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
+Answers = asyncio.Queue[tuple[int, Ticket | CometError] | None]
+
+BATCHES_IN_FLIGHT_MAX = (
+    64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
+)
+
+
+class BrokerServicer(ReadServicer):
+    """``cometmq.v1.BrokerService``. Streams end by themselves when the gate drains."""
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        intake: Intake,
+        encoder: StructuredEncoder,
+        reader: Reader,
+        consuming: Consuming,
+        gate: Gate,
+        metrics: MemberMetrics,
+    ) -> None:
+        super().__init__(identity, reader, consuming, metrics)
+        self._intake = intake
+        self._encoder = encoder
+        self._consuming = consuming
+        self._gate = gate
+
+    # --- sending ---
+
+    async def SendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        born_host = host_of_peer(context.peer())
+        await context.write(broker_pb2.SendStreamResponse(opened=self._opened(born_host)))
+        answers: Answers = asyncio.Queue()  # bounded by `room`
+        room = asyncio.Semaphore(BATCHES_IN_FLIGHT_MAX)
+        with self._metrics.producer_connections.track_inprogress():
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read_batches(context, born_host, answers, room))
+                stopping = tasks.create_task(self._cancel_when_draining(reading))
+                while (answer := await answers.get()) is not None:
+                    result = await _batch_result(*answer)
+                    await context.write(broker_pb2.SendStreamResponse(result=result))
+                    room.release()
+                stopping.cancel()
+
+    async def _read_batches(
+        self, context: Context, born_host: bytes, answers: Answers, room: asyncio.Semaphore
+    ) -> None:
+        try:
+            while True:
+                await room.acquire()
+                request = await context.read()
+                if request is grpc.aio.EOF:
+                    return
+                answers.put_nowait((request.batch_id, await self._take(request, born_host)))
+        finally:
+            answers.put_nowait(None)
+
+    async def _take(
+        self, request: broker_pb2.SendStreamRequest, born_host: bytes
+    ) -> Ticket | CometError:
+        claims = [(s.topic, s.queue_id, s.count) for s in request.segments]
+        checksum = request.records_crc32 if request.HasField("records_crc32") else None
+        try:
+            self._gate.check()
+            return await self._intake.take(request.records, claims, born_host, checksum)
+        except CometError as error:
+            self._metrics.batches_refused.labels(error.name()).inc()
+            return error
+
+    async def _cancel_when_draining(self, reading: asyncio.Task[None]) -> None:
+        await self._gate.wait_draining()
+        reading.cancel()
+
+    def _opened(self, born_host: bytes) -> broker_pb2.SendStreamOpened:
+        born_address, born_port = ip_and_port(born_host)
+        store_address, store_port = ip_and_port(self._identity.store_host)
+        limits = self._identity.batch_limits
+        return broker_pb2.SendStreamOpened(
+            broker_group=self._identity.broker_group,
+            born_host=born_address,
+            born_port=born_port,
+            store_host=store_address,
+            store_port=store_port,
+            body_max_bytes=limits.body_bytes_max,
+            batch_max_bytes=limits.batch_bytes_max,
+            batch_max_count=limits.batch_count_max,
+        )
+
+    async def Send(
+        self, request: broker_pb2.SendRequest, context: Context
+    ) -> broker_pb2.SendResponse:
+        born_host = host_of_peer(context.peer())
+        batch = self._encoder.encode(request.messages, born_host)
+        try:
+            ticket = await self._intake.take(batch.records, batch.claims, born_host)
+        except CometError as error:
+            self._metrics.batches_refused.labels(error.name()).inc()
+            error.segment = batch.first_message_of(error.segment)
+            raise
+        if ticket.acked is not None:
+            await ticket.acked
+        appended = ticket.appended
+        sent = []
+        for segment, place, byte in batch.order:
+            topic, queue_id, _ = batch.claims[segment]
+            view = self._reader.queue(topic, queue_id)
+            sent.append(
+                broker_pb2.SentMessage(
+                    message_id=ids.message_id(
+                        self._identity.broker_group, appended.log_offset + byte
+                    ),
+                    queue=convert.queue_proto(topic, queue_id),
+                    position=common_pb2.Position(
+                        generation=view.generation, offset=appended.queue_offsets[segment] + place
+                    ),
+                )
+            )
+        return broker_pb2.SendResponse(sent=sent, store_time_ms=appended.store_time_ms)
+
+    # --- consuming ---
+
+    async def JoinGroup(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        subscriptions = [convert.subscription(s) for s in first.subscriptions]
+        stream = await self._consuming.join(first.group, first.client_id, subscriptions)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read_subscriptions(context, stream))
+                stopping = tasks.create_task(self._end_when_draining(stream))
+                async for view in stream.views():
+                    members = convert.members_proto(view)
+                    await context.write(
+                        broker_pb2.JoinGroupResponse(version=view.version, members=members)
+                    )
+                reading.cancel()
+                stopping.cancel()
+        finally:
+            stream.leave()
+
+    async def _read_subscriptions(self, context: Context, stream: MemberStream) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            subscriptions = [convert.subscription(s) for s in request.subscriptions]
+            stream.subscribe(request.group, request.client_id, subscriptions)
+        stream.end()
+
+    async def _end_when_draining(self, stream: MemberStream) -> None:
+        await self._gate.wait_draining()
+        stream.end()
+
+    async def CommitOffsets(
+        self, request: broker_pb2.CommitOffsetsRequest, context: Context
+    ) -> broker_pb2.CommitOffsetsResponse:
+        check_items(request.commits)
+        await self._consuming.ensure_group(request.group)
+        self._consuming.check_open()  # the whole call then: a client asks the new writer at once
+        return broker_pb2.CommitOffsetsResponse(
+            results=[self._commit(request.group, commit) for commit in request.commits]
+        )
+
+    def _commit(self, group: str, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
+        queue = commit.queue
+        try:
+            kept = self._consuming.commit(
+                group, queue.topic, queue.queue_id, convert.position(commit.position)
+            )
+        except CometError as error:
+            return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
+        return broker_pb2.OffsetResult(queue=queue, position=convert.position_proto(kept))
+
+
+async def _batch_result(batch_id: int, taken: Ticket | CometError) -> broker_pb2.SendBatchResult:
+    if isinstance(taken, Ticket):
+        try:
+            if taken.acked is not None:
+                await taken.acked
+        except CometError as failure:  # the disk failed after the batch was appended
+            taken = failure
+        else:
+            appended = taken.appended
+            return broker_pb2.SendBatchResult(
+                batch_id=batch_id,
+                log_offset=appended.log_offset,
+                queue_offsets=appended.queue_offsets,
+                store_time_ms=appended.store_time_ms,
+            )
+    return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(taken))

@@ -1,0 +1,76 @@
+"""What the writer does with its state now and then: offsets and full copies into the log, exports
+into ``config/*.json``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cometmq.clock import Clock
+from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
+from cometmq.member.config import MemberConfig
+from cometmq.member.exports import Exporter
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage
+from cometmq.messaging import snapshots
+from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+
+class StateWriter:
+    """Belongs to the event loop. :meth:`write` and :meth:`export` are tasks."""
+
+    def __init__(
+        self, config: MemberConfig, keeper: StateKeeper, storage: MemberStorage, clock: Clock
+    ) -> None:
+        self._config = config
+        self._keeper = keeper
+        self._storage = storage
+        self._clock = clock
+        self._exporter = Exporter(config.store_path / "config")
+        self._exported = -1  # state records that the last export knew of
+
+    async def write(self) -> None:
+        """Write what groups have committed, about once a second, until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.offset_record_interval_s)
+            self._write_now()
+
+    def _write_now(self) -> None:
+        try:
+            self._keeper.write_offsets()
+            self._keeper.write_copy_if_due(self._config.state_copy_interval_bytes)
+        except (DiskFull, BrokerDraining) as error:
+            log.error("offsets are not written", extra=fields(reason=str(error)))
+
+    async def export(self) -> None:
+        """Write the exports when there is something new, until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.flush_consumer_offset_interval / 1000)
+            await self._export_if_changed()
+
+    async def _export_if_changed(self) -> None:
+        store = self._storage.store
+        _, records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+        if records == self._exported:
+            return
+        mark = snapshots.SnapshotMark(store.epoch, store.appended_offset)
+        files = snapshots.export(self._keeper.state, mark, self._clock.wall_ms())
+        try:
+            await asyncio.to_thread(self._exporter.write, files)
+        except OSError as error:  # a full disk, say: the state log is the truth, these are copies
+            log.warning("exports not written", extra=fields(reason=error.strerror))
+        else:
+            self._exported = records
+
+    async def finish(self) -> None:
+        """The rest of the offsets, unless the log was handed over, and the exports."""
+        try:
+            if not self._storage.sealed:
+                self._write_now()
+            await self._export_if_changed()
+        except StoreFailed as error:
+            log.error("the last offsets are not written", extra=fields(reason=str(error)))

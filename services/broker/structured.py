@@ -1,0 +1,149 @@
+"""Messages that a stub sends field by field, made into a batch like any other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BatchTooLarge,
+    BodyTooLarge,
+    InvalidRequest,
+    PropertiesInvalid,
+    PropertyReserved,
+    RequestError,
+)
+from cometmq.format import ids, properties, record
+from cometmq.format.batch import BatchLimits
+from cometmq.messaging.topics import TopicTable
+from cometmq.v1 import broker_pb2
+from services.broker.intake import Claim
+
+_CONTROL = frozenset(map(chr, [*range(32), 127]))
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredBatch:
+    """The encoded batch; ``order[i]`` tells where message i of the call stands: (segment, index
+    within it, byte).
+    """
+
+    records: bytes
+    claims: list[Claim]
+    order: list[tuple[int, int, int]]
+
+    def first_message_of(self, segment: int | None) -> int | None:
+        """Which message of the call an error of a segment is about: the first of them."""
+        if segment is None:
+            return None
+        return next(i for i, (found, _, _) in enumerate(self.order) if found == segment)
+
+
+class StructuredEncoder:
+    """Encodes calls of ``Send``, and gives each message a UNIQ_KEY.
+
+    ``new_queue_count``: write queues of a topic that is yet to be created by its first message.
+    """
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        new_queue_count: int,
+        store_host: bytes,
+        limits: BatchLimits,
+        clock: Clock,
+        source: random.Random,
+    ) -> None:
+        self._topics = topics
+        self._new_queue_count = new_queue_count
+        self._store_host = store_host
+        self._limits = limits
+        self._clock = clock
+        self._source = source
+        self._ids = ids.UniqueIds(clock)
+
+    def encode(
+        self, messages: Sequence[broker_pb2.OutgoingMessage], born_host: bytes
+    ) -> StructuredBatch:
+        """Raises BodyTooLarge, TopicNameInvalid, Properties…, PropertyReserved and InvalidRequest
+        with the message's number as ``segment``; InvalidRequest and BatchTooLarge without.
+        """
+        if not 1 <= len(messages) <= self._limits.batch_count_max:
+            raise InvalidRequest(
+                f"{len(messages)} messages, 1 to {self._limits.batch_count_max} are allowed"
+            )
+        chosen: dict[str, int] = {}
+        runs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        for index, message in enumerate(messages):
+            queue_id = self._queue_of(message, chosen)
+            try:
+                data = self._record(message, queue_id, born_host)
+            except RequestError as error:
+                error.segment = index
+                raise
+            runs.setdefault((message.topic, queue_id), []).append((index, data))
+        return self._join(runs, len(messages))
+
+    def _queue_of(self, message: broker_pb2.OutgoingMessage, chosen: dict[str, int]) -> int:
+        if message.HasField("queue_id"):
+            return message.queue_id
+        if message.topic not in chosen:
+            config = self._topics.find(message.topic)
+            count = config.write_queue_count if config else self._new_queue_count
+            chosen[message.topic] = self._source.randrange(count)
+        return chosen[message.topic]
+
+    def _record(
+        self, message: broker_pb2.OutgoingMessage, queue_id: int, born_host: bytes
+    ) -> bytes:
+        if len(message.body) > self._limits.body_bytes_max:
+            raise BodyTooLarge(
+                f"the body has {len(message.body)} bytes, {self._limits.body_bytes_max} are allowed"
+            )
+        return record.encode(
+            message.topic.encode(),
+            queue_id,
+            message.body,
+            properties.encode(self._properties(message)),
+            flag=message.flag,
+            born_time_ms=message.born_time_ms or self._clock.wall_ms(),
+            born_host=born_host,
+            store_host=self._store_host,
+        )
+
+    def _properties(self, message: broker_pb2.OutgoingMessage) -> dict[str, str]:
+        pairs = dict(message.properties)
+        for name in (properties.TAGS, properties.KEYS):
+            if name in pairs:
+                raise PropertyReserved(f"property {name}: use the message's own field for it")
+        if message.tag:
+            if "|" in message.tag or not _CONTROL.isdisjoint(message.tag):
+                raise PropertiesInvalid(f"tag {message.tag!r} has a '|' or a control character")
+            pairs[properties.TAGS] = message.tag
+        if message.keys:
+            if any(not key or any(c.isspace() for c in key) for key in message.keys):
+                raise PropertiesInvalid("a key is empty or has blanks")
+            pairs[properties.KEYS] = properties.KEY_SEPARATOR.join(message.keys)
+        pairs.setdefault(properties.UNIQ_KEY, self._ids.next())
+        return pairs
+
+    def _join(
+        self, runs: dict[tuple[str, int], list[tuple[int, bytes]]], count: int
+    ) -> StructuredBatch:
+        parts: list[bytes] = []
+        claims: list[Claim] = []
+        order = [(0, 0, 0)] * count
+        at = 0
+        for (topic, queue_id), run in runs.items():
+            for place, (index, data) in enumerate(run):
+                order[index] = (len(claims), place, at)
+                parts.append(data)
+                at += len(data)
+            claims.append((topic, queue_id, len(run)))
+        if at > self._limits.batch_bytes_max:
+            raise BatchTooLarge(
+                f"{at} bytes of records, {self._limits.batch_bytes_max} are allowed"
+            )
+        return StructuredBatch(b"".join(parts), claims, order)

@@ -1,0 +1,209 @@
+"""The follower put together: the composition root. How a member starts and stops is told in
+:mod:`cometmq.member.app`; here is what only a follower has.
+
+Every member of a group is born here. It opens its store, looks at the lease, and either leads at
+once, without ever having served, or follows until it may. What ends it: the lease (then it becomes
+``services.broker``), or a log that went another way than the writer's (then, after everything else
+has stopped, the log is cut, and the process begins again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client.registry import Collector
+
+from cometmq.member.admin_servicer import AdminReadServicer, Holdings
+from cometmq.member.app import (
+    FOLLOWER_MODULE,
+    WRITER_MODULE,
+    MemberApp,
+    Surroundings,
+)
+from cometmq.member.arrivals_servicer import ArrivalsServicer
+from cometmq.member.copying import CopyStorage, cut
+from cometmq.member.leases import open_lease
+from cometmq.member.member_servicer import MemberServicer
+from cometmq.member.metrics import StoreCollector
+from cometmq.member.opening import OpenedCopy, open_copy
+from cometmq.member.progress import GroupReads
+from cometmq.member.pulls_servicer import PullsServicer
+from cometmq.member.read_servicer import ReadServicer
+from cometmq.member.reading import Reader
+from cometmq.member.registration import Registrar
+from cometmq.messaging.groups import MemberTable
+from cometmq.replication.lease import Lead, Standing
+from cometmq.store.following import FollowerStore
+from cometmq.telemetry import fields
+from cometmq.v1 import common_pb2, namesrv_pb2
+from services.haslave.candidate import Candidate
+from services.haslave.following import CutNeeded, Follower, Following
+from services.haslave.metrics import CopyCollector
+from services.haslave.servicer import FollowerServicer
+
+log = logging.getLogger(__name__)
+
+
+class App(MemberApp):
+    """A follower of a broker group; without a lease there is nobody to follow, and it leads."""
+
+    name = "haslave"
+    role = "follower"
+
+    async def _open(self, around: Surroundings) -> _Parts | None:
+        if not self._config.lease:
+            self.become(WRITER_MODULE, "alone")
+            return None
+        opened = await asyncio.to_thread(open_copy, self._config, self._clock)
+        candidate = self._candidate(around, opened.store)
+        step = await candidate.look()
+        if isinstance(step, Lead):
+            await asyncio.to_thread(opened.store.close)
+            self.lead(step, opened.store)
+            return None
+        parts = _Parts(self, around, opened, candidate)
+        if step is not None:
+            parts.following.follow(step.address)
+        return parts
+
+    def _candidate(self, around: Surroundings, store: FollowerStore) -> Candidate:
+        config = self._config
+
+        def standing() -> Standing:
+            return Standing(
+                config.broker_group,
+                config.member_id,
+                store.store_id,
+                around.internal_address,
+                store.epoch,
+                store.flushed_offset,
+            )
+
+        lease = open_lease(config.lease)
+        return Candidate(lease, config.lease_duration_s, standing, self._clock)
+
+    def lead(self, lead: Lead, store: FollowerStore) -> None:
+        """The lease is ours."""
+        self.become(WRITER_MODULE, lead.reason.value, store.appended_offset)
+
+
+class _Parts:
+    """Everything that needs the open store."""
+
+    def __init__(
+        self, app: App, around: Surroundings, opened: OpenedCopy, candidate: Candidate
+    ) -> None:
+        self._app = app
+        self._around = around
+        self._candidate = candidate
+        self._cut: CutNeeded | None = None
+        config, metrics, clock = around.config, around.metrics, around.clock
+        identity = around.identity
+        state = opened.state.state
+        self._store = opened.store
+        self.seconds = opened.seconds
+        self.storage = CopyStorage(
+            opened.store,
+            opened.state,
+            around.flush_policy(),
+            clock,
+            metrics.flush_s.observe,
+            metrics.forget_topic,
+        )
+        self._reader = Reader(self.storage, state)
+        follower = Follower(
+            identity.broker_group, config.member_id, config.mapped_file_size_commit_log
+        )
+        self.following = Following(self.storage, follower, clock)
+        self.registrar = Registrar(
+            config.namesrv,
+            self._registration,
+            config.register_namesrv_period / 1000,
+            stale_ends=False,
+        )
+        members = MemberTable(config.groups_max)
+        group_reads = GroupReads(state, self._reader, members)
+        self.servicer = ReadServicer(identity, self._reader, group_reads, metrics)
+        self.admin_servicer = AdminReadServicer(
+            Holdings(
+                identity, opened.store, state, self._reader, group_reads, members, clock.wall_ms()
+            )
+        )
+        self.member_servicer = MemberServicer(
+            arrivals=ArrivalsServicer(
+                self.storage.arrivals, self._reader, self.storage.hurry, around.ports.gate
+            ),
+            pulls=PullsServicer(self.servicer.Pull, around.ports.gate),
+            replication=FollowerServicer(identity, opened.store),
+        )
+        self.collectors: Iterable[Collector] = (
+            StoreCollector(metrics, self.storage, state),
+            CopyCollector(self.following, config.member_id),
+        )
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the process follows."""
+        return [
+            self.storage.run(self._around.config.flush_interval_consume_queue / 1000),
+            self.registrar.run(),
+            self._follow(),
+            self._watch_lease(),
+            self._tell_epochs(),
+        ]
+
+    async def _follow(self) -> None:
+        try:
+            await self.following.run()
+        except CutNeeded as needed:
+            self._cut = needed
+            log.warning(
+                "the log went another way",
+                extra=fields(cut=needed.offset, anew=needed.anew, end=self._store.appended_offset),
+            )
+            self._app.become(FOLLOWER_MODULE, "anew" if needed.anew else "cut")
+
+    async def _watch_lease(self) -> None:
+        """Look at the lease now and then, and whenever the writer has gone."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._around.config.lease_poll_s):
+                    await self.following.lost.wait()
+            self.following.lost.clear()
+            step = await self._candidate.look()
+            if isinstance(step, Lead):
+                self.following.follow("")
+                self._app.lead(step, self._store)
+                return
+            if step is not None:
+                self.following.follow(step.address)
+
+    async def _tell_epochs(self) -> None:
+        while True:
+            await self.following.adopted.wait()
+            self.following.adopted.clear()
+            self.registrar.changed()
+
+    def _registration(self) -> namesrv_pb2.RegisterMemberRequest | None:
+        epoch = self._store.epoch
+        if not epoch:  # no writer was ever here
+            return None
+        role = common_pb2.MEMBER_ROLE_FOLLOWER
+        return namesrv_pb2.RegisterMemberRequest(member=self._around.member_proto(role, epoch))
+
+    async def close(self) -> None:
+        """The last of the follower: the cut, if there is one to make, and the store's mark."""
+        self._reader.close()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.storage.end_threads()
+        if self._cut is not None and not self.storage.failed:
+            if self._cut.anew:
+                self._store.start_anew(self._cut.offset)
+            else:
+                cut(self._store, self._cut.offset)
+        self.storage.close()

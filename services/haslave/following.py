@@ -1,0 +1,243 @@
+"""The stream from the writer: asks where to begin, appends what comes, tells how far it is.
+
+One stream at a time, to the address that the lease names. It ends by an error, by silence, by a new
+address, or because the log has to be cut first, which is not done here: nobody else may use the
+store then (see ``app.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import grpc
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
+from cometmq.member.copying import CopyStorage
+from cometmq.replication.follower import (
+    FORMAT_VERSION,
+    PROTOCOL_VERSION,
+    SILENCE_S_MAX,
+    LogView,
+    Plan,
+    owned,
+    plan,
+)
+from cometmq.rpc.channels import open_channel
+from cometmq.rpc.interceptors import wire_errors
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.telemetry import fields
+from cometmq.v1 import member_pb2, member_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Stream = Any  # grpc.aio.StreamStreamCall of the method's messages
+
+# Hand-overs and restarts are short: whoever looks again soon is back soon.
+RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
+
+
+class CutNeeded(Exception):
+    """The two logs went different ways. ``offset``: where to cut ours; with ``anew`` everything is
+    forgotten, and the log begins there again.
+    """
+
+    def __init__(self, offset: int, *, anew: bool) -> None:
+        super().__init__(f"cut at {offset}, anew: {anew}")
+        self.offset = offset
+        self.anew = anew
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who follows."""
+
+    broker_group: str
+    member_id: int
+    log_file_bytes: int
+
+
+class Following:
+    """Keeps the copy in step. :meth:`run` as a task; it ends with CutNeeded, StoreFailed, or
+    VersionUnsupported.
+    """
+
+    def __init__(self, storage: CopyStorage, follower: Follower, clock: Clock) -> None:
+        self.bytes_copied = 0
+        self.behind_bytes = 0  # as of the newest frame
+        self.connected = False  # the writer has agreed, and has not fallen silent
+        self.lost = asyncio.Event()  # set when a stream has ended: the lease may be another's
+        self.adopted = asyncio.Event()  # set when a writer's epoch was taken over
+        self._storage = storage
+        self._store = storage.store
+        self._follower = follower
+        self._clock = clock
+        self._in_step_s = clock.monotonic_s()
+        self._address = ""
+        self._readdressed = asyncio.Event()
+
+    def follow(self, address: str) -> None:
+        """Follow the writer at ``address`` from now on; empty: nobody."""
+        if address != self._address:
+            self._address = address
+            self._readdressed.set()
+
+    def behind_s(self) -> float:
+        """How long ago this copy last had everything; 0 while it has, as far as is known."""
+        if self.connected and not self.behind_bytes:
+            return 0.0
+        return self._clock.monotonic_s() - self._in_step_s
+
+    async def run(self) -> None:
+        backoff = Backoff(RECONNECT, random.Random())
+        while True:
+            self._readdressed.clear()
+            if self._address:
+                try:
+                    await self._until_readdressed(self._address, backoff)
+                except VersionUnsupported:
+                    raise
+                except CometError as error:
+                    log.info("stream ended", extra=fields(writer=self._address, error=error))
+                self.lost.set()
+            await self._pause(backoff.next_s() if self._address else None)
+
+    async def _pause(self, delay_s: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._readdressed.wait()
+
+    async def _until_readdressed(self, address: str, backoff: Backoff) -> None:
+        streaming = asyncio.ensure_future(self._stream_from(address, backoff))
+        readdressed = asyncio.ensure_future(self._readdressed.wait())
+        try:
+            await asyncio.wait((streaming, readdressed), return_when=asyncio.FIRST_COMPLETED)
+            if streaming.done():
+                streaming.result()
+        finally:
+            for task in (streaming, readdressed):
+                task.cancel()
+            await asyncio.gather(streaming, readdressed, return_exceptions=True)
+            self.connected = False
+
+    # --- one stream -------------------------------------------------------------------------------
+
+    async def _stream_from(self, address: str, backoff: Backoff) -> None:
+        async with open_channel(address) as channel:
+            call = member_pb2_grpc.MemberServiceStub(channel).Replicate()
+            try:
+                with wire_errors():
+                    await self._agree(call)
+                    backoff.reset()
+                    await self._copy(call)
+            finally:
+                call.cancel()
+
+    async def _agree(self, call: Stream) -> None:
+        view, hello = await self._hello()
+        with suppress(asyncio.InvalidStateError):  # the call has ended already; reading tells why
+            await call.write(member_pb2.ReplicateRequest(hello=hello))
+        answer = await _read(call)
+        if answer.WhichOneof("kind") != "hello":
+            raise ReplicationBroken("the writer's first message is no hello")
+        self._check(answer.hello)
+        start = answer.hello.start_offset
+        match plan(view, start):
+            case Plan.CUT:
+                raise CutNeeded(start, anew=False)
+            case Plan.ANEW:
+                raise CutNeeded(start, anew=True)
+        epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
+        await asyncio.to_thread(self._store.adopt_epochs, epochs)
+        self.connected = True
+        self.adopted.set()
+        log.info("following", extra=fields(epoch=self._store.epoch, start=start))
+
+    def _check(self, hello: member_pb2.WriterHello) -> None:
+        versions = (hello.protocol_version, hello.format_version)
+        if versions != (PROTOCOL_VERSION, FORMAT_VERSION):
+            raise VersionUnsupported(
+                f"the writer speaks protocol and format {versions}, "
+                f"this program {(PROTOCOL_VERSION, FORMAT_VERSION)}"
+            )
+        if hello.log_file_bytes != self._follower.log_file_bytes:
+            raise VersionUnsupported(
+                f"the writer's log files have {hello.log_file_bytes} bytes, ours "
+                f"{self._follower.log_file_bytes} (mapped_file_size_commit_log)"
+            )
+        if not hello.epochs:
+            raise ReplicationBroken("the writer has no epoch")
+
+    async def _hello(self) -> tuple[LogView, member_pb2.FollowerHello]:
+        store = self._store
+        offset, last = await asyncio.to_thread(store.last_record)
+        end = store.appended_offset
+        view = LogView(owned(store.epochs, end), store.min_offset, end, offset, crc32(last))
+        return view, member_pb2.FollowerHello(
+            protocol_version=PROTOCOL_VERSION,
+            format_version=FORMAT_VERSION,
+            broker_group=self._follower.broker_group,
+            member_id=self._follower.member_id,
+            store_id=store.store_id,
+            epochs=[
+                member_pb2.EpochStart(epoch=number, start_offset=start)
+                for number, start in view.epochs
+            ],
+            log_min_offset=view.log_min,
+            log_end_offset=view.log_end,
+            last_record_offset=view.last_offset,
+            last_record_crc32=view.last_crc32,
+        )
+
+    async def _copy(self, call: Stream) -> None:
+        acking = asyncio.ensure_future(self._tell(call))
+        try:
+            while True:
+                await self._take((await _read(call)).chunk)
+        finally:
+            acking.cancel()
+            await asyncio.gather(acking, return_exceptions=True)
+
+    async def _take(self, chunk: member_pb2.LogChunk) -> None:
+        if chunk.epoch != self._store.epoch:
+            raise ReplicationBroken(f"a chunk of epoch {chunk.epoch} in {self._store.epoch}")
+        if chunk.data:
+            if crc32(chunk.data) != chunk.data_crc32:
+                raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
+            await self._storage.copy(chunk.offset, chunk.data)
+            self.bytes_copied += len(chunk.data)
+        self._storage.told(chunk.visible_async_offset, chunk.visible_sync_offset)
+        self.behind_bytes = max(0, chunk.writer_end_offset - self._store.appended_offset)
+        if not self.behind_bytes:
+            self._in_step_s = self._clock.monotonic_s()
+
+    async def _tell(self, call: Stream) -> None:
+        told = (-1, -1)
+        moved = asyncio.Event()
+        with self._storage.moved.heard_by(moved):
+            while True:
+                now = self._storage.watermarks.appended, self._storage.watermarks.flushed
+                if now != told:
+                    told = now
+                    ack = member_pb2.ReplicaAck(appended_offset=now[0], flushed_offset=now[1])
+                    await call.write(member_pb2.ReplicateRequest(ack=ack))
+                await moved.wait()
+                moved.clear()
+
+
+async def _read(call: Stream) -> member_pb2.ReplicateResponse:
+    try:
+        async with asyncio.timeout(SILENCE_S_MAX):
+            response = await call.read()
+    except TimeoutError:
+        raise PeerUnavailable(f"the writer was silent for {SILENCE_S_MAX:g} s") from None
+    if not isinstance(response, member_pb2.ReplicateResponse):
+        assert response is grpc.aio.EOF
+        raise PeerUnavailable("the writer ended the stream")
+    return response

@@ -1,0 +1,51 @@
+"""What a follower tells Prometheus about its copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.haslave.following import Following
+
+
+class CopyCollector(Collector):
+    """Read off at each scrape, in the scraper's thread. The writer tells the same of each of its
+    followers; what a follower says of itself holds without a writer too.
+    """
+
+    def __init__(self, following: Following, member_id: int) -> None:
+        self._following = following
+        self._member = [str(member_id)]
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        following = self._following
+        copied = CounterMetricFamily(
+            "cometmq_replication_bytes", "Bytes of log sent to followers, or copied by one."
+        )
+        copied.add_metric([], following.bytes_copied)
+        connected = GaugeMetricFamily(
+            "cometmq_replica_connected", "1 while this follower copies from a writer."
+        )
+        connected.add_metric([], int(following.connected))
+        bytes_behind = GaugeMetricFamily(
+            "cometmq_copy_behind_bytes",
+            "Bytes of log that this follower did not have when the writer last told.",
+            labels=["member"],
+        )
+        bytes_behind.add_metric(self._member, following.behind_bytes)
+        seconds_behind = GaugeMetricFamily(
+            "cometmq_copy_behind_seconds",
+            "How long ago this follower last had everything.",
+            labels=["member"],
+        )
+        seconds_behind.add_metric(self._member, following.behind_s())
+        held = GaugeMetricFamily(
+            "cometmq_lease_held", "1 while the lease is ours and was last renewed in time."
+        )
+        held.add_metric([], 0)
+        return [copied, connected, bytes_behind, seconds_behind, held]

@@ -1,0 +1,126 @@
+"""The name server put together: tables, servicer, metrics, the search for silent members."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from cometmq.clock import Clock, SystemClock
+from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.process import announce
+from cometmq.rpc.server import RpcServer, join_address
+from cometmq.rpc.vitals import Vitals
+from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.v1.namesrv_pb2_grpc import add_NameServiceServicer_to_server
+from services.namesrv.config import NamesrvConfig
+from services.namesrv.holds import HoldTable
+from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
+from services.namesrv.routes import RouteTable
+from services.namesrv.servicer import NameServicer
+from services.namesrv.values import Values
+from services.namesrv.watches import Watchers
+
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """A name server on ``server``, which has started already; ready within ``async with``."""
+
+    def __init__(
+        self, config: NamesrvConfig, server: RpcServer, *, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._server = server
+        self._clock = clock or SystemClock()
+        self._watchers = Watchers(
+            streams_max=config.watch_streams_max, topics_max=config.watch_topics_max
+        )
+        self._table = RouteTable(
+            silence_max_s=config.member_silence_max_s,
+            members_max=config.members_max,
+            topics_max=config.topics_max,
+            changed=self._watchers.changed,
+        )
+        self._holds = HoldTable(
+            silence_max_s=config.member_silence_max_s, holds_max=config.holds_max
+        )
+        self._values = Values(config.kv_config_path)
+        self._registry = new_registry("namesrv", self._clock)
+        self._metrics = NamesrvMetrics(self._registry, self._table)
+        self._vitals = Vitals(self._registry, server.gate, self._clock)
+        self._stack = AsyncExitStack()
+        self.metrics_address = ""
+
+    async def __aenter__(self) -> App:
+        async with self._stack:
+            await self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Refuse what is new, end the watch streams, let calls in flight finish."""
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        await self._values.load()
+        servicer = NameServicer(
+            self._table,
+            self._watchers,
+            self._values,
+            self._holds,
+            gate=self._server.gate,
+            clock=self._clock,
+        )
+        observer = RpcMetrics(self._registry, self._clock)
+        self._server.add(add_NameServiceServicer_to_server, servicer, observer=observer)
+        self._add_gauges()
+        self._serve_metrics()
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        for coroutine in (self._remove_silent_members(), self._vitals.run()):
+            self._stack.callback(tasks.create_task(coroutine).cancel)
+        self._stack.push_async_callback(self._drain)
+        await self._server.set_ready()
+        announce(
+            self._config.announce_file,
+            address=self._server.address,
+            metrics_address=self.metrics_address,
+        )
+        _log.info("ready", extra=fields(address=self._server.address))
+
+    def _add_gauges(self) -> None:
+        for name, help_text, table in (
+            ("cometmq_namesrv_watch_streams", "Open watch streams.", self._watchers),
+            ("cometmq_namesrv_holds", "Registered pullholds.", self._holds),
+        ):
+            self._metrics.gauge(name, help_text, table.__len__)
+
+    def _serve_metrics(self) -> None:
+        host = self._config.listen_host
+        metrics = start_metrics_server(
+            self._registry, host=host, port=self._config.metrics_port, labels=PROCESS_LABELS
+        )
+        self._stack.callback(metrics.close)
+        self.metrics_address = join_address(host, metrics.port)
+
+    async def _remove_silent_members(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.scan_interval_s)
+            for member in self._table.expire(self._clock.monotonic_s()):
+                self._metrics.members_expired.inc()
+                _log.warning(
+                    "member removed: silent",
+                    extra=fields(group=member.broker_group, member=member.member_id),
+                )
+            for address in self._holds.expire(self._clock.monotonic_s()):
+                self._metrics.holds_expired.inc()
+                _log.warning("pullhold removed: silent", extra=fields(address=address))
+
+    async def _drain(self) -> None:
+        _log.info("draining")
+        await self._server.begin_drain()
+        self._watchers.wake_all()
+        await self._server.stop(self._config.drain_grace_s)

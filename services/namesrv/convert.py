@@ -1,0 +1,89 @@
+"""proto ↔ what the route table stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cometmq.errors import InvalidRequest
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, TopicConfig
+from cometmq.v1 import common_pb2, namesrv_pb2
+from services.namesrv.routes import DataVersion, GroupRoute, LiveMember, Member, Role
+
+
+def member_from_proto(proto: namesrv_pb2.Member) -> Member:
+    """InvalidRequest: a role that is not known. All else is checked by the table."""
+    if proto.role not in (common_pb2.MEMBER_ROLE_WRITER, common_pb2.MEMBER_ROLE_FOLLOWER):
+        raise InvalidRequest("role: writer or follower")
+    return Member(
+        cluster=proto.cluster,
+        broker_group=proto.broker_group,
+        member_id=proto.member_id,
+        role=Role(proto.role),
+        address=proto.address,
+        internal_address=proto.internal_address,
+        epoch=proto.epoch,
+    )
+
+
+def member_to_proto(member: Member) -> namesrv_pb2.Member:
+    return namesrv_pb2.Member(
+        cluster=member.cluster,
+        broker_group=member.broker_group,
+        member_id=member.member_id,
+        role=common_pb2.MemberRole.ValueType(member.role.value),
+        address=member.address,
+        internal_address=member.internal_address,
+        epoch=member.epoch,
+    )
+
+
+def version_from_proto(proto: namesrv_pb2.DataVersion) -> DataVersion:
+    return DataVersion(proto.epoch, proto.counter)
+
+
+def topic_from_proto(proto: common_pb2.TopicConfig) -> TopicConfig:
+    """Permission 0 means both; the flush mode must be said: the broker knows it."""
+    if proto.flush_mode not in (common_pb2.FLUSH_MODE_ASYNC, common_pb2.FLUSH_MODE_SYNC):
+        raise InvalidRequest(f"topics: {proto.name[:127]!r} has no flush mode")
+    return TopicConfig(
+        name=proto.name,
+        read_queue_count=proto.read_queue_count,
+        write_queue_count=proto.write_queue_count,
+        permission=proto.permission or PERMISSION_READ | PERMISSION_WRITE,
+        flush_mode=FlushMode(proto.flush_mode),
+    )
+
+
+def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:
+    return common_pb2.TopicConfig(
+        name=topic.name,
+        read_queue_count=topic.read_queue_count,
+        write_queue_count=topic.write_queue_count,
+        permission=topic.permission,
+        flush_mode=common_pb2.FlushMode.ValueType(topic.flush_mode.value),
+    )
+
+
+def route_to_proto(topic: str, groups: Sequence[GroupRoute]) -> namesrv_pb2.TopicRoute:
+    return namesrv_pb2.TopicRoute(
+        topic=topic,
+        groups=[
+            namesrv_pb2.GroupRoute(
+                broker_group=group.broker_group,
+                topic=topic_to_proto(group.topic),
+                members=[member_to_proto(member) for member in group.members],
+            )
+            for group in groups
+        ],
+    )
+
+
+def status_to_proto(live: LiveMember) -> namesrv_pb2.MemberStatus:
+    return namesrv_pb2.MemberStatus(
+        member=member_to_proto(live.member),
+        last_heard_ms=live.heard_ms,
+        data_version=namesrv_pb2.DataVersion(
+            epoch=live.data_version.epoch, counter=live.data_version.counter
+        ),
+        topic_count=live.topic_count,
+    )

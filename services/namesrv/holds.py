@@ -1,0 +1,48 @@
+"""Where the pullholds are. Pure; time is passed in.
+
+A pullhold keeps nothing that anybody would miss, so there is no epoch and no order here: who
+registers is listed, who was silent for ``silence_max_s`` is not.
+"""
+
+from __future__ import annotations
+
+from cometmq.errors import InvalidRequest, LimitExceeded
+from services.namesrv.routes import ADDRESS, NAME
+
+
+class HoldTable:
+    """All registered pullholds, by (cluster, address)."""
+
+    def __init__(self, *, silence_max_s: float = 120.0, holds_max: int = 10_000) -> None:
+        self._silence_max_s = silence_max_s
+        self._holds_max = holds_max
+        self._heard_s: dict[tuple[str, str], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heard_s)
+
+    def register(self, cluster: str, address: str, now_s: float) -> None:
+        """Take a pullhold in, or hear that it still lives. InvalidRequest, LimitExceeded."""
+        if not NAME.fullmatch(cluster):
+            raise InvalidRequest(f"cluster: {cluster[:127]!r} is not a name")
+        if not ADDRESS.fullmatch(address):
+            raise InvalidRequest(f"address: {address[:127]!r} is not host:port")
+        key = (cluster, address)
+        if key not in self._heard_s and len(self._heard_s) >= self._holds_max:
+            raise LimitExceeded(f"{self._holds_max} pullholds are registered (holds_max)")
+        self._heard_s[key] = now_s
+
+    def unregister(self, cluster: str, address: str) -> None:
+        """Take a pullhold out; one that is not there does not matter."""
+        self._heard_s.pop((cluster, address), None)
+
+    def expire(self, now_s: float) -> list[str]:
+        """Remove those that were not heard for too long; their addresses."""
+        silent = [k for k, s in self._heard_s.items() if now_s - s >= self._silence_max_s]
+        for key in silent:
+            del self._heard_s[key]
+        return [address for _, address in silent]
+
+    def addresses(self, cluster: str) -> list[str]:
+        """Sorted, each once; an empty ``cluster`` means all of them."""
+        return sorted({a for c, a in self._heard_s if cluster in ("", c)})

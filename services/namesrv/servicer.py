@@ -1,0 +1,154 @@
+"""The name service on the wire: proto ↔ tables, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from cometmq.clock import Clock
+from cometmq.rpc.gate import Gate
+from cometmq.v1 import namesrv_pb2 as pb
+from cometmq.v1 import namesrv_pb2_grpc
+from services.namesrv import convert
+from services.namesrv.holds import HoldTable
+from services.namesrv.routes import RouteTable
+from services.namesrv.values import Values
+from services.namesrv.watches import Watcher, Watchers
+
+WATCH_MESSAGE_BYTES = 1024 * 1024  # a message of a watch stream is closed when it has that many
+
+Context = Any  # grpc.aio.ServicerContext of the method's messages
+
+
+class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
+    """See ``proto/cometmq/v1/namesrv.proto``."""
+
+    def __init__(
+        self,
+        table: RouteTable,
+        watchers: Watchers,
+        values: Values,
+        holds: HoldTable,
+        *,
+        gate: Gate,
+        clock: Clock,
+    ) -> None:
+        self._table = table
+        self._holds = holds
+        self._watchers = watchers
+        self._values = values
+        self._gate = gate
+        self._clock = clock
+
+    async def RegisterMember(
+        self, request: pb.RegisterMemberRequest, context: Context
+    ) -> pb.RegisterMemberResponse:
+        writer = self._table.register(
+            convert.member_from_proto(request.member),
+            convert.version_from_proto(request.data_version),
+            map(convert.topic_from_proto, request.topics),
+            topic_count=len(request.topics),
+            now_s=self._clock.monotonic_s(),
+            now_ms=self._clock.wall_ms(),
+        )
+        known = convert.member_to_proto(writer) if writer else None
+        return pb.RegisterMemberResponse(writer=known)
+
+    async def UnregisterMember(
+        self, request: pb.UnregisterMemberRequest, context: Context
+    ) -> pb.UnregisterMemberResponse:
+        self._table.unregister(
+            request.cluster, request.broker_group, request.member_id, request.epoch
+        )
+        return pb.UnregisterMemberResponse()
+
+    async def QueryRoute(
+        self, request: pb.QueryRouteRequest, context: Context
+    ) -> pb.QueryRouteResponse:
+        groups = self._table.find(request.topic)
+        return pb.QueryRouteResponse(route=convert.route_to_proto(request.topic, groups))
+
+    async def WatchRoutes(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: object, context: Context
+    ) -> None:
+        """Reads here, writes in a task of its own; who only half-closed goes on watching."""
+        self._gate.check()
+        woken = asyncio.Event()
+        watcher = self._watchers.open(woken.set)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_changes(watcher, woken, context))
+                while (request := await context.read()) is not grpc.aio.EOF:
+                    self._watchers.remove(watcher, request.remove)
+                    self._watchers.add(watcher, request.add)
+        finally:
+            self._watchers.close(watcher)
+
+    async def DescribeCluster(
+        self, request: pb.DescribeClusterRequest, context: Context
+    ) -> pb.DescribeClusterResponse:
+        members = [convert.status_to_proto(live) for live in self._table.members()]
+        return pb.DescribeClusterResponse(members=members)
+
+    async def ListTopics(
+        self, request: pb.ListTopicsRequest, context: Context
+    ) -> pb.ListTopicsResponse:
+        return pb.ListTopicsResponse(topics=self._table.topics())
+
+    async def SetWritePermission(
+        self, request: pb.SetWritePermissionRequest, context: Context
+    ) -> pb.SetWritePermissionResponse:
+        count = self._table.set_write_permission(request.broker_group, request.writable)
+        return pb.SetWritePermissionResponse(topic_count=count)
+
+    async def PutValue(self, request: pb.PutValueRequest, context: Context) -> pb.PutValueResponse:
+        await self._values.put(request.namespace, request.key, request.value)
+        return pb.PutValueResponse()
+
+    async def DeleteValue(
+        self, request: pb.DeleteValueRequest, context: Context
+    ) -> pb.DeleteValueResponse:
+        await self._values.delete(request.namespace, request.key)
+        return pb.DeleteValueResponse()
+
+    async def ListValues(
+        self, request: pb.ListValuesRequest, context: Context
+    ) -> pb.ListValuesResponse:
+        return pb.ListValuesResponse(values=self._values.of(request.namespace))
+
+    async def RegisterHold(
+        self, request: pb.RegisterHoldRequest, context: Context
+    ) -> pb.RegisterHoldResponse:
+        self._holds.register(request.cluster, request.address, self._clock.monotonic_s())
+        return pb.RegisterHoldResponse()
+
+    async def UnregisterHold(
+        self, request: pb.UnregisterHoldRequest, context: Context
+    ) -> pb.UnregisterHoldResponse:
+        self._holds.unregister(request.cluster, request.address)
+        return pb.UnregisterHoldResponse()
+
+    async def ListHolds(
+        self, request: pb.ListHoldsRequest, context: Context
+    ) -> pb.ListHoldsResponse:
+        return pb.ListHoldsResponse(addresses=self._holds.addresses(request.cluster))
+
+    async def _send_changes(self, watcher: Watcher, woken: asyncio.Event, context: Context) -> None:
+        """Until the stream ends; BrokerDraining ends it."""
+        while True:
+            await woken.wait()
+            woken.clear()
+            self._gate.check()
+            while routes := self._next_routes(watcher):
+                await context.write(pb.WatchRoutesResponse(routes=routes))
+
+    def _next_routes(self, watcher: Watcher) -> list[pb.TopicRoute]:
+        """The latest routes of the watcher's changed topics, as many as one message takes."""
+        routes: list[pb.TopicRoute] = []
+        size_bytes = 0
+        while size_bytes < WATCH_MESSAGE_BYTES and (topic := watcher.take()) is not None:
+            routes.append(convert.route_to_proto(topic, self._table.route(topic)))
+            size_bytes += routes[-1].ByteSize()
+        return routes

@@ -1,0 +1,155 @@
+"""What holds are answered with, on the way to their clients; bounded in bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError
+from cometmq.v1 import broker_pb2, common_pb2
+from services.pullhold.holds import Holds
+from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
+from services.pullhold.model import Hold, Session
+
+ANSWERS_MAX = 1_024  # of a call, not taken: then no more is read from it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To one hold: a response, or an error."""
+
+    hold_id: int
+    response: broker_pb2.PullResponse | None
+    error: CometError | None
+    size_bytes: int
+
+
+class Inbox:
+    """The answers of one call, in the order in which they came. Every hold has at most one here."""
+
+    def __init__(self) -> None:
+        self.unsent_bytes = 0
+        self.finishing = False  # the client will ask for no more
+        self._answers: deque[Answer] = deque()
+        self._woken = asyncio.Event()
+        self._room = asyncio.Event()
+        self._closed = False
+
+    def put(self, answer: Answer) -> None:
+        self.unsent_bytes += answer.size_bytes
+        self._answers.append(answer)
+        self._woken.set()
+
+    async def take(self) -> Answer | None:
+        """The next answer; None: there will be no more."""
+        while not self._answers:
+            if self._closed:
+                return None
+            self._woken.clear()
+            await self._woken.wait()
+        self._room.set()
+        return self._answers.popleft()
+
+    async def room(self) -> None:
+        """Wait while too much lies here: refusals of a client that takes no answers."""
+        while len(self._answers) >= ANSWERS_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def close(self) -> None:
+        """No more will be put."""
+        self._closed = True
+        self._woken.set()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """Bytes that clients have not taken yet."""
+
+    unsent_bytes_per_stream_max: int
+    unsent_bytes_max: int
+
+
+class Answers:
+    """Ends holds and sends what they are answered with."""
+
+    def __init__(
+        self, holds: Holds, limits: AnswerLimits, clock: Clock, metrics: HoldMetrics
+    ) -> None:
+        self.unsent_bytes = 0
+        self._holds = holds
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+
+    def full(self, session: Session) -> bool:
+        """Whether the client has to take something before more is read for it."""
+        return (
+            session.inbox.unsent_bytes >= self._limits.unsent_bytes_per_stream_max
+            or self.unsent_bytes >= self._limits.unsent_bytes_max
+        )
+
+    def found(self, hold: Hold, response: broker_pb2.PullResponse) -> None:
+        """Ends a hold with what its pull got."""
+        if self._holds.end(hold, self._clock.monotonic_s()):
+            self._send(hold, FOUND, response=response)
+
+    def failed(self, hold: Hold, error: CometError) -> None:
+        """Ends a hold with an error."""
+        if self._holds.end(hold, self._clock.monotonic_s()):
+            self.send_error(hold, error)
+
+    def nothing(self, hold: Hold) -> None:
+        """Ends a hold with NOT_FOUND."""
+        if self._holds.end(hold, self._clock.monotonic_s()):
+            self.send_nothing(hold)
+
+    def send_error(self, hold: Hold, error: CometError) -> None:
+        """The answer to a hold that has ended."""
+        self._send(hold, ERROR, error=error)
+
+    def send_nothing(self, hold: Hold) -> None:
+        """The answer to a hold that has ended: the position to go on at."""
+        generation, maximum = self._holds.queues.known(hold.key)
+        position = common_pb2.Position(generation=hold.generation or generation, offset=hold.offset)
+        response = broker_pb2.PullResponse(
+            status=broker_pb2.PULL_STATUS_NOT_FOUND,
+            next_position=position,
+            max_offset=maximum,
+        )
+        self._send(hold, NOT_FOUND, response=response)
+
+    def _send(
+        self,
+        hold: Hold,
+        outcome: str,
+        *,
+        response: broker_pb2.PullResponse | None = None,
+        error: CometError | None = None,
+    ) -> None:
+        self._metrics.durations[outcome].observe(self._clock.monotonic_s() - hold.parked_s)
+        size_bytes = 0 if response is None else response.ByteSize()
+        self.unsent_bytes += size_bytes
+        hold.session.inbox.put(Answer(hold.hold_id, response, error, size_bytes))
+        self.finish_if_done(hold.session)
+
+    def finish_if_done(self, session: Session) -> None:
+        """End a call that wants no more and has all its answers."""
+        if session.inbox.finishing and not session.holds:
+            session.inbox.close()
+
+    def taken(self, session: Session, answer: Answer) -> None:
+        """The client has got it."""
+        self._free(session, answer.size_bytes)
+
+    def forget(self, session: Session) -> None:
+        """The call is over; what it has not taken nobody will."""
+        self._free(session, session.inbox.unsent_bytes)
+
+    def _free(self, session: Session, size_bytes: int) -> None:
+        session.inbox.unsent_bytes -= size_bytes
+        self.unsent_bytes -= size_bytes
+        assert session.inbox.unsent_bytes >= 0
+        assert self.unsent_bytes >= 0

@@ -1,0 +1,164 @@
+"""The pullhold put together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import ConfigInvalid
+from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.process import announce
+from cometmq.rpc.registrar import Registrar
+from cometmq.rpc.server import RpcServer, join_address
+from cometmq.rpc.vitals import Vitals
+from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
+from services.pullhold.answers import AnswerLimits, Answers
+from services.pullhold.brokers import Brokers, LinkPolicy
+from services.pullhold.config import PullholdConfig
+from services.pullhold.desk import Desk
+from services.pullhold.holds import Holds
+from services.pullhold.metrics import HoldMetrics
+from services.pullhold.model import HoldLimits
+from services.pullhold.peers import Directory, register_call, unregister_call
+from services.pullhold.servicer import HoldServicer
+
+_log = logging.getLogger(__name__)
+
+REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
+
+
+class App:
+    """A pullhold on ``server``, which has started already; ready within ``async with``."""
+
+    def __init__(
+        self, config: PullholdConfig, server: RpcServer, *, clock: Clock | None = None
+    ) -> None:
+        self._config = config
+        self._server = server
+        self._clock = clock or SystemClock()
+        self.registry = new_registry("pullhold", self._clock)
+        self._metrics = HoldMetrics(self.registry)
+        self._vitals = Vitals(self.registry, server.gate, self._clock)
+        self.holds = Holds(_hold_limits(config), grace_s=config.unreachable_grace_s)
+        self._directory = Directory(config.namesrv, self._clock)
+        self._answers = Answers(self.holds, _answer_limits(config), self._clock, self._metrics)
+        self._brokers = Brokers(
+            self.holds,
+            self._answers,
+            self._directory,
+            _link_policy(config),
+            self._clock,
+            self._metrics,
+        )
+        self._desk = Desk(self.holds, self._answers, self._brokers, self._clock, self._metrics)
+        self._stack = AsyncExitStack()
+        self.metrics_address = ""
+
+    async def __aenter__(self) -> App:
+        async with self._stack:
+            await self._start()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Answer all holds, refuse new ones, unregister."""
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        self._stack.push_async_callback(self._directory.close)
+        self._stack.push_async_callback(self._brokers.close)
+        observer = RpcMetrics(self.registry, self._clock)
+        servicer = HoldServicer(self._desk, self._server.gate)
+        self._server.add(add_HoldServiceServicer_to_server, servicer, observer=observer)
+        self._add_gauges()
+        self._serve_metrics()
+        host = self._config.advertised_host or self._config.listen_host
+        me = (self._config.cluster, join_address(host, self._server.port))
+        registrar = Registrar(
+            self._config.namesrv,
+            register_call(*me),
+            unregister_call(*me),
+            self._config.register_namesrv_period / 1000,
+        )
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        parts = (self._desk, self._brokers, registrar, self._vitals)
+        for coroutine in (part.run() for part in parts):
+            self._stack.callback(tasks.create_task(coroutine).cancel)
+        self._stack.push_async_callback(self._drain, registrar)
+        await self._become_ready(registrar)
+
+    def _add_gauges(self) -> None:
+        for name, text, read in (
+            ("cometmq_holds_waiting", "Held pulls.", lambda: len(self.holds)),
+            ("cometmq_hold_clients", "Connections that hold.", lambda: len(self.holds.clients)),
+            ("cometmq_hold_queues", "Queues that are watched.", lambda: len(self.holds.queues)),
+            ("cometmq_hold_pulls_in_flight", "Pulls now.", lambda: self._brokers.pulls_count),
+            (
+                "cometmq_hold_unsent_bytes",
+                "Answers that clients have not taken.",
+                lambda: self._answers.unsent_bytes,
+            ),
+        ):
+            self._metrics.gauge(name, text, read)
+
+    def _serve_metrics(self) -> None:
+        host, port = self._config.listen_host, self._config.metrics_port
+        labels = {"cluster": self._config.cluster, "node_type": "pullhold"}
+        try:
+            metrics = start_metrics_server(self.registry, host=host, port=port, labels=labels)
+        except OSError as error:
+            raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+        self._stack.callback(metrics.close)
+        self.metrics_address = join_address(host, metrics.port)
+
+    async def _become_ready(self, registrar: Registrar) -> None:
+        gc.collect()
+        gc.freeze()  # what lives as long as the process need not be looked at again
+        await self._server.set_ready()
+        try:
+            async with asyncio.timeout(REGISTRATION_WAIT_S):
+                await registrar.tried()
+        except TimeoutError:
+            _log.warning("ready without an answer from any name server")
+        announce(
+            self._config.announce_file,
+            address=self._server.address,
+            metrics_address=self.metrics_address,
+        )
+        _log.info("ready", extra=fields(address=self._server.address))
+
+    async def _drain(self, registrar: Registrar) -> None:
+        _log.info("draining")
+        await self._server.begin_drain()
+        self._desk.drain()
+        await registrar.unregister()
+        await self._server.stop(self._config.drain_grace_s)
+
+
+def _hold_limits(config: PullholdConfig) -> HoldLimits:
+    return HoldLimits(
+        holds_max=config.holds_max,
+        holds_per_client_max=config.holds_per_client_max,
+        holds_per_stream_max=config.holds_per_stream_max,
+        clients_max=config.clients_max,
+    )
+
+
+def _answer_limits(config: PullholdConfig) -> AnswerLimits:
+    return AnswerLimits(config.unsent_bytes_per_stream_max, config.unsent_bytes_max)
+
+
+def _link_policy(config: PullholdConfig) -> LinkPolicy:
+    return LinkPolicy(
+        broker_groups_max=config.broker_groups_max,
+        pulls_per_broker_max=config.pulls_per_broker_max,
+        safety_check_interval_s=config.safety_check_interval_s,
+        watch_linger_s=config.watch_linger_s,
+    )

@@ -1,0 +1,303 @@
+"""One link to the writer of each broker group that holds wait for: its arrivals in, pulls out.
+
+A link watches the queues that somebody waits for, and a little longer. When its watch breaks it
+finds the writer anew and is told everything again, so nothing has to be remembered in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
+from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.telemetry import fields
+from cometmq.v1 import broker_pb2
+from services.pullhold.answers import Answers
+from services.pullhold.holds import Holds
+from services.pullhold.metrics import HoldMetrics
+from services.pullhold.model import Hold, HoldState, QueueKey
+from services.pullhold.peers import ArrivalStream, BrokerPeer, Directory, Told
+
+QUEUES_PER_QUESTION_MAX = 4_096
+QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
+# A maximum asked for may overtake the arrival that tells of it, by the time of a busy loop's turn.
+SUSPICION_S = 1.0
+TEND_INTERVAL_S = 0.5
+RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPolicy:
+    """See the options of the same names."""
+
+    broker_groups_max: int
+    pulls_per_broker_max: int
+    safety_check_interval_s: float
+    watch_linger_s: float
+
+
+class Link:
+    """A broker group. Belongs to the event loop; :meth:`run` is its task."""
+
+    def __init__(
+        self,
+        broker_group: str,
+        holds: Holds,
+        answers: Answers,
+        directory: Directory,
+        policy: LinkPolicy,
+        clock: Clock,
+        metrics: HoldMetrics,
+    ) -> None:
+        self.broker_group = broker_group
+        self.error: CometError = PeerUnavailable(f"{broker_group[:127]!r} was not reached yet")
+        self._holds = holds
+        self._answers = answers
+        self._directory = directory
+        self._policy = policy
+        self._clock = clock
+        self._metrics = metrics
+        self._peer: BrokerPeer | None = None
+        self._changes: dict[QueueKey, bool] = {}  # not yet said on the watch: True = watch it
+        self._changed = asyncio.Event()
+        self._wanted: deque[Hold] = deque()  # PULLING, in the order in which they woke
+        self._pulls: set[asyncio.Task[None]] = set()
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def watch(self, key: QueueKey) -> None:
+        """Ask how the queue stands, now and on every change."""
+        self._change(key, True)
+
+    def drop_idle(self) -> bool:
+        """Stop watching what nobody waits for; True when that is everything."""
+        now_s, linger_s = self._clock.monotonic_s(), self._policy.watch_linger_s
+        for key in self._holds.queues.drop_idle(self.broker_group, now_s, linger_s):
+            self._change(key, False)
+        return not self._holds.queues.of(self.broker_group)
+
+    def _change(self, key: QueueKey, wanted: bool) -> None:
+        self._changes[key] = wanted
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = Backoff(RECONNECT, random.Random())
+        while True:
+            try:
+                await self._connect(backoff)
+            except CometError as error:
+                self.error = error
+                _log.info("broker lost", extra=fields(group=self.broker_group, error=error))
+            await asyncio.sleep(backoff.next_s())
+
+    async def _connect(self, backoff: Backoff) -> None:
+        writer = await self._directory.writer(self.broker_group)
+        async with BrokerPeer(self.broker_group, writer) as peer:
+            self._peer = peer
+            self._changes = dict.fromkeys(self._holds.queues.of(self.broker_group), True)
+            self._changed.set()
+            stream = peer.watch()
+            parts = [self._read(stream, backoff), self._tell(stream), self._check(peer)]
+            tasks = [asyncio.create_task(part) for part in parts]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                done.pop().result()  # none of them ends but by an error
+            finally:
+                self._peer = None
+                self._holds.lost(self.broker_group, self._clock.monotonic_s())
+                stream.cancel()
+                await _end(tasks)
+                if self._pulls:  # they have deadlines, and holds to answer
+                    await asyncio.wait(list(self._pulls))
+
+    async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
+        told = await stream.read()
+        backoff.reset()
+        with self._metrics.watch_streams.track_inprogress():
+            while True:
+                self._take(told)
+                told = await stream.read()
+
+    def _take(self, told: Iterable[Told]) -> None:
+        for one in told:
+            if one.error is None:
+                self._wake(one.key, one.generation, one.maximum, one.codes)
+                continue
+            for hold in self._holds.gone(one.key, self._clock.monotonic_s()):
+                self._answers.send_error(hold, one.error)
+
+    def _wake(
+        self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int] = frozenset()
+    ) -> None:
+        woken = self._holds.told(key, generation, maximum, codes)
+        if woken:
+            self._metrics.wakes.inc(len(woken))
+            self.pull(woken)
+
+    async def _tell(self, stream: ArrivalStream) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._changes:
+                some = list(itertools.islice(self._changes.items(), QUEUES_PER_CHANGE_MAX))
+                for key, _ in some:
+                    del self._changes[key]
+                add = [key for key, wanted in some if wanted]
+                await stream.change(add, [key for key, wanted in some if not wanted])
+
+    # --- the safety check -------------------------------------------------------------------------
+
+    async def _check(self, peer: BrokerPeer) -> None:
+        """Ask for all maxima now and then: what is found was lost on its way, which must not be. A
+        broker that does not answer is not there, whatever its stream pretends.
+        """
+        while True:
+            await asyncio.sleep(self._policy.safety_check_interval_s)
+            keys = self._holds.queues.waited_for(self.broker_group)
+            suspects: list[tuple[QueueKey, int, int]] = []
+            for first in range(0, len(keys), QUEUES_PER_QUESTION_MAX):
+                maxima = await peer.maxima(keys[first : first + QUEUES_PER_QUESTION_MAX])
+                suspects += [one for one in maxima if self._holds.queues.behind(*one)]
+            if suspects:
+                await asyncio.sleep(SUSPICION_S)
+            for suspect in suspects:
+                if self._holds.queues.behind(*suspect):
+                    _log.error("an arrival was lost", extra=fields(queue=suspect[0]))
+                    self._metrics.safety_finds.inc()
+                    self._wake(*suspect)
+
+    # --- pulling ----------------------------------------------------------------------------------
+
+    @property
+    def pulls_count(self) -> int:
+        """Pulls in flight."""
+        return len(self._pulls)
+
+    def pull(self, holds: Iterable[Hold]) -> None:
+        """Pull for these, which are PULLING, each when its turn comes."""
+        self._wanted.extend(holds)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._wanted and len(self._pulls) < self._policy.pulls_per_broker_max:
+            hold = self._wanted.popleft()
+            if hold.state is HoldState.DONE:
+                continue
+            if self._peer is None:  # it is to be told of the queue again
+                self._continue(hold, hold.generation, hold.offset)
+            elif self._answers.full(hold.session):  # its client pulls when it has the time
+                self._answers.nothing(hold)
+            else:
+                task = asyncio.create_task(self._pull(self._peer, hold))
+                self._pulls.add(task)
+                task.add_done_callback(self._pulled)
+
+    def _pulled(self, task: asyncio.Task[None]) -> None:
+        self._pulls.discard(task)
+        if not task.cancelled():
+            task.result()
+        self._pump()
+
+    async def _pull(self, peer: BrokerPeer, hold: Hold) -> None:
+        request: broker_pb2.PullRequest = hold.request
+        request.position.generation, request.position.offset = hold.generation, hold.offset
+        self._metrics.pulls.inc()
+        try:
+            response = await peer.pull(request)
+        except CometError as error:
+            self._answers.failed(hold, error)
+            return
+        if hold.state is HoldState.DONE:  # its time was over first, or it was taken back
+            return
+        if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
+            self._answers.found(hold, response)
+        else:
+            position = response.next_position
+            self._continue(hold, position.generation, position.offset)
+
+    def _continue(self, hold: Hold, generation: int, offset: int) -> None:
+        state = self._holds.pulled(hold, generation, offset, self._clock.monotonic_s())
+        if state is HoldState.PULLING:
+            self._wanted.append(hold)
+        elif state is HoldState.DONE:
+            self._answers.nothing(hold)
+
+    async def close(self) -> None:
+        """End the pulls; nobody waits for what they find any more."""
+        await _end(list(self._pulls))
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Brokers:
+    """All links; a link lives as long as its queues are waited for."""
+
+    def __init__(
+        self,
+        holds: Holds,
+        answers: Answers,
+        directory: Directory,
+        policy: LinkPolicy,
+        clock: Clock,
+        metrics: HoldMetrics,
+    ) -> None:
+        self._parts = (holds, answers, directory, policy, clock, metrics)
+        self._links_max = policy.broker_groups_max
+        self._links: dict[str, Link] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None  # of the links' tasks, while `run` runs
+
+    def link(self, broker_group: str) -> Link:
+        """The group's link, made when there is none. LimitExceeded. Only while :meth:`run` runs."""
+        link = self._links.get(broker_group)
+        if link is None:
+            assert self._group is not None
+            if len(self._links) >= self._links_max:
+                raise LimitExceeded(f"{self._links_max} broker groups are watched")
+            link = self._links[broker_group] = Link(broker_group, *self._parts)
+            self._tasks[broker_group] = self._group.create_task(link.run())
+        return link
+
+    def why_unreachable(self, broker_group: str) -> CometError:
+        """What to tell holds of a group that cannot be reached."""
+        return self._links[broker_group].error
+
+    @property
+    def pulls_count(self) -> int:
+        """Pulls in flight."""
+        return sum(link.pulls_count for link in list(self._links.values()))
+
+    async def run(self) -> None:
+        """Drops queues and links that nobody waits for; until cancelled, or until a link fails in a
+        way that it must not.
+        """
+        async with asyncio.TaskGroup() as self._group:
+            while True:
+                await asyncio.sleep(TEND_INTERVAL_S)
+                for broker_group, link in list(self._links.items()):
+                    if link.drop_idle():
+                        await self._close(broker_group)
+
+    async def _close(self, broker_group: str) -> None:
+        link = self._links.pop(broker_group)
+        await link.close()
+        await _end([self._tasks.pop(broker_group)])
+
+    async def close(self) -> None:
+        """End all links."""
+        for broker_group in list(self._links):
+            await self._close(broker_group)

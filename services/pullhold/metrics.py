@@ -1,0 +1,49 @@
+"""What a pullhold tells Prometheus. RocketMQ has no such process, so the names are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from cometmq.errors import LimitExceeded
+
+_DURATION_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 60.0)
+
+FOUND, NOT_FOUND, ERROR = "found", "not_found", "error"
+
+
+class HoldMetrics:
+    """Counters that code feeds, gauges that are read at scrape time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        durations = Histogram(
+            "cometmq_hold_duration_seconds",
+            "How long pulls were held, by what they were answered with.",
+            ["outcome"],
+            buckets=_DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.durations = {name: durations.labels(name) for name in (FOUND, NOT_FOUND, ERROR)}
+        self.wakes = Counter("cometmq_hold_wakes", "Holds that an arrival woke.", registry=registry)
+        self.pulls = Counter(
+            "cometmq_hold_pulls", "Pulls at brokers for woken holds.", registry=registry
+        )
+        self.safety_finds = Counter(
+            "cometmq_hold_safety_finds",
+            "Queues with messages that no arrival had told of: always 0.",
+            registry=registry,
+        )
+        self.refused = Counter(
+            "cometmq_holds_refused", "Holds refused, by error.", ["error"], registry=registry
+        )
+        # An alert waits for it, and the first one is no increase of a series that was not there.
+        self.refused.labels(LimitExceeded.name())
+        self.watch_streams = Gauge(
+            "cometmq_hold_watch_streams", "Brokers that tell of arrivals now.", registry=registry
+        )
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A value that is read at each scrape, in the scraper's thread."""
+        Gauge(name, text, registry=self._registry).set_function(read)

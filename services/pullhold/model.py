@@ -1,0 +1,112 @@
+"""The nouns of a pullhold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class QueueKey(NamedTuple):
+    """One queue of the cluster."""
+
+    broker_group: str
+    topic: str
+    queue_id: int
+
+
+class HoldState(Enum):
+    """A hold is WAITING, then PULLING whenever there may be something for it, then DONE."""
+
+    WAITING = "waiting"
+    PULLING = "pulling"
+    DONE = "done"
+
+
+class Due(Enum):
+    """Why the time of a hold is over."""
+
+    DEADLINE = "deadline"  # nothing came
+    UNREACHABLE = "unreachable"  # nothing could be heard of the queue for the grace time
+
+
+@dataclass(frozen=True, slots=True)
+class HoldLimits:
+    """What is held at most. ``client`` is a connection, ``stream`` one of its calls."""
+
+    holds_max: int = 200_000
+    holds_per_client_max: int = 20_000
+    holds_per_stream_max: int = 10_000
+    clients_max: int = 20_000
+    queues_per_broker_max: int = 100_000  # as many as a broker tells of on one stream
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
+    ``generation`` 0: not tracked.
+    """
+
+    key: QueueKey
+    generation: int
+    offset: int
+    codes: frozenset[int]
+    hold_s: float
+    request: Any = None  # the pull as it came; opaque here
+
+
+class Session:
+    """One call of a client: a stream with many holds, or a single hold. ``inbox`` takes what its
+    holds are answered with; opaque here.
+    """
+
+    __slots__ = ("client", "holds", "inbox")
+
+    def __init__(self, client: str, inbox: Any) -> None:
+        self.client = client
+        self.inbox = inbox
+        self.holds: dict[int, Hold] = {}
+
+
+class Hold:
+    """One held pull."""
+
+    __slots__ = (
+        "codes",
+        "deadline_s",
+        "empty_pulls",
+        "generation",
+        "hold_id",
+        "key",
+        "offset",
+        "parked_s",
+        "request",
+        "session",
+        "state",
+    )
+
+    def __init__(self, session: Session, hold_id: int, want: Want, now_s: float) -> None:
+        self.session = session
+        self.hold_id = hold_id
+        self.key = want.key
+        self.generation = want.generation
+        self.offset = want.offset  # the next message that it has not looked at
+        self.codes = want.codes
+        self.request = want.request
+        self.parked_s = now_s
+        self.deadline_s = now_s + want.hold_s
+        self.empty_pulls = 0  # in a row
+        self.state = HoldState.WAITING
+
+    def is_above(self, known: tuple[int, int]) -> bool:
+        """Whether it wants something beyond the end: rightly, when messages wait there for the
+        disk, or wrongly, when the position lies outside the queue. Only the broker can tell.
+        """
+        return self.offset > known[1] and self.generation in (0, known[0])
+
+    def may_find(self, known: tuple[int, int]) -> bool:
+        """Whether a pull may find something in a queue of this generation and maximum; if the
+        hold's generation is another one the broker has to decide.
+        """
+        generation, maximum = known
+        return self.generation not in (0, generation) or maximum > self.offset

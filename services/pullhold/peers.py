@@ -1,0 +1,293 @@
+"""Calls to name servers and brokers. Errors are the catalogue's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import grpc
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
+from cometmq.rpc.channels import open_channel, resolve
+from cometmq.rpc.interceptors import from_proto, wire_errors
+from cometmq.rpc.registrar import Call
+from cometmq.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    common_pb2,
+    member_pb2,
+    member_pb2_grpc,
+    namesrv_pb2,
+    namesrv_pb2_grpc,
+)
+from services.pullhold.model import QueueKey
+
+CALL_DEADLINE_S = 3.0
+LANES_MAX = 4  # streams that pulls of a broker are spread over: one may wait for its disk
+DIRECTORY_FRESH_S = 0.5  # how long what name servers told is taken for now
+
+Stub: TypeAlias = "namesrv_pb2_grpc.NameServiceAsyncStub"
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Where the writer of a broker group can be reached."""
+
+    address: str
+    internal_address: str
+    epoch: int
+
+
+class Directory:
+    """Who writes for which broker group, by all name servers that answer: the newest epoch wins."""
+
+    def __init__(self, namesrv: Sequence[str], clock: Clock) -> None:
+        self._namesrv = tuple(namesrv)
+        self._clock = clock
+        self._writers: dict[str, Writer] = {}
+        self._asked_s = float("-inf")
+        self._one_at_a_time = asyncio.Lock()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def writer(self, broker_group: str) -> Writer:
+        """Raises RouteNotFound (nobody writes for the group), PeerUnavailable (no name server)."""
+        async with self._one_at_a_time:
+            if self._clock.monotonic_s() - self._asked_s > DIRECTORY_FRESH_S:
+                self._writers = await self._ask_all()
+                self._asked_s = self._clock.monotonic_s()
+        found = self._writers.get(broker_group)
+        if found is None:
+            raise RouteNotFound(f"broker group {broker_group[:127]!r} has no live writer")
+        return found
+
+    async def _ask_all(self) -> dict[str, Writer]:
+        addresses = await resolve(self._namesrv)
+        for gone in self._channels.keys() - set(addresses):
+            await self._channels.pop(gone).close()
+        answers = await asyncio.gather(*map(self._ask, addresses), return_exceptions=True)
+        found: dict[str, Writer] = {}
+        failures = [answer for answer in answers if isinstance(answer, CometError)]
+        if len(failures) == len(answers):
+            raise PeerUnavailable("no name server answers")
+        for answer in answers:
+            if isinstance(answer, CometError):
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            for group, writer in answer.items():
+                if group not in found or found[group].epoch < writer.epoch:
+                    found[group] = writer
+        return found
+
+    async def _ask(self, address: str) -> dict[str, Writer]:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+        with wire_errors():
+            request = namesrv_pb2.DescribeClusterRequest()
+            described = await stub.DescribeCluster(request, timeout=CALL_DEADLINE_S)
+        return {
+            status.member.broker_group: Writer(
+                status.member.address, status.member.internal_address, status.member.epoch
+            )
+            for status in described.members
+            if status.member.role == common_pb2.MEMBER_ROLE_WRITER
+        }
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+
+def register_call(cluster: str, address: str) -> Call:
+    """The call that registers this pullhold at one name server."""
+
+    async def register(stub: Stub) -> None:
+        request = namesrv_pb2.RegisterHoldRequest(cluster=cluster, address=address)
+        await stub.RegisterHold(request, timeout=2 * CALL_DEADLINE_S)
+
+    return register
+
+
+def unregister_call(cluster: str, address: str) -> Call:
+    """The call that takes it out again."""
+
+    async def unregister(stub: Stub) -> None:
+        request = namesrv_pb2.UnregisterHoldRequest(cluster=cluster, address=address)
+        await stub.UnregisterHold(request, timeout=CALL_DEADLINE_S)
+
+    return unregister
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A queue as the broker says it stands; with ``error`` its watch is over."""
+
+    key: QueueKey
+    generation: int
+    maximum: int
+    codes: frozenset[int]
+    error: CometError | None
+
+
+class BrokerPeer:
+    """A broker group's writer: its client port and its internal port."""
+
+    def __init__(self, broker_group: str, writer: Writer) -> None:
+        self._broker_group = broker_group
+        self._channels = [open_channel(writer.address), open_channel(writer.internal_address)]
+        self._broker = broker_pb2_grpc.BrokerServiceStub(self._channels[0])
+        self._member = member_pb2_grpc.MemberServiceStub(self._channels[1])
+        self._lanes: list[PullLane] = []
+
+    async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
+        """On the lane with the fewest pulls before this one."""
+        self._lanes = [lane for lane in self._lanes if not lane.broken]
+        lane = min(self._lanes, key=len, default=None)
+        if lane is None or (len(lane) and len(self._lanes) < LANES_MAX):
+            lane = PullLane(self._member.PullStream())
+            self._lanes.append(lane)
+        return await lane.pull(request)
+
+    async def maxima(self, keys: Iterable[QueueKey]) -> list[tuple[QueueKey, int, int]]:
+        """(queue, generation, maximum) of those that the broker has."""
+        keys = list(keys)
+        request = broker_pb2.QueryQueuesRequest(queues=map(_queue_proto, keys))
+        with wire_errors():
+            response = await self._broker.QueryQueues(request, timeout=CALL_DEADLINE_S)
+        return [
+            (key, bounds.generation, bounds.max_offset)
+            for key, bounds in zip(keys, response.queues, strict=True)
+            if bounds.generation  # else an error stands there
+        ]
+
+    def watch(self) -> ArrivalStream:
+        return ArrivalStream(self._broker_group, self._member.WatchArrivals())
+
+    async def __aenter__(self) -> BrokerPeer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        for lane in self._lanes:
+            await lane.close()
+        for channel in self._channels:
+            await channel.close()
+
+
+class PullLane:
+    """Pulls on one stream, answered in order."""
+
+    def __init__(self, call: Any) -> None:
+        self.broken = False
+        self._call = call
+        self._waiting: deque[asyncio.Future[broker_pb2.PullResponse]] = deque()
+        self._writing = asyncio.Lock()  # a call takes one message at a time
+        self._reading = asyncio.create_task(self._read())
+
+    def __len__(self) -> int:
+        """Pulls that are not answered yet."""
+        return len(self._waiting)
+
+    async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
+        """Raises the pull's error, PeerUnavailable when the stream breaks or no answer comes."""
+        answer: asyncio.Future[broker_pb2.PullResponse] = asyncio.Future()
+        try:
+            async with asyncio.timeout(CALL_DEADLINE_S):
+                async with self._writing:
+                    self._waiting.append(answer)
+                    await _write(self._call, member_pb2.PullStreamRequest(pull=request))
+                return await answer
+        except TimeoutError:
+            self._break(PeerUnavailable("the broker does not answer pulls"))
+            raise PeerUnavailable("no answer to the pull in time") from None
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                with wire_errors():
+                    response = await self._call.read()
+                if response is grpc.aio.EOF:
+                    raise PeerUnavailable("the broker ended the stream")
+                self._take(response)
+        except CometError as error:
+            self._break(error)
+
+    def _take(self, response: member_pb2.PullStreamResponse) -> None:
+        if not self._waiting:
+            raise PeerUnavailable("the broker answers what nobody asked")
+        answer = self._waiting.popleft()
+        if answer.done():  # its caller has gone
+            return
+        if response.HasField("error"):
+            answer.set_exception(from_proto(response.error))
+        else:
+            answer.set_result(response.response)
+
+    def _break(self, error: CometError) -> None:
+        self.broken = True
+        self._call.cancel()
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # a caller that has gone must not leave a warning behind
+
+    async def close(self) -> None:
+        self._break(PeerUnavailable("the link is closed"))
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+async def _write(call: Any, message: Any) -> None:
+    try:
+        with wire_errors():
+            await call.write(message)
+    except asyncio.InvalidStateError:  # the call has ended meanwhile; the reader is told why
+        raise PeerUnavailable("the stream has ended") from None
+
+
+class ArrivalStream:
+    """An open watch of a broker's queues."""
+
+    def __init__(self, broker_group: str, call: Any) -> None:
+        self._broker_group = broker_group
+        self._call = call
+
+    async def change(self, add: Iterable[QueueKey], remove: Iterable[QueueKey]) -> None:
+        """Watch these queues too, and those no longer."""
+        request = member_pb2.WatchArrivalsRequest(
+            add=map(_queue_proto, add), remove=map(_queue_proto, remove)
+        )
+        await _write(self._call, request)
+
+    async def read(self) -> list[Told]:
+        """What is told next. Raises the error that ends the stream."""
+        with wire_errors():
+            response = await self._call.read()
+        if response is grpc.aio.EOF:
+            raise PeerUnavailable("the broker ended the stream")
+        return [self._told(arrival) for arrival in response.arrivals]
+
+    def _told(self, arrival: member_pb2.Arrival) -> Told:
+        return Told(
+            QueueKey(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
+            arrival.generation,
+            arrival.max_offset,
+            frozenset(arrival.tag_codes),
+            from_proto(arrival.error) if arrival.HasField("error") else None,
+        )
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _queue_proto(key: QueueKey) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic=key.topic, queue_id=key.queue_id)

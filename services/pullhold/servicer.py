@@ -1,0 +1,105 @@
+"""``cometmq.v1.HoldService`` on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from cometmq.errors import CometError, InvalidRequest
+from cometmq.filters import tags
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.interceptors import to_proto
+from cometmq.v1 import hold_pb2, hold_pb2_grpc
+from services.pullhold.answers import Answer
+from services.pullhold.desk import Desk
+from services.pullhold.model import QueueKey, Session, Want
+
+HOLD_MS_DEFAULT = 15_000
+HOLD_MS_MAX = 60_000
+BROKER_GROUP_CHARACTERS_MAX = 127
+
+Context = Any  # grpc.aio.ServicerContext of the method's messages
+
+
+class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
+    """See ``proto/cometmq/v1/hold.proto``. A connection is what limits call a client."""
+
+    def __init__(self, desk: Desk, gate: Gate) -> None:
+        self._desk = desk
+        self._gate = gate
+
+    async def HoldStream(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: object, context: Context
+    ) -> None:
+        session = self._desk.open(context.peer())
+        try:
+            await context.send_initial_metadata(())  # the client knows by it that we are there
+            async with asyncio.TaskGroup() as tasks:
+                reading = tasks.create_task(self._read(session, context))
+                while (answer := await session.inbox.take()) is not None:
+                    await context.write(_stream_response(answer))
+                    self._desk.taken(session, answer)
+                reading.cancel()
+            self._gate.check()
+        finally:
+            self._desk.close(session)
+
+    async def _read(self, session: Session, context: Context) -> None:
+        """Who only half-closed gets the answers that are still to come."""
+        while (request := await context.read()) is not grpc.aio.EOF:
+            if request.HasField("cancel"):
+                self._desk.cancel(session, request.hold_id)
+            else:
+                self._park(session, request)
+            await session.inbox.room()
+        self._desk.finish(session)
+
+    def _park(self, session: Session, request: hold_pb2.HoldStreamRequest) -> None:
+        if request.hold_id in session.holds:  # an answer could not say which of the two it is for
+            raise InvalidRequest(f"hold_id: {request.hold_id} is held already")
+        try:
+            self._gate.check()
+            self._desk.park(session, request.hold_id, _want(request.hold))
+        except CometError as error:
+            self._desk.refuse(session, request.hold_id, error)
+
+    async def Hold(self, request: hold_pb2.HoldRequest, context: Context) -> hold_pb2.HoldResponse:
+        want = _want(request)
+        session = self._desk.open(context.peer())
+        try:
+            self._desk.park(session, 0, want)
+            answer = await session.inbox.take()
+        finally:
+            self._desk.close(session)
+        assert answer is not None, "every hold is answered before its inbox is closed"
+        if answer.error is not None:
+            raise answer.error
+        return hold_pb2.HoldResponse(pull=answer.response)
+
+
+def _want(request: hold_pb2.HoldRequest) -> Want:
+    """InvalidRequest, FilterInvalid. What else a pull may have wrong the broker tells."""
+    pull = request.pull
+    if not 0 < len(request.broker_group) <= BROKER_GROUP_CHARACTERS_MAX:
+        raise InvalidRequest(f"broker_group: 1 to {BROKER_GROUP_CHARACTERS_MAX} characters")
+    if not pull.queue.topic:
+        raise InvalidRequest("pull.queue: is missing")
+    if not 0 <= request.hold_ms <= HOLD_MS_MAX:
+        raise InvalidRequest(f"hold_ms: {request.hold_ms} is not within 0 to {HOLD_MS_MAX}")
+    return Want(
+        key=QueueKey(request.broker_group, pull.queue.topic, pull.queue.queue_id),
+        generation=pull.position.generation,
+        offset=pull.position.offset,
+        codes=tags.codes(tags.check(pull.filter.tags)),
+        hold_s=(request.hold_ms or HOLD_MS_DEFAULT) / 1000,
+        request=pull,
+    )
+
+
+def _stream_response(answer: Answer) -> hold_pb2.HoldStreamResponse:
+    if answer.error is not None:
+        return hold_pb2.HoldStreamResponse(hold_id=answer.hold_id, error=to_proto(answer.error))
+    response = hold_pb2.HoldResponse(pull=answer.response)
+    return hold_pb2.HoldStreamResponse(hold_id=answer.hold_id, response=response)

@@ -1,0 +1,1 @@
+"""The lag job: snapshots of offsets → lag, trend and status. docs/lag.md explains the columns."""

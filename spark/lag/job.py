@@ -1,0 +1,139 @@
+"""Lag of all consumer groups from exported offsets.
+
+    python -m spark.lag.job --snapshots DIR --results DIR [--window 10] [--output table|json]
+
+Reads the newest snapshots that ``cometmq offsets export`` wrote, writes Parquet tables and
+``latest.json`` into the results folder, and prints what they say. docs/lag.md explains the columns.
+Exit codes: 0 done, also when a broker group is missing, which the answer says; 1 there is no
+snapshot, or no Java; 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from spark.java_home import JavaMissing
+from spark.lag import publish, report
+from spark.lag.judge import SEVERITY, severity
+from spark.lag.schema import SNAPSHOT, brokers_frame
+from spark.lag.session import open_session
+from spark.lag.snapshots import NoSnapshot, Plan, plan
+from spark.lag.transforms import Lag, compute
+
+SHOWN_MAX = 200  # rows of a table in the summary; the Parquet files have all
+
+
+def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m spark.lag.job", None, __doc__, formatter_class=plain
+    )
+    parser.add_argument("--snapshots", type=Path, required=True, help="where the exports lie")
+    parser.add_argument("--results", type=Path, required=True, help="where the answers go")
+    parser.add_argument("--window", type=int, default=10, help="snapshots for the trend")
+    parser.add_argument("--master", default="local[*]", help="Spark master")
+    parser.add_argument("--output", choices=["table", "json"], default="table")
+    arguments = parser.parse_args(argv)
+    if arguments.window < 1:
+        parser.error("--window must be 1 or more")
+    return arguments
+
+
+def run(spark: SparkSession, snapshots: Path, results: Path, window: int) -> dict[str, Any]:
+    """Read, transform, write; the summary, which is latest.json too. Raises NoSnapshot."""
+    work = plan(snapshots, window)
+    rows = spark.read.schema(SNAPSHOT).parquet(*work.files)
+    lag = compute(rows, brokers_frame(spark, work.brokers), complete=work.complete)
+    run_id = publish.new_run_id()
+    with publish.building(results, run_id) as folder:
+        counts = {
+            name: _write(table.cache(), folder / name, run_id, work)
+            for name, table in lag.tables().items()
+        }
+        summary = {**_about(work, run_id, results), **_summary(lag, counts)}
+        publish.write_json(folder / publish.SUMMARY, summary)
+    for table in lag.tables().values():
+        table.unpersist()
+    publish.point_to(results, summary)
+    return summary
+
+
+def _write(table: DataFrame, path: Path, run_id: str, work: Plan) -> dict[str, int]:
+    """Write a table; how many rows it has, in all and by status. Every row says which run it is of,
+    and how much of the cluster that run has seen.
+    """
+    seen = Observation()
+    counts = [F.count(F.lit(1)).alias("rows")]
+    if "status" in table.columns:
+        counts += [F.count(F.when(F.col("status") == name, 1)).alias(name) for name in SEVERITY]
+    stamped = table.withColumns(
+        {
+            "run_id": F.lit(run_id),
+            "run_snapshot_id": F.lit(work.snapshot_id),
+            "completeness": F.lit(work.completeness),
+        }
+    )
+    stamped.observe(seen, *counts).write.parquet(str(path))
+    return seen.get
+
+
+def _about(work: Plan, run_id: str, results: Path) -> dict[str, Any]:
+    about = {
+        name: value for name, value in asdict(work).items() if name not in ("brokers", "files")
+    }
+    return {
+        **about,
+        "run_id": run_id,
+        "finished_ms": int(datetime.now(UTC).timestamp() * 1000),
+        "path": f"{results}/run={run_id}",
+    }
+
+
+def _summary(lag: Lag, counts: dict[str, dict[str, int]]) -> dict[str, Any]:
+    """What there is to know without opening a Parquet file: the worst rows of each level."""
+    worst = (severity(F.col("status")).desc(), F.col("lag_known_sum").desc_nulls_last())
+    found = counts["queues"]
+    return {
+        "status_counts": {name: found[name] for name in reversed(SEVERITY) if found[name]},
+        "rows": {name: its["rows"] for name, its in counts.items()},
+        "clusters": _first(lag.clusters, *worst),
+        "groups": _first(lag.groups, *worst, F.col("group")),
+        "topics": _first(lag.topics, *worst, F.col("group"), F.col("topic")),
+        "depths": _first(
+            lag.depths, F.col("message_known_count").desc_nulls_last(), F.col("topic")
+        ),
+    }
+
+
+def _first(table: DataFrame, *order: Any) -> list[dict[str, Any]]:
+    return [row.asDict() for row in table.orderBy(*order).limit(SHOWN_MAX).collect()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = arguments_of(argv)
+    try:
+        plan(arguments.snapshots, 1)  # nothing to compute: say so before Spark takes its seconds
+        spark = open_session(arguments.master)
+    except (NoSnapshot, JavaMissing) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    try:
+        summary = run(spark, arguments.snapshots, arguments.results, arguments.window)
+    finally:
+        spark.stop()
+    print(json.dumps(summary, indent=2) if arguments.output == "json" else report.text(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

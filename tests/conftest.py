@@ -1,0 +1,123 @@
+"""What all tests share: hypothesis profiles, the seed, the slow tier, the list of what was skipped.
+
+``--seed n`` (or ``TEST_SEED``) replays a run: it seeds hypothesis and the ``rng`` fixture.
+``TEST_PROFILE`` chooses between ``quick`` (default: few examples, the same in every run) and
+``ci`` (many, from the seed).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+DEFAULT_SEED = 20260101
+_SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+# Neither has a deadline: on a shared machine one slow example would be a false alarm.
+settings.register_profile(
+    "quick",
+    max_examples=50,
+    stateful_step_count=30,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=_SLOW_MACHINES,
+)
+settings.register_profile(
+    "ci",
+    max_examples=500,
+    stateful_step_count=60,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=_SLOW_MACHINES,
+)
+PROFILE = os.environ.get("TEST_PROFILE", "quick")
+settings.load_profile(PROFILE)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cometmq")
+    group.addoption("--slow", action="store_true", help="run the slow tests too")
+    group.addoption(
+        "--slow-share", type=int, default=1, help="of the slow tests run every n-th only"
+    )
+    group.addoption(
+        "--seed",
+        type=int,
+        default=int(os.environ.get("TEST_SEED", DEFAULT_SEED)),
+        help="seed of everything random",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("hypothesis_seed", None) is None and PROFILE != "quick":
+        config.option.hypothesis_seed = str(config.getoption("--seed"))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"hypothesis profile: {PROFILE}, replay with: --seed {config.getoption('--seed')}"
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A number of the test's own, from the run's seed and the test's name; shown on failure."""
+    run_seed: int = request.config.getoption("--seed")
+    number = zlib.crc32(request.node.nodeid.encode(), run_seed & 0xFFFF_FFFF)
+    print(f"SEED={run_seed} (this test: {number})")
+    return number
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """Randomness that ``--seed`` replays."""
+    return random.Random(seed)
+
+
+# --- the slow tier ------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    chosen = _share(slow, config) if config.getoption("--slow") else []
+    kept = {*quick, *chosen}
+    left_out = [item for item in items if item not in kept]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in kept]
+        _note(f"{item.nodeid}: slow (make test-long runs it)" for item in left_out)
+
+
+def _share(slow: list[pytest.Item], config: pytest.Config) -> Sequence[pytest.Item]:
+    share: int = config.getoption("--slow-share")
+    return slow[config.getoption("--seed") % share :: share]
+
+
+# --- what was left out --------------------------------------------------------------------------
+
+
+def _note(lines: Iterable[str]) -> None:
+    """Add lines to the list that `make test` ends with; nothing to do outside of make."""
+    path = os.environ.get("TEST_SKIPPED")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    _note([f"{report.nodeid}: {_reason(report)}" for report in skipped])
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The text that was given to skip()."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return str(report.longrepr)

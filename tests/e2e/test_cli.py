@@ -1,0 +1,196 @@
+"""The real command against a real cluster: processes, files, gRPC. One cluster for all tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+TIMEOUT_S = 50
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs commands as a user does who stands in ``directory``."""
+
+    directory: Path
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
+        return subprocess.run(
+            [sys.executable, "-P", *arguments],
+            cwd=self.directory,
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def cometmq(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return self.run("-m", "cometmq.admin", *arguments, stdin=stdin)
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        """The JSON that a command answers, which has to succeed and to keep silent otherwise."""
+        done = self.cometmq(*arguments, "--output", "json", stdin=stdin)
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+        return json.loads(done.stdout)
+
+    def error(self, *arguments: str) -> Any:
+        """The error that a command is refused with."""
+        done = self.cometmq(*arguments, "--output", "json")
+        assert (done.returncode, done.stdout) == (1, b""), done
+        return json.loads(done.stderr)["error"]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A user in a folder with a local cluster: one name server, two brokers, topic T."""
+    user = Shell(tmp_path_factory.mktemp("e2e"))
+    try:
+        up = user.cometmq("local", "up", "--brokers", "2")
+        assert up.returncode == 0, up.stderr.decode()
+        user.json("topic", "create", "T", "--queues", "2")
+        yield user
+    finally:
+        user.cometmq("local", "down")
+
+
+def test_what_is_up(shell: Shell) -> None:
+    view = shell.json("local", "status")
+    assert [(p["name"], p["alive"]) for p in view["processes"]] == [
+        ("namesrv-1", True),
+        ("g1", True),
+        ("g2", True),
+    ]
+    members = shell.json("cluster")
+    assert [(m["broker_group"], m["role"], m["reachable"]) for m in members] == [
+        ("g1", "writer", True),
+        ("g2", "writer", True),
+    ]
+
+
+def test_up_again_changes_nothing(shell: Shell) -> None:
+    before = shell.json("local", "status")
+    assert shell.json("local", "up", "--brokers", "2") == before
+
+
+def test_a_topic_from_birth_to_death(shell: Shell) -> None:
+    created = shell.json("topic", "create", "Brief", "--queues", "3", "--flush", "sync")
+    assert [(t["broker_group"], t["created"]) for t in created] == [("g1", True), ("g2", True)]
+    assert {t["flush_mode"] for t in created} == {"sync"}
+    again = shell.json("topic", "create", "Brief", "--queues", "4")
+    assert {(t["created"], t["read_queue_count"]) for t in again} == {(False, 4)}
+    assert "Brief" in {t["topic"] for t in shell.json("topic", "list")}
+    assert len(shell.json("topic", "route", "Brief")) == 2
+    assert len(shell.json("topic", "status", "Brief")) == 8
+    deleted = shell.json("topic", "delete", "Brief", "--yes")
+    assert [t["broker_group"] for t in deleted] == ["g1", "g2"]
+    assert "Brief" not in {t["topic"] for t in shell.json("topic", "list")}
+    assert shell.error("topic", "status", "Brief")["name"] == "TOPIC_NOT_FOUND"
+
+
+def test_a_message_there_and_back(shell: Shell) -> None:
+    sent = shell.json(
+        *("message", "send", "T", "first light", "--tag", "greeting"),
+        *("--key", "k1", "--key", "k2", "--property", "colour=blue", "--queue", "g2/1"),
+    )
+    assert (sent["broker_group"], sent["queue_id"]) == ("g2", 1)
+    consumed = shell.cometmq("message", "consume", "T", "--tag", "greeting", "--output", "json")
+    [found] = [json.loads(line) for line in consumed.stdout.splitlines()]
+    assert found["body_text"] == "first light"
+    assert (found["tag"], found["keys"]) == ("greeting", ["k1", "k2"])
+    assert found["properties"]["colour"] == "blue"
+    assert shell.json("message", "get", sent["message_id"]) == found
+
+
+def test_bytes_from_standard_input(shell: Shell) -> None:
+    body = bytes(range(256)) * 300
+    sent = shell.json("message", "send", "T", "--file", "-", stdin=body)  # enough to be synced soon
+    found = shell.json("message", "get", sent["message_id"])
+    assert found["body_bytes"] == len(body)
+    assert found["body_text"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("topic create ../x", "TOPIC_NAME_INVALID"),
+        ("topic create Huge --queues 100000", "QUEUE_COUNT_INVALID"),
+        ("topic delete NotThere --yes", "TOPIC_NOT_FOUND"),
+        ("topic delete rmq_sys_cometmq_state --yes", "NO_PERMISSION"),
+        ("topic route NotThere", "TOPIC_NOT_FOUND"),
+        ("topic create T --broker-group g9", "GROUP_NOT_FOUND"),
+        ("group progress NotThere", "GROUP_NOT_FOUND"),
+        ("message send NotThere x", "TOPIC_NOT_FOUND"),
+        ("message send T x --property DELAY=3", "PROPERTY_RESERVED"),
+        ("message get nonsense", "MESSAGE_ID_INVALID"),
+        ("message get g1/99999999", "MESSAGE_NOT_FOUND"),
+        ("local up --brokers 5", "CLUSTER_RUNNING"),
+    ],
+)
+def test_refusals_have_their_name(shell: Shell, arguments: str, name: str) -> None:
+    error = shell.error(*arguments.split())
+    assert error["name"] == name
+    assert error["advice"]
+
+
+def test_the_store_is_readable_beside_the_broker(shell: Shell) -> None:
+    shell.json("message", "send", "T", "dumped", "--queue", "g1/0")
+    store = ".cometmq/g1/store"
+    view = shell.json("store", "dump", store)
+    assert view["in_use_or_crashed"]
+    assert ("T", 0) in {(q["topic"], q["queue_id"]) for q in view["queues"]}
+    records = shell.json("store", "dump", store, "--records", "--count", "1000")
+    assert ("T", len(b"dumped")) in {(r["topic"], r["body_bytes"]) for r in records}
+
+
+def test_readme_sends_and_receives(shell: Shell) -> None:
+    """The ten lines of the README do what it says, to the letter but for address and patience."""
+    shell.json("topic", "create", "Hello", "--queues", "4")
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.S | re.M)
+    program = next(block for block in blocks if "PushConsumer" in block)
+    namesrv = shell.json("local", "status")["namesrv"]
+    assert "127.0.0.1:9876" in program.splitlines()[-1]
+    program = program.replace('main("127.0.0.1:9876")', f'main("{namesrv}")')
+    done = shell.run("-c", program)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    assert b"first light" in done.stdout.splitlines()
+    assert b"SendReceipt" in done.stdout
+    progress = shell.json("group", "progress", "Readers")
+    assert sum(queue["committed_offset"] or 0 for queue in progress["queues"]) == 1
+    assert progress["lag_count"] == 0
+    assert "Readers" in {group["group"] for group in shell.json("group", "list")}
+
+
+def test_a_killed_broker_comes_back_with_its_messages(shell: Shell) -> None:
+    sent = shell.json("message", "send", "T", "survivor", "--queue", "g1/1")
+    [broker] = [p for p in shell.json("local", "status")["processes"] if p["name"] == "g1"]
+    os.kill(broker["pid"], 9)
+    view = shell.json("local", "up", "--brokers", "2")
+    [again] = [p for p in view["processes"] if p["name"] == "g1"]
+    assert again["alive"]
+    assert (again["address"], again["pid"] == broker["pid"]) == (broker["address"], False)
+    assert shell.json("message", "get", sent["message_id"])["body_text"] == "survivor"
+
+
+def test_down_stops_everything_and_keeps_the_data(shell: Shell) -> None:
+    sent = shell.json("message", "send", "T", "kept", "--queue", "g1/0")
+    assert shell.json("local", "down")["stopped_count"] == 3
+    assert shell.json("local", "status")["processes"] == []
+    done = shell.cometmq("topic", "list")
+    assert done.returncode == 2
+    assert b"cometmq local up" in done.stderr
+    assert shell.cometmq("local", "up", "--brokers", "2").returncode == 0
+    assert shell.json("message", "get", sent["message_id"])["body_text"] == "kept"

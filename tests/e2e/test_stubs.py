@@ -1,0 +1,293 @@
+"""The bare stubs of examples/ against real processes: users who have gRPC and the contract only.
+
+Each language has a topic of its own with one queue, in which two awkward messages lie already.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from cometmq.errors import TopicNameInvalid, TopicNotFound
+from cometmq.format import record, taghash
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
+from tests.support.broker import BrokerClient
+from tests.support.processes import Processes, Service
+
+PROJECT = Path(__file__).resolve().parents[2]
+EXAMPLES = PROJECT / "examples"
+LANGUAGES = {"python": "Python", "node": "JavaScript"}  # stub → what its messages say
+TAG, SAME_HASH = "greeting", "hSeeting"
+BIG = b"x" * (4 * 1024 * 1024)  # with its frame above what gRPC takes unless told otherwise
+SENT = [b"one", b"two", b"three", b"while you were waiting"]
+RUN_S_MAX = 50
+INSTALL_S_MAX = 100
+T = TypeVar("T")
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two name servers know the broker, one of them the pullhold."""
+
+    namesrv: Service
+    namesrv_without_pullhold: Service
+    broker: Service
+    pullhold: Service
+
+    def ask(self, question: Callable[[BrokerClient], Awaitable[T]]) -> T:
+        async def answer() -> T:
+            client = BrokerClient(self.broker.address, self.broker.internal_address)
+            try:
+                return await question(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(answer())
+
+    def holds_answered(self) -> int:
+        """Holds that the pullhold has answered without an error."""
+        with urllib.request.urlopen(f"http://{self.pullhold.metrics_address}/metrics") as answer:
+            text: str = answer.read().decode()
+        name = "cometmq_hold_duration_seconds_count"
+        counts = re.findall(rf'^{name}{{[^}}]*outcome="\w*found"[^}}]*}} (\S+)$', text, re.M)
+        assert len(counts) == 2, "found and not_found"
+        return int(sum(map(float, counts)))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("stubs")
+    with Processes(folder) as processes:
+        first, second = (
+            processes.service(name, "namesrv", kv_config_path=folder / f"{name}.kv")
+            for name in ("namesrv-1", "namesrv-2")
+        )
+        broker = processes.service(
+            "g1",
+            "broker",
+            broker_group="g1",
+            namesrv=f"{first.address};{second.address}",
+            internal_port=0,
+            store_path=folder / "store",
+            mapped_file_size_commit_log=32 * 1024 * 1024,
+        )
+        pullhold = processes.service("pullhold", "pullhold", namesrv=first.address)
+        yield Cluster(first, second, broker, pullhold)
+
+
+# --- running a stub -----------------------------------------------------------------------------
+
+
+def installed_node() -> str:
+    """The program, with the packages of examples/package-lock.json in examples/node_modules."""
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing")
+    lock, stamp = EXAMPLES / "package-lock.json", EXAMPLES / "node_modules" / ".installed"
+    if not stamp.exists() or stamp.read_bytes() != lock.read_bytes():
+        cache = PROJECT / ".tools" / "npm"
+        options = ["--prefer-offline", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        done = subprocess.run(
+            ["npm", "ci", "--prefix", EXAMPLES, "--cache", cache, *options],
+            capture_output=True,
+            timeout=INSTALL_S_MAX,
+            check=False,
+        )
+        if done.returncode:
+            # In CI what cannot be had is a failure; elsewhere it may be a missing network.
+            give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+            give_up(f"npm cannot install examples/package-lock.json {done.stderr.decode()[-500:]}")
+        stamp.write_bytes(lock.read_bytes())
+    return "node"
+
+
+def command(language: str) -> list[str]:
+    if language == "python":
+        return [sys.executable, "-P", str(EXAMPLES / "stub_python.py")]
+    return [installed_node(), str(EXAMPLES / "stub_node.mjs")]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a stub has answered."""
+
+    code: int
+    lines: list[str]
+    errors: str
+
+    def found(self, pattern: str) -> list[str]:
+        """The group of the pattern in all lines that it matches as a whole."""
+        matches = (re.fullmatch(pattern, line) for line in self.lines)
+        return [match[1] for match in matches if match]
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A user in one language, after the first run."""
+
+    language: str
+    command: list[str]
+    topic: str
+    group: str
+    first: Ended
+    holds: int  # that were answered meanwhile
+
+    def run(self, namesrv: str, topic: str) -> Ended:
+        return run(self.command, namesrv, topic, self.group)
+
+
+def run(words: list[str], namesrv: str, topic: str, group: str) -> Ended:
+    options = ["--namesrv", namesrv, "--topic", topic, "--group", group]
+    done = subprocess.run(
+        [*words, *options], capture_output=True, timeout=RUN_S_MAX, check=False, text=True
+    )
+    return Ended(done.returncode, done.stdout.splitlines(), done.stderr)
+
+
+async def prepare(client: BrokerClient, topic: str) -> None:
+    await client.put_topic(topic, queues=1)
+    for body, tag in ((BIG, TAG), (b"slips through", SAME_HASH)):
+        message = pb.OutgoingMessage(topic=topic, body=body, tag=tag)
+        await client.stub.Send(pb.SendRequest(messages=[message]))
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def stub(cluster: Cluster, request: pytest.FixtureRequest) -> Stub:
+    language: str = request.param
+    words, topic, group = command(language), f"Hello-{language}", f"readers-{language}"
+    cluster.ask(lambda client: prepare(client, topic))
+    before = cluster.holds_answered()
+    first = run(words, cluster.namesrv.address, topic, group)
+    return Stub(language, words, topic, group, first, cluster.holds_answered() - before)
+
+
+# --- what it did --------------------------------------------------------------------------------
+
+
+def test_it_ends_well(stub: Stub) -> None:
+    assert (stub.first.code, stub.first.errors) == (0, ""), "\n".join(stub.first.lines)
+
+
+def test_what_it_sent_is_stored_field_by_field(stub: Stub, cluster: Cluster) -> None:
+    async def stored(client: BrokerClient) -> list[record.Record]:
+        answer = await client.pull(stub.topic, 0, 2, max_count=len(SENT))
+        return record.decode_all(answer.records)
+
+    found = cluster.ask(stored)
+    assert [message.body for message in found] == SENT
+    assert {message.tag for message in found} == {TAG}
+    assert {message.properties["language"] for message in found} == {LANGUAGES[stub.language]}
+    assert [message.keys for message in found] == [(f"key-{number}",) for number in (0, 1, 2, 0)]
+    ids = stub.first.found(r"sent: (g1/\d+) to queue 0 @ [2-5]")
+    assert ids == [f"g1/{message.log_offset}" for message in found]
+
+
+def test_it_read_all_that_carries_its_tag(stub: Stub) -> None:
+    """The large one too, and not the one whose tag has the same hash."""
+    read = stub.first.found(r"read: (.*)")
+    assert read == [f"0: {'x' * 40}", "2: one", "3: two", "4: three"]
+
+
+def test_the_broker_filters_by_hash(cluster: Cluster, stub: Stub) -> None:
+    """Why a stub has to compare tags: docs/protocol.md says so."""
+    assert taghash.java_hash(SAME_HASH) == taghash.java_hash(TAG)
+    answer = cluster.ask(
+        lambda client: client.pull(
+            stub.topic,
+            0,
+            1,
+            max_count=1,
+            filter=common.Filter(tags=[TAG]),
+            form=pb.MESSAGE_FORM_MESSAGES,
+        )
+    )
+    assert [message.tag for message in answer.messages] == [SAME_HASH]
+
+
+def test_it_was_held_until_the_second_task_sent(stub: Stub) -> None:
+    held = stub.first.found(r"hold: queue 0 @ (\d) has nothing yet")
+    assert held[-1] == "5"
+    assert stub.holds == len(held)
+    last = stub.first.found(r"sent: (g1/\d+) to .*")[-1]
+    assert stub.first.found(r"held: woken by (.*)") == [f"{last}: {SENT[-1].decode()}"]
+
+
+def test_it_committed_behind_the_last_message(stub: Stub, cluster: Cluster) -> None:
+    said = stub.first.found(rf"committed: {stub.group} at generation (\d+, offset \d+)")
+    kept = cluster.ask(lambda client: client.committed(stub.group, stub.topic, 0))
+    assert kept is not None
+    assert said == [f"{kept.generation}, offset 6"]
+
+
+def test_it_told_why_it_was_refused(stub: Stub) -> None:
+    error = TopicNameInvalid("'../x' is not a topic name")
+    assert stub.first.found(r"refused: (.*)") == [
+        f"{error.status}, {error.code} {error.name()}, RETRY_{error.retry.name}",
+        f"message 0: {error}. {error.advice}",
+    ]
+
+
+def test_it_goes_on_at_its_commit_and_polls_without_a_pullhold(
+    stub: Stub, cluster: Cluster
+) -> None:
+    assert stub.first.code == 0
+    again = stub.run(cluster.namesrv_without_pullhold.address, stub.topic)
+    assert (again.code, again.errors) == (0, ""), "\n".join(again.lines)
+    assert again.found(r"read: (.*)") == ["6: one", "7: two", "8: three"]
+    assert not again.found(r"(hold: .*)")
+    assert len(again.found(r"(held: .*)")) == 1
+
+
+def test_a_topic_that_is_not_there(stub: Stub, cluster: Cluster) -> None:
+    ended = stub.run(cluster.namesrv.address, "Nope")
+    assert (ended.code, ended.lines) == (1, [])
+    assert TopicNotFound.name() in ended.errors
+
+
+def test_nobody_answers(stub: Stub) -> None:
+    ended = stub.run("127.0.0.1:1", stub.topic)
+    assert (ended.code, ended.lines) == (1, [])
+    assert "UNAVAILABLE" in ended.errors
+
+
+# --- what it is made of -------------------------------------------------------------------------
+
+
+def test_python_needs_grpc_and_the_generated_stubs_only() -> None:
+    names = set()
+    for node in ast.walk(ast.parse((EXAMPLES / "stub_python.py").read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert foreign == {"grpc", "cometmq.v1"}
+
+
+def test_node_needs_two_packages_only() -> None:
+    text = (EXAMPLES / "stub_node.mjs").read_text()
+    modules = set(re.findall(r"\b(?:from|import) '([^']*)'", text))
+    packages = {name for name in modules if not name.startswith("node:")}
+    assert packages == {"@grpc/grpc-js", "@grpc/proto-loader"}
+    asked = json.loads((EXAMPLES / "package.json").read_text())["dependencies"]
+    assert asked.keys() == packages
+    locked = json.loads((EXAMPLES / "package-lock.json").read_text())["packages"]
+    assert {name: locked[f"node_modules/{name}"]["version"] for name in asked} == asked
+    assert all("integrity" in entry for name, entry in locked.items() if name)
+    assert not any("resolved" in entry for entry in locked.values()), "npm asks its own registry"

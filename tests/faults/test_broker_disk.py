@@ -1,0 +1,315 @@
+"""A full disk, a disk that fails, and folders that are not a broker's to open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.errors import (
+    CometError,
+    ConfigInvalid,
+    DiskFull,
+    StoreDamaged,
+    StoreFailed,
+    StoreForeignFile,
+    StoreLocked,
+)
+from cometmq.store.engine import MessageStore
+from cometmq.v1 import broker_pb2 as pb
+from tests.support.broker import (
+    SYNC,
+    BrokerProcess,
+    LiveBroker,
+    SendLane,
+    batch,
+    refusal,
+    running_broker,
+    until,
+)
+from tests.support.small_disk import fill, small_disk
+
+DISK_BYTES = 3 * 1024 * 1024
+
+
+async def send_until_full(lane: SendLane, sent: list[bytes]) -> CometError:
+    """Send until a batch is refused; what was acknowledged is added to ``sent``."""
+    while True:
+        body = b"%d:" % len(sent) + os.urandom(20_000)
+        records, segments = batch(("T", 0, [body]))
+        result = await lane.exchange(records, segments)
+        if result.HasField("error"):
+            return await lane.refused(records, segments)  # and it stays so
+        sent.append(body)
+
+
+async def test_full_disk(tmp_path: Path) -> None:
+    """Sends get DISK_FULL, reads go on; with room again sends work, and nothing is lost."""
+    sent: list[bytes] = []
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with running_broker(disk) as broker:
+            await broker.put_topic("T", 1)
+            lane = await broker.lane()
+            for _ in range(3):
+                filler = fill(disk)
+                assert isinstance(await send_until_full(lane, sent), DiskFull)
+                assert isinstance(await refusal(broker.send("T", 0, b"x" * 200_000)), DiskFull)
+                assert await broker.bodies("T", 0) == sent
+                filler.unlink()
+                await lane.send(("T", 0, [b"again"]))
+                sent.append(b"again")
+            broker.crash()
+        async with running_broker(disk) as broker:
+            assert await broker.bodies("T", 0) == sent
+
+
+async def test_full_disk_while_queue_files_are_due(tmp_path: Path) -> None:
+    """Small messages: the log has room, the queues' files have none."""
+    sent: list[bytes] = []
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with running_broker(disk) as broker:
+            await broker.put_topic("T", 1, SYNC)
+            lane = await broker.lane()
+            await lane.send(("T", 0, [b"first"]))
+            sent.append(b"first")
+            filler = fill(disk)
+            refused = 0
+            for number in range(100):
+                records, segments = batch(("T", 0, [b"%d" % number]))
+                if (await lane.exchange(records, segments)).HasField("error"):
+                    refused += 1
+                else:
+                    sent.append(b"%d" % number)
+            assert refused
+            assert await broker.bodies("T", 0) == sent
+            filler.unlink()
+            await lane.send(("T", 0, [b"last"]))
+        async with running_broker(disk) as broker:
+            assert await broker.bodies("T", 0) == [*sent, b"last"]
+
+
+async def test_offsets_and_topics_on_a_full_disk(tmp_path: Path) -> None:
+    """Commits count at once and reach the log when there is room; topics are refused."""
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with running_broker(disk) as broker:
+            await broker.put_topic("T", 1)
+            sent: list[bytes] = []
+            await broker.commit("g", ("T", 0, 0, 0))
+            filler = fill(disk)
+            await send_until_full(await broker.lane(), sent)
+            await _fill_log(broker)
+            end = len(await broker.bodies("T", 0))
+            [result] = await broker.commit("g", ("T", 0, 0, end))
+            assert result.position.offset == end
+            assert isinstance(await refusal(broker.put_topic("U", 1)), DiskFull)
+            filler.unlink()
+            await broker.put_topic("U", 1)
+        async with running_broker(disk) as broker:
+            position = await broker.committed("g", "T", 0)
+            assert position is not None
+            assert position.offset == end
+
+
+async def _fill_log(broker: LiveBroker) -> None:
+    """Smaller and smaller batches, until not even the smallest has room."""
+    lane = await broker.lane()
+    for size in (4_000, 500, 0):
+        while not (await lane.exchange(*batch(("T", 0, [b"." * size])))).HasField("error"):
+            pass
+
+
+async def test_stopping_on_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    sent: list[bytes] = []
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        store = disk / "store"
+        async with BrokerProcess(tmp_path, store=store) as process:
+            await process.client.put_topic("T", 1)
+            filler = fill(disk)
+            assert isinstance(await send_until_full(await process.client.lane(), sent), DiskFull)
+            assert await process.stop() in (0, 1)  # what it could not write it must say
+            assert "Traceback" not in process.output()
+            filler.unlink()
+            await process.start()
+            assert await process.client.bodies("T", 0) == sent
+
+
+async def test_a_disk_that_fails_to_sync_stops_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No acknowledgement after a failed sync, and no clean mark."""
+    really_flush = MessageStore.flush_log
+    broken = asyncio.Event()
+
+    def flush_log(store: MessageStore) -> int:
+        if broken.is_set():
+            raise store._failed(StoreFailed("fdatasync: Input/output error"))
+        return really_flush(store)
+
+    monkeypatch.setattr(MessageStore, "flush_log", flush_log)
+    answers: list[asyncio.Task[pb.SendBatchResult]] = []
+
+    async def live() -> None:
+        async with running_broker(tmp_path) as broker:
+            await broker.put_topic("T", 1, SYNC)
+            lane = await broker.lane()
+            await lane.send(("T", 0, [b"kept"]))
+            broken.set()
+            await lane.put(*batch(("T", 0, [b"lost"])))
+            answers.append(asyncio.create_task(lane.result()))
+            await asyncio.Event().wait()  # until the broker gives up by itself
+
+    with pytest.raises(ExceptionGroup) as stopped:
+        await live()
+    assert stopped.group_contains(StoreFailed)
+    assert (await answers[0]).error.name == "STORE_FAILED"
+    monkeypatch.undo()
+    async with running_broker(tmp_path) as broker:
+        assert not broker.store.clean_start
+        assert (await broker.bodies("T", 0))[0] == b"kept"
+
+
+# --- folders that are not to be opened ----------------------------------------------------------
+
+
+async def cannot_open(directory: Path, **options: Any) -> CometError:
+    """The error that a broker refuses to start with."""
+    found: list[CometError] = []
+    try:
+        async with running_broker(directory, **options):
+            pass
+    except* CometError as errors:
+        found += [e for e in errors.exceptions if isinstance(e, CometError)]
+    [error] = found
+    return error
+
+
+async def test_a_folder_in_use(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        assert isinstance(await cannot_open(tmp_path), StoreLocked)
+        await broker.send("T", 0, b"x")
+        assert await broker.bodies("T", 0) == [b"x"]
+    async with running_broker(tmp_path) as broker:
+        assert broker.store.clean_start
+
+
+async def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
+    async with BrokerProcess(tmp_path) as process:
+        assert isinstance(await cannot_open(tmp_path), StoreLocked)
+        second = process.spawn()
+        await until(lambda: second.poll() is not None)
+        assert second.returncode == 1
+        assert "STORE_LOCKED" in process.output()
+        assert "Traceback" not in process.output()
+        await process.client.put_topic("T", 1)
+
+
+FOREIGN = [
+    "commitlog/notes.txt",
+    "commitlog/00000000000000000007",
+    "consumequeue/notes.txt",
+    "consumequeue/T/0/notes.txt",
+    "consumequeue/T/notes.txt",
+    "consumequeue/T/0/00000000000000000007",
+]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("clean", [True, False])
+async def test_a_foreign_file_in_the_store(tmp_path: Path, name: str, clean: bool) -> None:
+    await _make_store(tmp_path, clean)
+    foreign = tmp_path / "store" / name
+    foreign.write_bytes(b"what is this?")
+    error = await cannot_open(tmp_path)
+    assert isinstance(error, StoreForeignFile)
+    assert foreign.name in str(error)
+    foreign.unlink()
+    await _check_store(tmp_path)  # and nothing else has suffered
+
+
+@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json"])
+async def test_a_snapshot_of_rocketmq(tmp_path: Path, name: str) -> None:
+    await _make_store(tmp_path, True)
+    path = tmp_path / "store/config" / name
+    path.write_text('{"dataVersion":{"counter":1}}')
+    assert isinstance(await cannot_open(tmp_path), StoreForeignFile)
+
+
+async def test_settings_that_the_store_was_not_written_with(tmp_path: Path) -> None:
+    await _make_store(tmp_path, True)
+    error = await cannot_open(tmp_path, mapped_file_size_commit_log=512 * 1024)
+    assert isinstance(error, StoreForeignFile)
+    await _check_store(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("cometmq.json", b"{", StoreDamaged),
+        ("cometmq.json", None, StoreForeignFile),
+        ("cometmq.epochs", b"\xff" * 8, StoreDamaged),
+        ("cometmq.epochs", None, StoreDamaged),
+    ],
+)
+async def test_a_damaged_file_of_ours(
+    tmp_path: Path, name: str, content: bytes | None, error: type[CometError]
+) -> None:
+    await _make_store(tmp_path, True)
+    path = tmp_path / "store" / name
+    kept = path.read_bytes()
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert isinstance(await cannot_open(tmp_path), error)
+    path.write_bytes(kept)
+    await _check_store(tmp_path)
+
+
+async def test_a_damaged_log_is_not_opened_as_if_it_were_torn(tmp_path: Path) -> None:
+    """The last good record is older than what the checkpoint says was on disk."""
+    await _make_store(tmp_path, False)
+    path = next((tmp_path / "store/commitlog").iterdir())
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1  # the CRC of the very first record
+    kept = path.read_bytes()
+    path.write_bytes(content)
+    assert isinstance(await cannot_open(tmp_path), StoreDamaged)
+    path.write_bytes(kept)
+    await _check_store(tmp_path)
+
+
+async def test_the_store_path_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("x")
+    assert isinstance(await cannot_open(tmp_path), StoreFailed)
+
+
+async def test_ports_that_are_taken(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        taken = int(broker.metrics_address.rpartition(":")[2])
+        other = tmp_path / "other"
+        assert isinstance(await cannot_open(other, metrics_port=taken), ConfigInvalid)
+        port = int(broker.address.rpartition(":")[2])
+        assert isinstance(await cannot_open(other, port=port), ConfigInvalid)
+    async with running_broker(other) as broker:
+        assert broker.store.clean_start, "what did not start has closed what it opened"
+
+
+async def _make_store(directory: Path, clean: bool) -> None:
+    async with running_broker(directory) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"a", b"b")
+        await broker.read_queue("T", 0)
+        checkpoint = directory / "store/checkpoint"
+        await until(lambda: any(checkpoint.read_bytes()))
+        await asyncio.to_thread(broker.store.flush_queues)
+        if not clean:
+            broker.crash()
+
+
+async def _check_store(directory: Path) -> None:
+    async with running_broker(directory) as broker:
+        assert await broker.bodies("T", 0) == [b"a", b"b"]

@@ -1,0 +1,98 @@
+"""A broker and its name servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cometmq.errors import StaleEpoch
+from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
+from tests.support.broker import running_broker, running_namesrv, until_async
+
+
+class Routes:
+    """Asks a name server."""
+
+    def __init__(self, stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+        self._stub = stub
+
+    async def queues(self, topic: str) -> list[int]:
+        """Write queues of the topic by broker group; empty when nobody serves it."""
+        try:
+            request = namesrv_pb2.QueryRouteRequest(topic=topic)
+            route = (await self._stub.QueryRoute(request)).route
+        except grpc.aio.AioRpcError:
+            return []
+        return [group.topic.write_queue_count for group in route.groups]
+
+    async def become(self, topic: str, queues: list[int]) -> None:
+        """Wait until the route is this."""
+
+        async def same() -> bool:
+            return await self.queues(topic) == queues
+
+        await until_async(same)
+
+
+@asynccontextmanager
+async def asking(address: str) -> AsyncIterator[Routes]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Routes(namesrv_pb2_grpc.NameServiceStub(channel))
+
+
+async def test_the_name_server_knows_every_change_at_once(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as address, asking(address) as routes:
+        options = {"namesrv": (address,), "auto_create_topic_enable": True}
+        async with running_broker(tmp_path, **options) as broker:
+            await broker.put_topic("T", 3)
+            await routes.become("T", [3])
+            await routes.become("TBW102", [4])
+            await broker.send("made", 0, b"x")
+            await routes.become("made", [4])
+            await broker.put_topic("T", 5)
+            await routes.become("T", [5])
+            await broker.drop_topic("T")
+            await routes.become("T", [])
+        assert await routes.queues("made") == [], "a stop in order says farewell"
+
+
+async def test_a_broker_comes_back(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as address, asking(address) as routes:
+        for life in range(3):
+            async with running_broker(tmp_path, namesrv=(address,)) as broker:
+                await broker.put_topic("T", life + 1)
+                await routes.become("T", [life + 1])
+                if life == 1:
+                    broker.crash()
+
+
+async def test_a_broker_starts_without_a_name_server(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, namesrv=("127.0.0.1:9",)) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"x")
+
+
+async def test_a_deposed_broker_stops_and_leaves_its_successor_registered(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as address, asking(address) as routes:
+        for _ in range(2):
+            async with running_broker(tmp_path / "new"):
+                pass  # each opening is an epoch
+
+        async def old_one_comes_back() -> None:
+            async with running_broker(tmp_path / "old", namesrv=(address,)):
+                await asyncio.Event().wait()
+
+        async with running_broker(tmp_path / "new", namesrv=(address,)) as broker:
+            await broker.put_topic("T", 2)
+            await routes.become("T", [2])
+            with pytest.raises(ExceptionGroup) as stopped:
+                await asyncio.wait_for(old_one_comes_back(), 20)
+            assert stopped.group_contains(StaleEpoch)
+            assert await routes.queues("T") == [2]
+        async with running_broker(tmp_path / "old") as broker:
+            assert broker.store.clean_start, "deposed, and yet it stopped in order"

@@ -1,0 +1,219 @@
+"""The push consumer and real pullholds: it parks, fails over, polls while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, holding
+from cometmq.client.rendezvous import ranked
+from cometmq.rpc.retry import BackoffPolicy
+from tests.support.broker import LiveBroker, running_broker, running_namesrv, until
+from tests.support.pullhold import LivePullhold, rpc_count, running_pullhold
+
+QUEUES = 2
+POLL = {"poll_backoff_ms": 5, "poll_backoff_max_ms": 20}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed pullholds are tried again soon."""
+    monkeypatch.setattr(holding, "SET_ASIDE", BackoffPolicy(first_s=0.02, max_s=0.05))
+    monkeypatch.setattr(holding, "NONE_THERE", BackoffPolicy(first_s=0.02, max_s=0.05))
+    monkeypatch.setattr(holding, "LIST_EVERY_S", 0.1)
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, messages: list[ReceivedMessage]) -> None:
+        self.bodies += [message.body for message in messages]
+
+
+class Stage:
+    """A name server and a broker with topic t; pullholds and consumers come as tests want."""
+
+    def __init__(self, stack: AsyncExitStack, namesrv: str, broker: LiveBroker) -> None:
+        self.stack = stack
+        self.namesrv = namesrv
+        self.broker = broker
+        self.listener = Listener()
+
+    async def pullhold(self, port: int = 0) -> LivePullhold:
+        return await self.stack.enter_async_context(running_pullhold(self.namesrv, port=port))
+
+    async def consumer(self, **options: Any) -> PushConsumer:
+        given = {"rebalance_delay_ms": 1, "retry_backoff_ms": 5, **options}
+        made = PushConsumer(self.namesrv, "G", self.listener, options=PushConsumerOptions(**given))
+        consumer = await self.stack.enter_async_context(made)
+        await consumer.subscribe("t")
+        return consumer
+
+    async def send(self, *bodies: bytes) -> None:
+        """To both queues in turn, and wait until the listener has all."""
+        for n, body in enumerate(bodies):
+            await self.broker.send("t", n % QUEUES, body)
+        await until(lambda: set(bodies) <= set(self.listener.bodies))
+
+    async def pulls(self) -> int:
+        return await rpc_count(self.broker.metrics_address, "Pull")
+
+
+@asynccontextmanager
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        namesrv = await stack.enter_async_context(running_namesrv(tmp_path))
+        running = running_broker(tmp_path, namesrv=(namesrv,))
+        broker = await stack.enter_async_context(running)
+        await broker.put_topic("t", queues=QUEUES)
+        yield Stage(stack, namesrv, broker)
+
+
+async def test_queues_without_messages_are_parked_and_cost_the_broker_nothing(
+    tmp_path: Path,
+) -> None:
+    async with stage(tmp_path) as on:
+        pullhold = await on.pullhold()
+        await on.consumer(hold_ms=50)
+        await until(lambda: pullhold.waiting == QUEUES)
+        before, answered = await on.pulls(), pullhold.answered
+        await until(lambda: pullhold.answered >= answered + 5 * QUEUES)
+        assert await on.pulls() == before
+        assert pullhold.metric("cometmq_hold_clients") == 1
+
+
+async def test_messages_come_without_polling(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        pullhold = await on.pullhold()
+        await on.consumer(**POLL)
+        for number in range(3):
+            await until(lambda: pullhold.waiting == QUEUES)
+            await on.send(b"a%d" % number, b"b%d" % number)
+        assert len(on.listener.bodies) == 6
+        assert pullhold.metric("cometmq_hold_duration_seconds_count", outcome="found") == 6
+        assert pullhold.safety_finds == 0
+
+
+async def test_a_consumer_that_leaves_takes_its_holds_back(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        pullhold = await on.pullhold()
+        consumer = await on.consumer()
+        await until(lambda: pullhold.waiting == QUEUES)
+        await consumer.subscribe("t", "red")  # revokes the queues: others are held from now on
+        await until(lambda: pullhold.answered == 0 and pullhold.waiting == QUEUES)
+        await consumer.__aexit__(None, None, None)
+        await until(lambda: pullhold.waiting == 0)
+
+
+async def test_without_pullholds_it_polls_and_parks_when_one_comes(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        await on.consumer(**POLL)
+        await on.send(b"polled", b"polled too")
+        pullhold = await on.pullhold()
+        await until(lambda: pullhold.waiting == QUEUES)
+        await on.send(b"parked", b"parked too")
+
+
+async def test_a_pullhold_that_stops_hands_its_clients_on(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        pullholds = [await on.pullhold(), await on.pullhold()]
+        await on.consumer(**POLL)
+        await until(lambda: sum(p.waiting for p in pullholds) == QUEUES)
+        pullholds.sort(key=lambda p: p.waiting)
+        other, present = pullholds
+        await present.stop()
+        await until(lambda: other.waiting == QUEUES)
+        await on.send(b"one", b"two")
+
+
+async def test_a_client_returns_to_its_first_choice(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        first, second = await on.pullhold(), await on.pullhold()
+        both = [first.address, second.address]
+        names = map("client-{}".format, range(1_000))
+        client_id = next(name for name in names if ranked(name, both)[0] == first.address)
+        await first.stop()
+        await on.consumer(client_id=client_id, hold_ms=100)
+        await until(lambda: second.waiting == QUEUES)
+        again = await on.pullhold(int(first.address.rpartition(":")[2]))
+        await until(lambda: (again.waiting, second.waiting) == (QUEUES, 0))
+        await on.send(b"one", b"two")
+
+
+class PullholdProcess:
+    """``python -m services.pullhold``, to be killed."""
+
+    def __init__(self, folder: Path, namesrv: str, port: int = 0) -> None:
+        self._announce = folder / f"pullhold-{port}.json"
+        self._announce.unlink(missing_ok=True)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
+        flags = {
+            "namesrv": namesrv,
+            "port": port,
+            "metrics_port": 0,
+            "announce_file": self._announce,
+        }
+        words = [word for k, v in flags.items() for word in (f"--{k}", str(v))]
+        with (folder / "pullhold.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.pullhold", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    async def address(self) -> str:
+        await until(lambda: self._announce.exists() or self.process.poll() is not None)
+        said = json.loads(self._announce.read_text())
+        assert said["pid"] == self.process.pid
+        return str(said["address"])
+
+    async def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        await until(lambda: self.process.poll() is not None)
+        return self.process.returncode
+
+
+async def test_kill_9_of_the_pullhold_loses_nothing_and_polling_bridges(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        first = PullholdProcess(tmp_path, on.namesrv)
+        address = await first.address()
+        consumer = await on.consumer(**POLL)
+        await until(lambda: consumer.pullhold == address)
+        await on.send(b"parked", b"parked too")
+        assert await first.end(signal.SIGKILL) == -signal.SIGKILL
+        await on.send(b"polled", b"polled too")
+        assert consumer.pullhold is None
+        second = PullholdProcess(tmp_path, on.namesrv, int(address.rpartition(":")[2]))
+        await until(lambda: consumer.pullhold == address)
+        await on.send(b"parked again", b"and again")
+        assert await second.end(signal.SIGTERM) == 0
+        assert sorted(on.listener.bodies) == sorted(set(on.listener.bodies))
+
+
+async def test_an_unanswered_hold_sends_the_client_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "OVERDUE_S", 0.1)
+    async with stage(tmp_path) as on:
+        process = PullholdProcess(tmp_path, on.namesrv)
+        address = await process.address()
+        consumer = await on.consumer(**POLL, hold_ms=100)
+        await until(lambda: consumer.pullhold == address)
+        monkeypatch.setattr(holding, "CALL_TIMEOUT_S", 0.2)
+        process.process.send_signal(signal.SIGSTOP)
+        await on.send(b"one", b"two")
+        await asyncio.to_thread(process.process.kill)
+        await until(lambda: process.process.poll() is not None)

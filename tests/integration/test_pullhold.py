@@ -1,0 +1,428 @@
+"""A real name server, broker and pullhold in one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cometmq import errors
+from cometmq.rpc.interceptors import from_proto
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
+from tests.support.broker import (
+    LiveBroker,
+    encoded,
+    refusal,
+    running_broker,
+    running_namesrv,
+    until,
+    until_async,
+)
+from tests.support.pullhold import (
+    HoldLane,
+    LivePullhold,
+    hold_request,
+    rpc_count,
+    running_pullhold,
+)
+
+FOUND, NOT_FOUND = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NOT_FOUND
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[LiveBroker, LivePullhold]]:
+    """A broker with topic t (2 queues) and a pullhold beside it."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        running_pullhold(namesrv, **options) as pullhold,
+    ):
+        await broker.put_topic("t")
+        yield broker, pullhold
+        assert pullhold.safety_finds == 0
+
+
+async def parked(pullhold: LivePullhold, *wants: tuple[Any, ...], **options: Any) -> HoldLane:
+    """A stream with these holds, numbered from 1, whose queues' state is known."""
+    lane = pullhold.lane()
+    for hold_id, want in enumerate(wants, 1):
+        await lane.hold(hold_id, *want, **options)
+    await until(lambda: pullhold.waiting == len(wants) and pullhold.all_known)
+    return lane
+
+
+async def send_tagged(broker: LiveBroker, tag: str, body: bytes = b"x") -> None:
+    lane = await broker.lane()
+    records = encoded("t", 0, body, tag=tag)
+    segment = pb.Segment(topic="t", queue_id=0, count=1)
+    await lane.exchange(records, [segment], zlib.crc32(records))
+    lane.call.cancel()
+
+
+# --- waking ---------------------------------------------------------------------------------------
+
+
+async def test_a_parked_pull_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        await broker.send("t", 0, b"one", b"two")
+        answer = await lane.answer()
+        assert answer.hold_id == 1
+        assert answer.response.pull.status == FOUND
+        assert answer.response.pull.count == 2
+        assert answer.response.pull.next_position.offset == 2
+        assert pullhold.waiting == 1
+
+
+async def test_what_is_there_already_is_answered_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        await broker.send("t", 0, b"one")
+        await broker.read_queue("t", 0)
+        lane = pullhold.lane()
+        await lane.hold(1, "t", 0, 0)
+        assert (await lane.answer()).response.pull.status == FOUND
+        await lane.hold(2, "t", 0, 0)  # the queue is known by now
+        assert (await lane.answer()).response.pull.status == FOUND
+
+
+async def test_messages_with_other_tags_wake_nobody(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), tags=("red",))
+        for _ in range(3):
+            await send_tagged(broker, "blue")
+        await until(lambda: pullhold.known("t", 0) == 3)
+        assert pullhold.pulls == 0
+        await send_tagged(broker, "red", b"wanted")
+        pulled = (await lane.answer()).response.pull
+        assert (pulled.status, pulled.count, pulled.next_position.offset) == (FOUND, 1, 4)
+        assert pullhold.pulls == 1
+
+
+async def test_a_backlog_without_wanted_tags_moves_the_hold_on(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        for _ in range(3):
+            await send_tagged(broker, "blue")
+        await broker.read_queue("t", 0)
+        lane = pullhold.lane()
+        await lane.hold(1, "t", 0, 0, tags=("red",), hold_ms=300)
+        pulled = (await lane.answer()).response.pull
+        assert (pulled.status, pulled.next_position.offset) == (NOT_FOUND, 3)
+        assert pulled.next_position.generation > 0
+
+
+async def test_a_sync_topic_wakes_too(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        await broker.put_topic("s", flush=common_pb2.FLUSH_MODE_SYNC)
+        lane = await parked(pullhold, ("s", 0, 0))
+        await broker.send("s", 0, b"one")
+        assert (await lane.answer()).response.pull.count == 1
+
+
+async def test_a_watched_queue_is_synced_without_waiting_for_the_interval(tmp_path: Path) -> None:
+    slow = {"flush_interval_commit_log": 60_000, "flush_commit_log_thorough_interval": 60_000}
+    async with AsyncExitStack() as stack:
+        namesrv = await stack.enter_async_context(running_namesrv(tmp_path))
+        running = running_broker(tmp_path, namesrv=(namesrv,), **slow)
+        broker = await stack.enter_async_context(running)
+        pullhold = await stack.enter_async_context(running_pullhold(namesrv))
+        await broker.put_topic("t")
+        await broker.send("t", 0, b"before anybody watches")
+        lane = pullhold.lane()
+        await lane.hold(1, "t", 0, 0)
+        assert (await lane.answer()).response.pull.count == 1
+        await lane.hold(2, "t", 0, 1)
+        await broker.send("t", 0, b"after")
+        assert (await lane.answer()).response.pull.count == 1
+
+
+# --- the end of a hold ----------------------------------------------------------------------------
+
+
+async def test_at_the_deadline_the_position_comes_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        await broker.send("t", 0, b"one")
+        generation = (await broker.status("t", 0)).generation
+        lane = pullhold.lane()
+        await lane.hold(1, "t", 0, 1, generation=generation, hold_ms=100)
+        pulled = (await lane.answer()).response.pull
+        assert pulled.status == NOT_FOUND
+        assert pulled.next_position == common_pb2.Position(generation=generation, offset=1)
+        assert pullhold.metric("cometmq_hold_duration_seconds_count", outcome="not_found") == 1
+
+
+async def test_a_hold_that_was_taken_back_is_not_answered(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 0, 0))
+        await lane.cancel(1)
+        await lane.cancel(99)  # unknown: no error
+        await until(lambda: pullhold.waiting == 1)
+        await broker.send("t", 0, b"one")
+        assert (await lane.answer()).hold_id == 2
+
+
+async def test_holds_go_with_their_client(tmp_path: Path) -> None:
+    async with cluster(tmp_path, watch_linger_s=0.05) as (_, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        assert pullhold.metric("cometmq_hold_queues") == 2
+        lane.call.cancel()
+        await until(lambda: pullhold.waiting == 0)
+        assert pullhold.metric("cometmq_hold_clients") == 0
+        await until(lambda: pullhold.metric("cometmq_hold_queues") == 0)
+        await until(lambda: pullhold.metric("cometmq_hold_watch_streams") == 0)
+
+
+async def test_half_closed_a_stream_ends_with_its_last_answer(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        await lane.call.done_writing()
+        await broker.send("t", 0, b"one")
+        assert (await lane.answer()).hold_id == 1
+        assert await lane.ended() is grpc.StatusCode.OK
+
+
+async def test_drain_answers_everything_and_ends_the_streams(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("t")
+        async with running_pullhold(namesrv) as pullhold:
+            lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+            unary = asyncio.create_task(refusal_or_answer(pullhold, hold_request("t", 0, 0)))
+            await until(lambda: pullhold.waiting == 3)
+            draining = asyncio.create_task(pullhold.stop())
+            answers = [(await lane.answer()).response.pull for _ in range(2)]
+            assert {a.next_position.offset for a in answers} == {0}
+            assert {a.status for a in answers} == {NOT_FOUND}
+            assert await lane.ended() is grpc.StatusCode.UNAVAILABLE
+            assert (await unary).status == NOT_FOUND
+            await draining
+        assert await listed(namesrv) == []
+
+
+async def test_a_position_beyond_the_queue_is_moved_at_once(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("t")
+        async with running_pullhold(namesrv) as pullhold:
+            answer = await refusal_or_answer(pullhold, hold_request("t", 0, 1_000))
+            assert answer.status == pb.PULL_STATUS_OFFSET_MOVED
+            assert answer.next_position.offset == 0
+            assert pullhold.waiting == 0
+
+
+async def refusal_or_answer(pullhold: LivePullhold, request: hold_pb2.HoldRequest) -> Any:
+    return (await pullhold.stub.Hold(request)).pull
+
+
+async def listed(namesrv: str, cluster_name: str = "") -> list[str]:
+    async with grpc.aio.insecure_channel(namesrv) as channel:
+        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+        response = await stub.ListHolds(namesrv_pb2.ListHoldsRequest(cluster=cluster_name))
+        return list(response.addresses)
+
+
+async def test_a_pullhold_is_listed_while_it_lives(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as namesrv:
+        async with running_pullhold(namesrv, cluster="c1") as pullhold:
+            assert await listed(namesrv) == [pullhold.address]
+            assert await listed(namesrv, "c1") == [pullhold.address]
+            assert await listed(namesrv, "c2") == []
+        assert await listed(namesrv) == []
+
+
+# --- the unary form -------------------------------------------------------------------------------
+
+
+async def test_a_unary_hold(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        held = asyncio.create_task(refusal_or_answer(pullhold, hold_request("t", 0, 0)))
+        await until(lambda: pullhold.waiting == 1)
+        await broker.send("t", 0, b"one")
+        assert (await held).count == 1
+        nothing = await refusal_or_answer(pullhold, hold_request("t", 0, 1, hold_ms=50))
+        assert nothing.status == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind"),
+    [
+        (hold_request("t", 0, 0, hold_ms=60_001), errors.InvalidRequest),
+        (hold_request("t", 0, 0, hold_ms=-1), errors.InvalidRequest),
+        (hold_request("t", 0, 0, group=""), errors.InvalidRequest),
+        (hold_request("", 0, 0), errors.InvalidRequest),
+        (hold_request("t", 0, 0, tags=("a|b",)), errors.FilterInvalid),
+        (hold_request("t", 0, -1), errors.OffsetInvalid),
+        (hold_request("t", 0, 0, generation=10_000), errors.PositionFenced),
+        (hold_request("t", 9, 0), errors.QueueNotFound),
+        (hold_request("nowhere", 0, 0), errors.TopicNotFound),
+        (hold_request("t", 0, 0, group="nobody"), errors.RouteNotFound),
+    ],
+)
+async def test_what_a_hold_is_refused_with(
+    tmp_path: Path, request_: hold_pb2.HoldRequest, kind: type[errors.CometError]
+) -> None:
+    async with cluster(tmp_path, unreachable_grace_s=0.1) as (broker, pullhold):
+        await broker.send("t", 0, b"one")
+        await broker.read_queue("t", 0)
+        assert type(await refusal(pullhold.stub.Hold(request_))) is kind
+        lane = pullhold.lane()
+        await lane.call.write(hold_pb2.HoldStreamRequest(hold_id=5, hold=request_))
+        answer = await lane.answer()
+        assert answer.hold_id == 5
+        assert type(from_proto(answer.error)) is kind
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit", [{"holds_max": 2}, {"holds_per_client_max": 2}, {"holds_per_stream_max": 2}]
+)
+async def test_limits_are_answered_in_the_hold(tmp_path: Path, limit: dict[str, int]) -> None:
+    async with cluster(tmp_path, **limit) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        await lane.hold(3, "t", 0, 0)
+        answer = await lane.answer()
+        assert answer.hold_id == 3
+        assert type(from_proto(answer.error)) is errors.LimitExceeded
+        assert pullhold.metric("cometmq_holds_refused_total", error="LIMIT_EXCEEDED") == 1
+        await broker.send("t", 0, b"one")
+        assert (await lane.answer()).hold_id == 1
+        await lane.hold(4, "t", 0, 1)
+        await until(lambda: pullhold.waiting == 2)
+
+
+async def test_a_number_that_is_held_already_ends_the_stream(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (_, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        await lane.hold(1, "t", 1, 0)
+        assert await lane.ended() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_client_that_takes_no_answers_gets_no_more_records(tmp_path: Path) -> None:
+    async with cluster(tmp_path, unsent_bytes_per_stream_max=1) as (broker, pullhold):
+        await broker.send("t", 0, b"x" * 100_000)
+        await broker.read_queue("t", 0)
+        lane = pullhold.lane()
+        count = 400  # far more than the windows of HTTP/2 take
+        for hold_id in range(1, count + 1):
+            await lane.hold(hold_id, "t", 0, 0)
+        await until(lambda: pullhold.answered == count)
+        assert pullhold.metric("cometmq_hold_unsent_bytes") < 100 * 110_000
+        statuses = [(await lane.answer()).response.pull.status for _ in range(count)]
+        assert {FOUND, NOT_FOUND} == set(statuses)
+        await until(lambda: pullhold.metric("cometmq_hold_unsent_bytes") == 0)
+
+
+async def test_refusals_wait_for_their_client_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.pullhold.answers.ANSWERS_MAX", 5)
+    async with cluster(tmp_path) as (_, pullhold):
+        lane = pullhold.lane()
+        for hold_id in range(100):
+            await lane.hold(hold_id, "", 0, 0)
+        answers = [await lane.answer() for _ in range(100)]
+        assert [answer.hold_id for answer in answers] == list(range(100))
+
+
+async def test_a_herd_is_answered_in_order_a_few_pulls_at_a_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path, pulls_per_broker_max=3) as (broker, pullhold):
+        lane = await parked(pullhold, *[("t", 0, 0)] * 100)
+        await broker.send("t", 0, b"one")
+        most, order = 0, []
+        for _ in range(100):
+            order.append((await lane.answer()).hold_id)
+            most = max(most, int(pullhold.metric("cometmq_hold_pulls_in_flight")))
+        assert 0 < most <= 3
+        assert all(abs(hold_id - place) <= 6 for place, hold_id in enumerate(order, 1))
+
+
+# --- brokers that go and come ---------------------------------------------------------------------
+
+
+async def test_holds_outlive_a_restart_of_the_broker(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        namesrv = await stack.enter_async_context(running_namesrv(tmp_path))
+        pullhold = await stack.enter_async_context(
+            running_pullhold(namesrv, unreachable_grace_s=15)
+        )
+        async with running_broker(tmp_path, namesrv=(namesrv,)) as broker:
+            await broker.put_topic("t")
+            lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        async with running_broker(tmp_path, namesrv=(namesrv,)) as broker:
+            await broker.send("t", 1, b"while nobody watched, or just after")
+            assert (await lane.answer()).hold_id == 2
+            await broker.send("t", 0, b"later")
+            assert (await lane.answer()).hold_id == 1
+        assert pullhold.safety_finds == 0
+
+
+async def test_without_a_broker_holds_are_told_so_after_the_grace_time(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        namesrv = await stack.enter_async_context(running_namesrv(tmp_path))
+        options = {"unreachable_grace_s": 0.2}
+        pullhold = await stack.enter_async_context(running_pullhold(namesrv, **options))
+        async with running_broker(tmp_path, namesrv=(namesrv,)) as broker:
+            await broker.put_topic("t")
+            lane = await parked(pullhold, ("t", 0, 0))
+        error = from_proto((await lane.answer()).error)
+        assert isinstance(error, errors.PeerUnavailable | errors.RouteNotFound)
+
+
+async def test_a_deleted_topic_ends_its_holds(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), ("t", 1, 0))
+        await broker.drop_topic("t")
+        kinds = {type(from_proto((await lane.answer()).error)) for _ in range(2)}
+        assert kinds == {errors.TopicNotFound}
+        await broker.put_topic("t")
+        await lane.hold(3, "t", 0, 0)
+        await broker.send("t", 0, b"anew")
+        assert (await lane.answer()).response.pull.count == 1
+
+
+async def test_the_safety_check_finds_what_an_arrival_did_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.pullhold.brokers.SUSPICION_S", 0.05)
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        running_pullhold(namesrv, safety_check_interval_s=0.1) as pullhold,
+    ):
+        await broker.put_topic("t")
+        lane = await parked(pullhold, ("t", 0, 0))
+        monkeypatch.setattr("cometmq.member.arrivals.Watch.note", lambda *_: None)  # lose it
+        await broker.send("t", 0, b"one")
+        assert (await lane.answer()).response.pull.count == 1
+        assert pullhold.safety_finds == 1
+
+
+async def test_many_queues_are_told_and_asked_for_in_few_messages(tmp_path: Path) -> None:
+    async with cluster(tmp_path, safety_check_interval_s=0.1) as (broker, pullhold):
+        await broker.put_topic("wide", queues=600)
+        lane = pullhold.lane()
+        for queue_id in range(600):
+            await lane.hold(queue_id + 1, "wide", queue_id, 0)
+        await until(lambda: pullhold.waiting == 600 and pullhold.all_known)
+        await broker.send("wide", 599, b"one")
+        assert (await lane.answer()).hold_id == 600
+
+        before = await rpc_count(broker.metrics_address, "QueryQueues")
+
+        async def asked_again() -> bool:
+            return await rpc_count(broker.metrics_address, "QueryQueues") >= before + 2
+
+        await until_async(asked_again)
+        assert pullhold.pulls == 1

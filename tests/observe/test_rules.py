@@ -1,0 +1,72 @@
+"""The alert rules by themselves: promtool reads them, plays them firing and not firing, and each is
+explained in the runbook.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.dashboards import ROOT, RULES, rules
+from tests.support.prometheus import promtool
+from tests.support.promql import selectors
+
+PLAYED = Path(__file__).with_name("rules_test.yaml")
+RUNBOOKS = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
+
+rule_by_rule = pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+
+
+def played(alert: str) -> list[bool]:
+    """For each test of an alert: does it expect it to fire?"""
+    return [
+        bool(check.get("exp_alerts"))
+        for test in yaml.safe_load(PLAYED.read_text(encoding="utf-8"))["tests"]
+        for check in test["alert_rule_test"]
+        if check["alertname"] == alert
+    ]
+
+
+def test_promtool_reads_the_rules() -> None:
+    done = promtool("check", "rules", RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(rules())} rules found" in done.stdout
+
+
+def test_promtool_plays_the_rules() -> None:
+    done = promtool("test", "rules", PLAYED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@rule_by_rule
+def test_a_rule_is_played_firing_and_not_firing(rule: dict[str, Any]) -> None:
+    assert set(played(rule["alert"])) == {True, False}
+
+
+@rule_by_rule
+def test_a_rule_says_what_people_need(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert re.fullmatch(r"\d+m", rule["for"])
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert "{{" in rule["annotations"]["summary"], "whose it is"
+    assert selectors(rule["expr"])
+
+
+@rule_by_rule
+def test_a_rule_has_its_chapter_in_the_runbook(rule: dict[str, Any]) -> None:
+    anchor = rule["alert"].lower()
+    assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{anchor}"
+    chapter = re.search(rf"^## {rule['alert']}$(.*?)(?=^## |\Z)", RUNBOOKS, re.M | re.S)
+    assert chapter, "no chapter"
+    for part in ("**Means.**", "**Look at.**", "**Do.**"):
+        assert part in chapter.group(1)
+    assert f"({rule['labels']['severity']})" in chapter.group(1)
+
+
+def test_the_runbook_has_no_chapter_too_many() -> None:
+    chapters = re.findall(r"^## (CometMQ\w+)$", RUNBOOKS, re.M)
+    assert chapters == [rule["alert"] for rule in rules()]

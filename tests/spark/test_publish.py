@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from spark.lag import publish
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    at = [datetime(2027, 1, 15, 8, 0, second, tzinfo=UTC) for second in (1, 2)]
+    early, late, again = (publish.new_run_id(now) for now in (*at, at[1]))
+    assert early.startswith("20270115T080001Z-")
+    assert early < min(late, again)
+    assert late != again
+
+
+def test_a_run_appears_as_a_whole(tmp_path: Path) -> None:
+    with publish.building(tmp_path, "r1") as folder:
+        (folder / "table").mkdir()
+        assert not list(tmp_path.glob("run=*"))
+    assert [p.name for p in tmp_path.iterdir()] == ["run=r1"]
+    assert (tmp_path / "run=r1" / "table").is_dir()
+
+
+def fail_within(results: Path) -> None:
+    with publish.building(results, "r1") as folder:
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fail_within(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_pointer_never_goes_back(tmp_path: Path) -> None:
+    assert publish.read_latest(tmp_path) is None
+    assert publish.point_to(tmp_path, {"snapshot_id": "s02", "run_id": "slow"})
+    assert not publish.point_to(tmp_path, {"snapshot_id": "s01", "run_id": "late"})
+    assert publish.point_to(tmp_path, {"snapshot_id": "s02", "run_id": "again"})
+    assert publish.read_latest(tmp_path) == {"snapshot_id": "s02", "run_id": "again"}
+    assert [p.name for p in tmp_path.iterdir()] == [publish.LATEST]
+
+
+def test_json_is_written_whole(tmp_path: Path) -> None:
+    publish.write_json(tmp_path / "x.json", {"a": 1})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]

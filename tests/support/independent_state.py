@@ -1,0 +1,431 @@
+"""The state log (``docs/format/state.md``) and its exports (``snapshots.md``): a part of the
+independent reader (:mod:`tests.support.independent_reader`), with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tests.support.independent_record import INT32_MAX, Message, QueueKey, expect
+
+Json = dict[str, Any]
+
+NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+STATE_QUEUE: QueueKey = ("rmq_sys_cometmq_state", 0)
+PART_BYTES_MAX = 256 * 1024
+HISTORY_PAIRS_MAX = 16
+
+
+def _number(low: int, high: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_history(value: object) -> bool:
+    """1 to 16 pairs; the first start is 0, generations rise, starts never fall."""
+    if not isinstance(value, list) or not 1 <= len(value) <= HISTORY_PAIRS_MAX:
+        return False
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return False
+    generations, starts = zip(*value, strict=True)
+    if not all(map(_generation, generations)) or not all(map(_offset, starts)):
+        return False
+    rising = all(low < high for low, high in pairwise(generations))
+    return rising and starts[0] == 0 and list(starts) == sorted(starts)
+
+
+def _is_list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _is_map_to(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, dict) and all(map(_is_name, value)) and all(map(check, value.values()))
+    )
+
+
+def _is_commit(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    queue_id, generation, offset = value
+    return _number(0, INT32_MAX)(queue_id) and _number(0, 2**64 - 1)(generation) and _offset(offset)
+
+
+_generation = _number(1, 2**64 - 1)
+_offset = _number(0, 2**63 - 1)
+_count = _number(0, 2**63 - 1)
+_SETTINGS = {
+    "n": _is_name,
+    "r": _number(1, 1024),
+    "w": _number(1, 1024),
+    "p": lambda value: type(value) is int and value in (2, 4, 6),
+    "f": lambda value: type(value) is int and value in (1, 2),
+}
+# Kind → field → is it of the right type; fields in the order in which they must stand.
+KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
+    "topic": {**_SETTINGS, "g": _generation},
+    "topic-drop": {"n": _is_name},
+    "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
+    "raise": {"g": _generation, "s": _is_map_to(_is_list_of(_offset))},
+    "counter": {"g": _number(0, 2**64 - 1)},
+    "group": {
+        "n": _is_name,
+        **dict.fromkeys(("c", "m", "b"), _is_bool),
+        **dict.fromkeys(("rq", "rt", "i", "s"), _count),
+        "y": _is_bool,
+    },
+    "group-drop": {"n": _is_name},
+    "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
+}
+TOPIC_KINDS = frozenset({"topic", "topic-drop", "topic-copy"})
+COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
+COPY_TAGS = frozenset({"COPY_FIRST", "COPY", "COPY_LAST", "COPY_ONLY"})
+
+
+def changes_of(record: Message) -> list[Json]:
+    """The changes of a state record, each of a known kind with all its fields in their order."""
+    place = f"state record at {record.log_offset}"
+    expect(record.tag == "CHANGE" or record.tag in COPY_TAGS, place, f"unknown tag {record.tag}")
+    body = json.loads(record.body)
+    plain = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    expect(plain == record.body, place, "blanks, line ends or a number in another form")
+    expect(list(body) == ["v", "c"] and body["v"] == 1, place, "not version 1")
+    changes: list[Json] = body["c"]
+    for change in changes:
+        kind = str(change.get("k"))
+        expect(kind in KINDS, place, f"unknown kind {kind}")
+        expect(list(change) == ["k", *KINDS[kind]], place, f"fields {list(change)} of {kind}")
+        for name, is_right in KINDS[kind].items():
+            expect(is_right(change[name]), place, f"{kind}: {name} is {change[name]!r}")
+    small = len(record.body) <= PART_BYTES_MAX or len(changes) == 1
+    expect(small, place, f"{len(record.body)} bytes of several changes")
+    return changes
+
+
+def raise_history(history: list[tuple[int, int]], generation: int, start: int) -> None:
+    """A generation without messages gives way to the next one, but the first pair stays; in a
+    history that is too long the second and the third pair become one.
+    """
+    if len(history) > 1 and history[-1][1] == start:
+        history.pop()
+    history.append((generation, start))
+    if len(history) > HISTORY_PAIRS_MAX:
+        history[1:3] = [(history[2][0], history[1][1])]
+
+
+class Commit(NamedTuple):
+    generation: int
+    offset: int
+
+
+@dataclass
+class Topic:
+    """``histories``: for each queue id the pairs (generation, start), oldest first."""
+
+    read_queues: int
+    write_queues: int
+    permission: int
+    flush_mode: int
+    histories: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+@dataclass
+class State:
+    """What the state log says: topics, groups, committed offsets by (group, topic, queue id)."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    groups: dict[str, Json] = field(default_factory=dict)
+    offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
+    generation: int = 0  # the highest ever given
+    topic_changes: int = field(default=0, compare=False)  # applied so far to the topics
+
+    def apply(self, changes: Iterable[Json], place: object) -> None:
+        for change in changes:
+            fields = dict(change)
+            kind = fields.pop("k")
+            method = getattr(self, "_" + kind.replace("-", "_"))
+            method(fields, place)
+            self.topic_changes += kind in TOPIC_KINDS
+
+    def _give(self, generation: int, place: object) -> None:
+        expect(generation > self.generation, place, f"generation {generation} was given before")
+        self.generation = generation
+
+    def _topic(self, change: Json, place: object) -> None:
+        read, write, permission, flush = (change[name] for name in "rwpf")
+        known = self.topics.get(change["n"])
+        histories = known.histories if known else []
+        new = max(read, write) - len(histories)
+        if new > 0:
+            self._give(change["g"], place)
+            histories = [*histories, *([(change["g"], 0)] for _ in range(new))]
+        self.topics[change["n"]] = Topic(read, write, permission, flush, histories)
+
+    def _topic_drop(self, change: Json, place: object) -> None:
+        expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
+        del self.topics[change["n"]]
+        self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
+
+    def _topic_copy(self, change: Json, place: object) -> None:
+        expect(change["n"] not in self.topics, place, f"topic {change['n']} is there already")
+        read, write, permission, flush = (change[name] for name in "rwpf")
+        histories = [[(one, start) for one, start in history] for history in change["h"]]
+        expect(len(histories) >= max(read, write), place, "a queue without a history")
+        self.topics[change["n"]] = Topic(read, write, permission, flush, histories)
+
+    def _raise(self, change: Json, place: object) -> None:
+        """Several changes may raise to the same generation, each topic in one of them."""
+        generation = change["g"]
+        expect(generation >= self.generation, place, f"generation {generation} was given before")
+        self.generation = generation
+        for name, maxima in change["s"].items():
+            histories = self.topics[name].histories if name in self.topics else []
+            expect(len(histories) == len(maxima), place, f"not each queue of {name}")
+            for history, maximum in zip(histories, maxima, strict=True):
+                expect(history[-1][0] < generation, place, f"{name}: {generation} does not rise")
+                expect(history[-1][1] <= maximum, place, f"{name}: the start {maximum} falls")
+                raise_history(history, generation, maximum)
+
+    def _counter(self, change: Json, place: object) -> None:
+        expect(change["g"] >= self.generation, place, "the counter goes back")
+        self.generation = change["g"]
+
+    def _group(self, change: Json, _: object) -> None:
+        self.groups[change.pop("n")] = change
+
+    def _group_drop(self, change: Json, place: object) -> None:
+        expect(change["n"] in self.groups, place, f"group {change['n']} is not there to be deleted")
+        del self.groups[change["n"]]
+        self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
+
+    def _offsets(self, change: Json, _: object) -> None:
+        for group, topics in change["o"].items():
+            for topic, commits in topics.items():
+                for queue_id, generation, offset in commits:
+                    self._commit((group, topic, queue_id), Commit(generation, offset))
+
+    def _commit(self, key: tuple[str, str, int], commit: Commit) -> None:
+        _, topic, queue_id = key
+        histories = self.topics[topic].histories if topic in self.topics else []
+        if queue_id < len(histories) and commit.generation >= histories[queue_id][0][0]:
+            self.offsets[key] = max(self.offsets.get(key, commit), commit)
+
+    def resumes_at(self, key: tuple[str, str, int]) -> int:
+        """Where the holder of a committed position goes on: there, or at the start of the next
+        generation when that is lower.
+        """
+        commit = self.offsets[key]
+        history = self.topics[key[1]].histories[key[2]]
+        later = [start for generation, start in history if generation > commit.generation]
+        return min([commit.offset, *later])
+
+
+def rebuild(records: Sequence[Message]) -> State | None:
+    """The state after ``records``, read as the document says: back to the newest complete copy,
+    then forward. None when there is neither a copy nor the beginning of the state queue.
+    """
+    first, last = _newest_copy([record.tag for record in records])
+    if first is None:
+        if records and records[0].queue_offset:
+            return None
+        first, last = 0, -1
+    state = State()
+    younger: list[Message] = []
+    for number, record in enumerate(records[first:], first):
+        if record.tag == "CHANGE" and number <= last:
+            younger.append(record)
+        elif record.tag == "CHANGE" or number <= last:
+            state.apply(changes_of(record), record.log_offset)
+        if number == last:
+            for change in younger:
+                state.apply(changes_of(change), change.log_offset)
+    return state
+
+
+def _newest_copy(tags: Sequence[str]) -> tuple[int | None, int]:
+    """Where the newest complete copy begins and ends."""
+    last = None
+    for number in reversed(range(len(tags))):
+        if tags[number] == "COPY_ONLY":
+            return number, number
+        if tags[number] == "COPY_LAST":
+            last = number
+        if tags[number] == "COPY_FIRST" and last is not None:
+            return number, last
+        if tags[number] == "COPY_FIRST":
+            last = None
+    return None, -1
+
+
+def expect_copy(copied: State, running: State, place: object) -> None:
+    """A full copy equals the writer's state at its instant. Commits take effect before they are
+    written to the log, so that a copy may know later ones.
+    """
+    expect(copied.topics == running.topics, place, "the copy has other topics than the changes")
+    expect(copied.groups == running.groups, place, "the copy has other groups than the changes")
+    same = copied.generation == running.generation
+    expect(same, place, f"counter {copied.generation}, not {running.generation}")
+    for key, commit in running.offsets.items():
+        kept = copied.offsets.get(key, Commit(-1, -1))
+        expect(kept >= commit, place, f"{key}: {kept} in the copy, {commit} before it")
+
+
+class StateScan:
+    """Follows the state records in the order of the log and checks each against what came before;
+    ``next_offsets`` are the queues' next offsets at this place of the log.
+    """
+
+    def __init__(self, next_offsets: Mapping[QueueKey, int]) -> None:
+        self.records: list[Message] = []
+        self._next_offsets = next_offsets
+        self._running: State | None = None
+        self._copied: State | None = None
+        self._before: State | None = None  # the state at the beginning of the copy
+        self._raised: State | None = None  # the same after an unclean start
+
+    def add(self, record: Message, begins_epoch: bool) -> list[str]:
+        """The names of topics that are deleted here."""
+        place = f"state record at {record.log_offset}"
+        if not record.queue_offset:
+            self._running = State()
+        self.records.append(record)
+        changes = changes_of(record)
+        if record.tag in COPY_BEGINS:
+            self._copied, self._before = State(), copy.deepcopy(self._running)
+            self._raised = self._raise() if begins_epoch else None
+        if record.tag != "CHANGE":
+            self._copy(record.tag, changes, place)
+            return []
+        for change in changes:
+            if change["k"] == "raise":
+                self._expect_maxima(change["s"], place)
+        if self._running:
+            self._running.apply(changes, place)
+        return [change["n"] for change in changes if change["k"] == "topic-drop"]
+
+    def _copy(self, tag: str, changes: list[Json], place: str) -> None:
+        if self._copied is None:
+            return  # the copy's beginning went with older log files
+        self._copied.apply(changes, place)
+        if tag in ("COPY_LAST", "COPY_ONLY"):
+            if self._raised and self._raised.generation == self._copied.generation:
+                self._before = self._raised
+            if self._before:
+                expect_copy(self._copied, self._before, place)
+            self._copied = None
+            self._running = rebuild(self.records)
+
+    def _raise(self) -> State | None:
+        """The state as the writer has it after an unclean start: all queues begin a generation at
+        their next offset, and the copy that begins the epoch holds that already.
+        """
+        raised = copy.deepcopy(self._running)
+        if raised:
+            raised.generation += 1
+            for name, topic in raised.topics.items():
+                for queue_id, history in enumerate(topic.histories):
+                    start = self._next_offsets.get((name, queue_id), 0)
+                    raise_history(history, raised.generation, start)
+        return raised
+
+    def _expect_maxima(self, raised: Mapping[str, Sequence[int]], place: str) -> None:
+        for topic, maxima in raised.items():
+            here = [self._next_offsets.get((topic, number), 0) for number in range(len(maxima))]
+            expect(here == list(maxima), place, f"raises {topic} at {maxima}, which ends at {here}")
+
+    def expect_topic(self, message: Message) -> None:
+        """Every topic but this one is made before its first record."""
+        known = self._running is None or message.topic in self._running.topics
+        place = message.log_offset
+        expect(known or message.topic == STATE_QUEUE[0], place, "a record of a topic that is not")
+
+    def expect_agreement(self) -> None:
+        """Reading back from the end gives what following from the beginning has given."""
+        expect(rebuild(self.records) == self._running, "state", "two ways of reading differ")
+
+
+# --- config/*.json ------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(\d+)(?=\s*:)')
+
+
+def parse_rocketmq_json(text: str) -> Json:
+    """JSON whose maps may have numeric keys without quotes."""
+    quoted = _TOKEN.sub(lambda found: found[1] or f'{found[2]}"{found[3]}"', text)
+    parsed: Json = json.loads(quoted)
+    return parsed
+
+
+def print_rocketmq_json(value: Any, indent: str = "\n") -> str:
+    """As RocketMQ's library prints it: tabs, ascending keys, numeric ones without quotes."""
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    rows = []
+    for key in sorted(value, key=lambda key: (key.isdigit(), int(key) if key.isdigit() else key)):
+        name = key if key.isdigit() else json.dumps(key)
+        rows.append(f"{indent}\t{name}:{print_rocketmq_json(value[key], indent + chr(9))}")
+    return "{" + ",".join(rows) + indent + "}"
+
+
+def topics_export(state: State) -> Json:
+    return {
+        name: {
+            "attributes": {},
+            "order": False,
+            "perm": topic.permission,
+            "readQueueNums": topic.read_queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": name,
+            "topicSysFlag": 0,
+            "writeQueueNums": topic.write_queues,
+        }
+        for name, topic in state.topics.items()
+    }
+
+
+GROUP_NAMES = {
+    "c": "consumeEnable",
+    "m": "consumeFromMinEnable",
+    "b": "consumeBroadcastEnable",
+    "rq": "retryQueueNums",
+    "rt": "retryMaxTimes",
+    "i": "brokerId",
+    "s": "whichBrokerWhenConsumeSlowly",
+    "y": "notifyConsumerIdsChangedEnable",
+}
+
+
+def groups_export(state: State) -> Json:
+    return {
+        name: {"groupName": name, **{GROUP_NAMES[key]: kept for key, kept in settings.items()}}
+        for name, settings in state.groups.items()
+    }
+
+
+def offsets_export(state: State) -> Json:
+    table: Json = {}
+    for group, topic, queue_id in state.offsets:
+        queues = table.setdefault(f"{topic}@{group}", {})
+        queues[str(queue_id)] = state.resumes_at((group, topic, queue_id))
+    return table
+
+
+EXPORTS: Mapping[str, tuple[str, Callable[[State], Json]]] = {
+    "topics.json": ("topicConfigTable", topics_export),
+    "subscriptionGroup.json": ("subscriptionGroupTable", groups_export),
+    "consumerOffset.json": ("offsetTable", offsets_export),
+    "delayOffset.json": ("offsetTable", lambda _: {}),
+}

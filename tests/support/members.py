@@ -1,0 +1,80 @@
+"""Parts of a member for unit tests: an open store with its state, no ports, no network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from cometmq.errors import CometError
+from cometmq.format.batch import BatchLimits
+from cometmq.member.flushing import FlushPolicy
+from cometmq.member.opening import Opened, open_writer
+from cometmq.member.reading import Reader
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage, Segment, Ticket
+from cometmq.model import FlushMode, TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.engine import MessageStore
+from tests.support.broker import config_for, encoded
+from tests.support.stores import HOST, WallClock
+
+NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
+AT_ONCE = FlushPolicy(interval_s=0.0, least_bytes=0, thorough_s=0.0)
+
+
+def opened(directory: Path, **options: Any) -> Opened:
+    """The store in ``directory``, opened as the writer does it."""
+    return open_writer(config_for(directory, **options), BatchLimits(), HOST, WallClock())
+
+
+class Member:
+    """The parts, put together as the broker does; asyncio stands still unless a test lets go."""
+
+    def __init__(self, found: Opened, policy: FlushPolicy) -> None:
+        self.store: MessageStore = found.store
+        self.state = found.state
+        self.told: list[str] = []  # what the keeper said about topics
+        self.storage = MemberStorage(found.store, policy, WallClock())
+        self.keeper = StateKeeper(
+            found.state,
+            self.storage,
+            HOST,
+            WallClock(),
+            lambda: self.told.append("changed"),
+            lambda topic: self.told.append(f"dropped {topic}"),
+        )
+        self.reader = Reader(self.storage, found.state)
+
+    async def put(self, name: str, queues: int = 1, mode: FlushMode = FlushMode.ASYNC) -> bool:
+        return await self.keeper.put_topic(TopicConfig(name, queues, queues, flush_mode=mode))
+
+    def append(self, topic: str, queue_id: int, *bodies: bytes, **fields: Any) -> Ticket:
+        """Append messages as the topic's settings say."""
+        demands = DurabilityClass.of(self.state.topics.flush_mode(topic))
+        records = b"".join(encoded(topic, queue_id, body, **fields) for body in bodies)
+        segment = Segment(topic, queue_id, len(bodies), demands)
+        return self.storage.append(records, [segment], born_host=HOST, store_host=HOST)
+
+    async def on_disk(self) -> None:
+        await self.storage.on_disk(self.store.appended_offset)
+
+
+@asynccontextmanager
+async def living_member(
+    directory: Path, *, policy: FlushPolicy = AT_ONCE, clean: bool = True, **options: Any
+) -> AsyncIterator[Member]:
+    """A member whose flusher runs. ``clean`` False: it ends without a write, as by a crash."""
+    member = Member(opened(directory, **options), policy)
+    running = asyncio.create_task(member.storage.run(0.01))
+    try:
+        yield member
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError, CometError):
+            await running
+        member.reader.close()
+        member.storage.failed = not clean
+        member.storage.close()

@@ -1,0 +1,92 @@
+"""Services as processes of their own, for tests that look at them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+DEADLINE_S = 40.0
+POLL_S = 0.02
+GRACE_S = 15.0
+
+
+def wait_until(what: str, condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
+    """Wait until ``condition()`` holds; fails with ``what``."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A process that has announced itself."""
+
+    name: str
+    kind: str
+    address: str
+    metrics_address: str
+    internal_address: str = ""
+
+
+class Processes:
+    """Starts processes in ``directory`` and ends them with the block."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = ExitStack()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a command; what it says goes into ``<name>.log``."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
+        with self.log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+        self._stack.callback(_end, process)
+        self._running[name] = process
+        return process
+
+    def kill(self, name: str) -> None:
+        """End a process as a loss of its machine would."""
+        self._running[name].kill()
+        self._running[name].wait()
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def service(self, name: str, kind: str, **flags: Any) -> Service:
+        """Start ``services.<kind>`` on free ports and wait until it is ready."""
+        announcement = self.directory / f"{name}.json"
+        every = {"port": 0, "metrics_port": 0, "announce_file": announcement, **flags}
+        words = [word for flag, value in every.items() for word in (f"--{flag}", str(value))]
+        process = self.spawn(name, [sys.executable, "-m", f"services.{kind}", *words])
+        wait_until(f"{name} is ready", lambda: announcement.exists() or process.poll() is not None)
+        assert process.poll() is None, self.log(name).read_text()
+        said = json.loads(announcement.read_text())
+        del said["pid"]
+        return Service(name, kind, **said)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

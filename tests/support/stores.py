@@ -1,0 +1,181 @@
+"""Small stores for tests: a clock to set, batches from bodies, files that fail when told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from cometmq.errors import DiskFull, StoreFailed
+from cometmq.format import queueunit, record
+from cometmq.format.properties import encode as encode_properties
+from cometmq.store.base import BaseStore
+from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
+from cometmq.store.files import Buffer, File, OsFiles, StrPath
+
+HOST = record.host_bytes("127.0.0.1", 10911)
+LOG_FILE_BYTES = 16 * 1024
+QUEUE_FILE_BYTES = 20 * 16
+SMALL = StoreOptions(
+    commit_log_file_bytes=LOG_FILE_BYTES, consume_queue_file_bytes=QUEUE_FILE_BYTES
+)
+START_MS = 1_700_000_000_000
+
+Run = tuple[str, int, Sequence[bytes]]  # topic, queue, bodies
+
+
+class WallClock:
+    """A clock whose wall time is set by the test."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def monotonic_s(self) -> float:
+        return self.now_ms / 1000
+
+    def boottime_s(self) -> float:
+        return self.now_ms / 1000
+
+
+class FaultyFiles(OsFiles):
+    """Real files on a disk with ``room`` bytes left to write (None: enough), whose syncs may fail,
+    on a machine that restarts when ``boot`` changes. ``full_for`` is a part of the paths that no
+    room is left for."""
+
+    def __init__(self, room: int | None = None, boot: str = "boot-1") -> None:
+        super().__init__(64)
+        self.room = room
+        self.boot = boot
+        self.sync_fails = False
+        self.full_for: str | None = None
+        self.synced: list[str] = []
+
+    def open(self, path: StrPath) -> File:
+        return FaultyFile(super().open(path), self)
+
+    def create(self, path: StrPath, size: int) -> File:
+        if self.room == 0:
+            raise DiskFull(f"no room to create {path}")
+        return super().create(path, size)
+
+    def sync_directory(self, path: StrPath) -> None:
+        self.synced.append(str(path))
+        super().sync_directory(path)
+
+    def boot_id(self) -> str:
+        return self.boot
+
+
+class FaultyFile:
+    def __init__(self, file: File, disk: FaultyFiles) -> None:
+        self.path = file.path
+        self._file = file
+        self._disk = disk
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        return self._file.pread(size, offset, nowait=nowait)
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        disk = self._disk
+        if disk.full_for is not None and disk.full_for in self.path:
+            raise DiskFull(f"no room in {self.path}")
+        fits = len(data) if disk.room is None else min(disk.room, len(data))
+        self._file.pwrite(bytes(data)[:fits], offset)  # a full disk takes what still fits
+        if disk.room is not None:
+            disk.room -= fits
+        if fits < len(data):
+            raise DiskFull(f"no room in {self.path}")
+
+    def sync(self) -> None:
+        if self._disk.sync_fails:
+            raise StoreFailed(f"cannot sync {self.path}")
+        self._disk.synced.append(self.path)
+        self._file.sync()
+
+    def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        return self._file.data_extents(start, end)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Deletions:
+    """Deletes the topic that the body of a record of topic S names."""
+
+    topics = frozenset({"S"})
+
+    def __init__(self) -> None:
+        self.drop_topic: Callable[[str], None] | None = None
+        self.seen: list[bytes] = []
+
+    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+        found = record.decode(data)
+        assert (topic, found.topic, found.log_offset) == ("S", "S", log_offset)
+        self.seen.append(found.body)
+        assert self.drop_topic is not None
+        self.drop_topic(found.body.decode())
+
+
+def encoded(topic: str, queue_id: int, body: bytes, tag: str = "") -> bytes:
+    """A record as a producer sends it."""
+    properties = encode_properties({"TAGS": tag}) if tag else b""
+    return record.encode(
+        topic.encode(),
+        queue_id,
+        body,
+        properties,
+        born_time_ms=START_MS,
+        born_host=HOST,
+        store_host=HOST,
+    )
+
+
+def append(store: MessageStore, *runs: Run, tag: str = "") -> Appended:
+    """Append one batch of runs."""
+    records = b"".join(
+        encoded(topic, queue, b, tag) for topic, queue, bodies in runs for b in bodies
+    )
+    segments = [(topic, queue, len(bodies)) for topic, queue, bodies in runs]
+    return store.append(records, segments, born_host=HOST, store_host=HOST)
+
+
+def read_queue(store: BaseStore, topic: str, queue_id: int, start: int = 0) -> list[record.Record]:
+    """The messages of a queue from ``start`` on, through its units."""
+    first, end = store.queue_bounds(topic, queue_id)
+    offset = max(first, start)
+    found: list[record.Record] = []
+    while offset < end:
+        units = store.read_units(topic, queue_id, offset, 32, nowait=False)
+        assert units, (topic, queue_id, offset)
+        spans = [(at, size) for at, size, _ in queueunit.iterate(units)]
+        records = record.decode_all(store.read_records(spans, nowait=False))
+        assert [r.queue_offset for r in records] == list(range(offset, offset + len(spans)))
+        assert all(r.topic == topic and r.queue_id == queue_id for r in records)
+        found += records
+        offset += len(spans)
+    return found
+
+
+def bodies(store: BaseStore, topic: str, queue_id: int, start: int = 0) -> list[bytes]:
+    return [found.body for found in read_queue(store, topic, queue_id, start)]
+
+
+def open_store(
+    directory: Path,
+    options: StoreOptions = SMALL,
+    *,
+    clock: WallClock | None = None,
+    files: OsFiles | None = None,
+    observer: Observer | None = None,
+    epoch_floor: int = 0,
+) -> MessageStore:
+    return MessageStore.open(
+        directory,
+        options,
+        clock=clock or WallClock(),
+        files=files,
+        observer=observer,
+        epoch_floor=epoch_floor,
+    )

@@ -1,0 +1,135 @@
+"""The documents are true where a machine can tell: links, module lists, names, paths."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TEXT = {".cfg", ".json", ".md", ".proto", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+NOT_OURS = {".git", ".venv", ".tools", "build", "data", "node_modules", ".cometmq"}
+
+document = pytest.mark.parametrize(
+    "path", DOCUMENTS, ids=[p.relative_to(ROOT).as_posix() for p in DOCUMENTS]
+)
+
+
+def prose(path: Path) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def anchors(path: Path) -> set[str]:
+    """What `#…` may name in a document, made of its headings as the usual viewers do."""
+    headings = re.findall(r"^#+ +(.+)$", prose(path), flags=re.M)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.strip().replace(" ", "-") for text in plain}
+
+
+@document
+def test_links_lead_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"[a-z]+:", target):
+            continue  # the rest of the world is not ours to check
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            broken.append(target)
+    assert not broken
+
+
+@document
+def test_paths_in_backticks_exist(path: Path) -> None:
+    """`cometmq/…`, `services/…`, `tests/…` and the like are files of this repository."""
+    folders = "bench|cometmq|docs|examples|proto|scripts|services|tests"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", prose(path)))
+    assert not {found for found in named if not (ROOT / found).exists()}
+
+
+@document
+def test_tests_that_are_named_exist(path: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", path.read_text(encoding="utf-8"))
+    missing = [
+        (file, name)
+        for file, name in named
+        if not (ROOT / file).exists()
+        or not re.search(rf"^((async )?def |class )?{name}\b", (ROOT / file).read_text(), re.M)
+    ]
+    assert not missing
+
+
+@document
+def test_make_targets_in_documents_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.M))
+    named = set(re.findall(r"`make ([a-z-]+)", path.read_text(encoding="utf-8")))
+    assert named <= targets
+
+
+ARCHITECTURE = (
+    (ROOT / "docs/ARCHITECTURE.md").read_text() if (ROOT / "docs/ARCHITECTURE.md").exists() else ""
+)
+
+
+def rooms() -> set[str]:
+    """Packages of the library and the services, and the library's single modules."""
+    packages = {
+        p.parent.relative_to(ROOT).as_posix() + "/"
+        for top in ("cometmq", "services")
+        for p in (ROOT / top).glob("*/*.py")
+    }
+    single = {f"cometmq/{p.name}" for p in (ROOT / "cometmq").glob("*.py")}
+    return packages | single - {"cometmq/__init__.py"}
+
+
+def modules() -> dict[str, set[str]]:
+    """The modules of every room, without those that all packages have."""
+    return {
+        room: {p.stem for p in (ROOT / room).glob("*.py")} - {"__init__", "__main__"}
+        for room in rooms()
+        if room.endswith("/") and room != "cometmq/v1/"
+    }
+
+
+def test_the_map_shows_every_room() -> None:
+    assert set(re.findall(r"^\| `((?:cometmq|services)/[\w/.]+)`", ARCHITECTURE, re.M)) == rooms()
+
+
+@pytest.mark.parametrize("room", sorted(modules()))
+def test_the_map_lists_the_modules_of_a_room(room: str) -> None:
+    row = re.search(rf"^\| `{re.escape(room)}` \|.*\|(.*)\|$", ARCHITECTURE, re.M)
+    listed = set(re.findall(r"`(\w+)`", row.group(1))) if row else set[str]()
+    assert listed == modules()[room]
+
+
+def ours() -> list[Path]:
+    """Every text file of the repository."""
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.suffix in TEXT or path.name in {"Makefile", "run"}
+        if path.is_file() and not NOT_OURS & set(path.relative_to(ROOT).parts)
+        if not any(part.endswith(("_cache", ".egg-info")) for part in path.parts)
+    ]
+
+
+def test_no_file_names_a_machine() -> None:
+    """What is true on one machine only has no place here."""
+    folders = "|".join(["wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers"])
+    pattern = re.compile(rf"(?<![\w.:/~*}}])/(?:{folders})/[\w.]")
+    found = {
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for path in ours()
+        for match in pattern.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert not found
+
+
+def test_the_licence_is_complete() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert "9. Accepting Warranty or Additional Liability." in text

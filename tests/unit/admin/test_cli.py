@@ -1,0 +1,168 @@
+"""The command line in-process: what it understands and refuses. tests/e2e/test_cli.py runs it for
+real, against a real cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from cometmq.admin import commandline
+from cometmq.admin.cli import cli
+
+SILENT = "127.0.0.1:1"
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=environment)
+
+
+def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for name, command in group.commands.items():
+        here = (*path, name)
+        found += all_commands(command, here) if isinstance(command, click.Group) else [here]
+    return found
+
+
+COMMANDS = all_commands(cli)
+
+
+def test_the_commands_are_these() -> None:
+    assert sorted(" ".join(path) for path in COMMANDS) == [
+        "broker checksum",
+        "broker status",
+        "broker step-down",
+        "cluster",
+        "group list",
+        "group progress",
+        "local down",
+        "local status",
+        "local up",
+        "message consume",
+        "message get",
+        "message send",
+        "offsets export",
+        "store dump",
+        "topic create",
+        "topic delete",
+        "topic list",
+        "topic route",
+        "topic status",
+    ]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_output(path: tuple[str, ...]) -> None:
+    result = run(*path, "--help")
+    assert result.exit_code == 0
+    assert "--output" in result.output
+    remote = path[0] not in ("local", "store")
+    assert ("--namesrv " in result.output) == remote
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without a local cluster to stand in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COMETMQ_NAMESRV", raising=False)
+    monkeypatch.delenv("COMETMQ_LOCAL_DIR", raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_name_server_the_way_out_is_told() -> None:
+    result = run("topic", "list")
+    assert result.exit_code == 2
+    assert "--namesrv" in result.stderr
+    assert "cometmq local up" in result.stderr
+
+
+def test_the_local_clusters_name_servers_are_the_default(nowhere: Path) -> None:
+    folder = nowhere / ".cometmq"
+    folder.mkdir()
+    process = {"name": "namesrv-1", "kind": "namesrv", "pid": 1, "start_ticks": 1, "address": "h:1"}
+    (folder / "local.json").write_text(json.dumps({"options": {}, "processes": [process]}))
+    assert commandline.known_namesrv(None) == "h:1"
+    assert commandline.known_namesrv("other:2") == "other:2"
+
+
+def test_a_refusal_is_exit_code_1_with_advice() -> None:
+    result = run("cluster", "--namesrv", SILENT)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "PEER_UNAVAILABLE" in result.stderr
+    assert SILENT in result.stderr
+
+
+def test_a_refusal_as_json() -> None:
+    result = run("cluster", "--output", "json", COMETMQ_NAMESRV=SILENT)
+    assert result.exit_code == 1
+    assert json.loads(result.stderr)["error"]["name"] == "PEER_UNAVAILABLE"
+
+
+def test_a_bad_address_is_told_as_such() -> None:
+    result = run("cluster", "--namesrv", "nonsense")
+    assert result.exit_code == 1
+    assert "not host:port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topic", "create"],
+        ["topic", "create", "T", "--queues", "many"],
+        ["topic", "create", "T", "--flush", "sometimes"],
+        ["topic", "create", "T", "--permission", "x"],
+        ["message", "send", "T"],
+        ["message", "send", "T", "body", "--queue", "7"],
+        ["message", "send", "T", "body", "--property", "no-value"],
+        ["message", "consume", "T", "--count", "0"],
+        ["message", "consume", "T", "--queue", "g1/x"],
+        ["local", "up", "--brokers", "-1"],
+        ["local", "up", "--option", "=x"],
+        ["cluster", "--output", "xml"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+    result = run(*arguments, COMETMQ_NAMESRV=SILENT)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_a_topic_is_deleted_only_after_a_yes() -> None:
+    result = CliRunner().invoke(cli, ["topic", "delete", "T", "--namesrv", SILENT], input="n\n")
+    assert result.exit_code == 1
+    assert "PEER_UNAVAILABLE" not in result.output
+
+
+def test_status_of_nothing(tmp_path: Path) -> None:
+    table = run("local", "status", "--dir", str(tmp_path))
+    assert table.exit_code == 0
+    assert "cometmq local up" in table.stdout
+    document = run("local", "status", "--dir", str(tmp_path), "--output", "json")
+    expected = {"directory": str(tmp_path), "namesrv": "", "processes": []}
+    assert json.loads(document.stdout) == expected
+
+
+def test_down_of_nothing(tmp_path: Path) -> None:
+    result = run("local", "down", "--dir", str(tmp_path), "--output", "json")
+    assert json.loads(result.stdout)["stopped_count"] == 0
+
+
+def test_an_interrupted_command_says_so() -> None:
+    @commandline.Group().command()
+    def wait() -> None:
+        raise KeyboardInterrupt
+
+    assert CliRunner().invoke(wait).exit_code == 130
+
+
+def test_the_version() -> None:
+    assert run("--version").stdout.startswith("CometMQ ")

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from cometmq.admin import render, views
+from cometmq.errors import TopicNotFound
+
+MESSAGE = views.MessageView(
+    message_id="g1/7",
+    topic="T",
+    queue_id=1,
+    queue_offset=2,
+    log_offset=7,
+    tag="a",
+    keys=["k"],
+    properties={"p": "v"},
+    flag=0,
+    born_time_ms=0,
+    born_host="",
+    store_time_ms=1_700_000_000_123,
+    store_host="",
+    reconsume_times=0,
+    unique_id="",
+    compressed=False,
+    body_bytes=5,
+    body_text="[red]",
+    body_base64="W3JlZF0=",
+)
+TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async")
+VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
+WITH_FORMS_OF_THEIR_OWN = {
+    views.GroupProgressView,
+    views.LocalView,
+    views.MessageView,
+    views.StoreView,
+}
+
+
+def test_every_view_has_its_columns() -> None:
+    assert set(render._COLUMNS) == set(VIEWS) - WITH_FORMS_OF_THEIR_OWN
+
+
+@pytest.mark.parametrize("view", [TOPIC, MESSAGE], ids=["topic", "message"])
+def test_json_has_every_field(view: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    render.show(view, render.JSON)
+    assert json.loads(capsys.readouterr().out) == dataclasses.asdict(view)
+
+
+def test_json_of_a_list_is_an_array(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([TOPIC, TOPIC], render.JSON)
+    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(TOPIC)] * 2
+    render.show([], render.JSON)
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_message_of_a_stream_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show_message(MESSAGE, render.JSON)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_a_table_is_not_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "N" * 127
+    render.show([dataclasses.replace(TOPIC, topic=long)], render.TABLE)
+    out = capsys.readouterr().out
+    assert long in out
+    assert "async" in out
+
+
+def test_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([], render.TABLE)
+    assert capsys.readouterr().out == "(none)\n"
+
+
+def test_contents_are_neither_markup_nor_control(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = dataclasses.replace(MESSAGE, tag="\x1b[2J", body_text="[red]\x07\nnext")
+    render.show(evil, render.TABLE)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\\x1b[2J" in out
+    assert "[red]\\x07\nnext" in out
+
+
+def test_markup_in_a_table_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([views.GroupView("[bold]x[/bold]", ["g1"])], render.TABLE)
+    assert "[bold]x[/bold]" in capsys.readouterr().out
+
+
+def test_a_body_that_is_not_text_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show(dataclasses.replace(MESSAGE, body_text=None), render.TABLE)
+    assert "5 bytes, not text" in capsys.readouterr().out
+
+
+def test_progress_shows_members_queues_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
+    member = views.GroupMemberView("c1", {"T": [], "U": ["a", "b"]})
+    queue = views.QueueProgressView("T", "g1", 0, 1, None, None, 0, 1500, None)
+    render.show(views.GroupProgressView("G", [member], [queue], 1234), render.TABLE)
+    out = capsys.readouterr().out
+    for text in ("T [*]", "U [a || b]", "1,500", "–", "lag 1,234"):
+        assert text in out
+
+
+def test_errors_go_to_stderr_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show_error(TopicNotFound("no topic [x]"), render.TABLE)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "TOPIC_NOT_FOUND (2000)" in captured.err
+    assert "no topic [x]" in captured.err
+    assert "cometmq topic create" in captured.err
+
+
+def test_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show_error(TopicNotFound("no x"), render.JSON)
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert (error["code"], error["name"], error["message"]) == (2000, "TOPIC_NOT_FOUND", "no x")
+    assert error["advice"]
+
+
+def test_never_is_a_dash() -> None:
+    assert render._time(0) == "–"
+    assert render._time(None) == "–"
+    assert render._time(1).endswith(".001")

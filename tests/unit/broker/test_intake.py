@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.clock import SystemClock
+from cometmq.errors import (
+    BatchChecksumMismatch,
+    CometError,
+    FlowControl,
+    NoPermission,
+    QueueNotFound,
+    TopicNameInvalid,
+    TopicNotFound,
+)
+from cometmq.member.storage import Ticket
+from cometmq.model import FlushMode
+from services.broker.intake import Claim, Intake, IntakePolicy
+from tests.support.broker import encoded, until
+from tests.support.gates import HeldFlush
+from tests.support.members import Member, living_member
+from tests.support.stores import HOST
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.counted: list[tuple[str, int, int]] = []
+        self.appends = self.acknowledgements = 0
+
+    def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
+        self.counted.append((topic, count, size_bytes))
+
+    def appended(self, seconds: float) -> None:
+        self.appends += 1
+
+    def acknowledged(self, seconds: float) -> None:
+        self.acknowledgements += 1
+
+
+@pytest.fixture
+async def member(tmp_path: Path) -> AsyncIterator[Member]:
+    async with living_member(tmp_path) as member:
+        await member.put("A", 2)
+        await member.put("S", 2, FlushMode.SYNC)
+        yield member
+
+
+def intake(
+    member: Member, *, room: int = 10_000, create: bool = False, counter: Counter | None = None
+) -> Intake:
+    policy = IntakePolicy(room, create, 2, FlushMode.SYNC)
+    observer = counter or Counter()
+    return Intake(member.storage, member.keeper, policy, HOST, observer, SystemClock())
+
+
+async def take(
+    into: Intake, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+) -> Ticket:
+    records = b"".join(encoded(t, q, body) for t, q, count in claims for _ in range(count))
+    return await into.take(records, claims, HOST, checksum)
+
+
+async def refused(into: Intake, *claims: Claim, body: bytes = b"x") -> CometError:
+    with pytest.raises(CometError) as found:
+        await take(into, *claims, body=body)
+    return found.value
+
+
+async def test_messages_are_counted_by_topic(member: Member) -> None:
+    counter = Counter()
+    await take(intake(member, counter=counter), ("A", 0, 2), ("S", 1, 1), ("A", 1, 3))
+    one = len(encoded("A", 0, b"x"))
+    assert counter.counted == [("A", 2, 2 * one), ("S", 1, one), ("A", 3, 3 * one)]
+
+
+async def test_bytes_wait_until_their_acknowledgement(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    size = len(encoded("S", 0, b"x" * 1_000))
+    into = intake(member, room=2 * size + 1)
+    held.hold()
+    first = await take(into, ("S", 0, 1), body=b"x" * 1_000)
+    await take(into, ("S", 0, 1), body=b"x" * 1_000)
+    assert into.in_flight_bytes == 2 * size
+    error = await refused(into, ("S", 0, 1), body=b"x" * 1_000)
+    assert isinstance(error, FlowControl)
+    assert isinstance(await refused(into, ("A", 0, 1), body=b"x" * 1_000), FlowControl)
+    held.release()
+    assert first.acked is not None
+    await first.acked
+    await until(lambda: into.in_flight_bytes == 0)
+    await take(into, ("S", 0, 1), body=b"x" * 1_000)
+    assert member.store.queue_bounds("S", 0) == (0, 3)
+
+
+async def test_a_single_batch_always_gets_in(member: Member) -> None:
+    into = intake(member, room=1)
+    ticket = await take(into, ("S", 0, 1), body=b"x" * 1_000)
+    assert ticket.acked is not None
+    await ticket.acked
+
+
+async def test_a_batch_is_timed_when_it_is_written_and_when_it_is_acknowledged(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter()
+    into = intake(member, counter=counter)
+    await take(into, ("A", 0, 1))
+    assert (counter.appends, counter.acknowledgements) == (1, 1)
+    held = HeldFlush(monkeypatch)
+    held.hold()
+    ticket = await take(into, ("S", 0, 1))
+    assert (counter.appends, counter.acknowledgements) == (2, 1)
+    held.release()
+    assert ticket.acked is not None
+    await ticket.acked
+    await until(lambda: counter.acknowledgements == 2)
+
+
+async def test_what_is_acknowledged_at_once_never_waits(member: Member) -> None:
+    into = intake(member, room=1)
+    for _ in range(3):
+        assert (await take(into, ("A", 0, 1))).acked is None
+    assert into.in_flight_bytes == 0
+
+
+async def test_the_checksum_is_compared_when_there_is_one(member: Member) -> None:
+    into = intake(member)
+    good = zlib.crc32(encoded("A", 0, b"x"))
+    await take(into, ("A", 0, 1), checksum=good)
+    for wrong in (good ^ 1, 0):
+        with pytest.raises(BatchChecksumMismatch):
+            await take(into, ("A", 0, 1), checksum=wrong)
+    assert member.store.queue_bounds("A", 0) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("claim", "error"),
+    [
+        (("N", 0, 1), TopicNotFound),
+        (("A", 2, 1), QueueNotFound),
+        (("../x", 0, 1), TopicNameInvalid),
+        (("rmq_sys_x", 0, 1), NoPermission),
+    ],
+)
+async def test_an_error_names_its_segment(
+    member: Member, claim: Claim, error: type[CometError]
+) -> None:
+    found = await refused(intake(member), ("A", 0, 1), claim)
+    assert (type(found), found.segment) == (error, 1)
+    assert member.store.queue_bounds("A", 0) == (0, 0)
+
+
+async def test_missing_topics_are_created_one_after_the_other(member: Member) -> None:
+    into = intake(member, create=True)
+    await take(into, ("N", 0, 1), ("A", 0, 1), ("M", 1, 1))
+    for name in ("N", "M"):
+        config = member.state.topics.get(name)
+        assert (config.write_queue_count, config.flush_mode) == (2, FlushMode.SYNC)
+
+
+async def test_only_names_that_are_allowed_are_created(member: Member) -> None:
+    into = intake(member, create=True)
+    assert isinstance(await refused(into, ("../x", 0, 1)), TopicNameInvalid)
+    assert isinstance(await refused(into, ("rmq_sys_x", 0, 1)), NoPermission)
+    assert len(member.state.topics) == 2
+
+
+async def test_a_topic_that_is_being_deleted_is_neither_written_nor_created(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    into = intake(member, create=True)
+    held.hold()
+    dropping = asyncio.create_task(member.keeper.drop_topic("A"))
+    await until(lambda: held.waiting)
+    found = await refused(into, ("A", 0, 1))
+    assert (type(found), found.segment) == (TopicNotFound, 0)
+    held.release()
+    await dropping
+    await take(into, ("A", 0, 1))  # now it is a new one
+    assert member.store.queue_bounds("A", 0) == (0, 1)
+
+
+async def test_a_topic_that_cannot_be_created_is_told(member: Member) -> None:
+    member.state.topics.topics_max = 2
+    found = await refused(intake(member, create=True), ("A", 0, 1), ("N", 0, 1))
+    assert (found.name(), found.segment) == ("LIMIT_EXCEEDED", 1)

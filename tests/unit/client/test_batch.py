@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.client.batch import Batch, Segment
+from cometmq.client.messages import SendReceipt
+from cometmq.model import QueueRef
+
+
+def batch_of(runs: list[list[bytes]]) -> Batch:
+    """A closed batch: one segment for each run of records."""
+    loop = asyncio.new_event_loop()
+    batch = Batch(sequence=3, deadline_s=9.0)
+    for queue_id, records in enumerate(runs):
+        segment = Segment(QueueRef("T", queue_id, "g"), False, "ID", len(batch.starts))
+        segment.count = len(records)
+        batch.segments.append(segment)
+        for record in records:
+            future: Future[SendReceipt] = loop.create_future()
+            batch.futures.append(future)
+            batch.starts.append(batch.size)
+            batch.parts += [record[:1], record[1:]]
+            batch.size += len(record)
+    batch.close()
+    loop.close()
+    return batch
+
+
+def contents(batch: Batch | None) -> list[tuple[int, bytes, int]]:
+    """(queue, record, its unique id's counter) of each message."""
+    if batch is None:
+        return []
+    ends = [*batch.starts[1:], batch.size]
+    records = [batch.records[a:b] for a, b in zip(batch.starts, ends, strict=True)]
+    places = [
+        (s.queue.queue_id, s.first_counter + n) for s in batch.segments for n in range(s.count)
+    ]
+    return [(q, record, c) for (q, c), record in zip(places, records, strict=True)]
+
+
+def test_a_closed_batch_is_its_records_end_to_end() -> None:
+    batch = batch_of([[b"aa", b"b"], [b"ccc"]])
+    assert (batch.records, batch.starts, batch.size) == (b"aabccc", [0, 2, 3], 6)
+
+
+@given(
+    st.lists(st.lists(st.binary(min_size=1, max_size=5), min_size=1, max_size=4), min_size=1),
+    st.sets(st.integers(0, 5)),
+)
+def test_splitting_loses_nothing_and_keeps_the_order(
+    runs: list[list[bytes]], chosen: set[int]
+) -> None:
+    batch = batch_of(runs)
+    before = contents(batch)
+    taken, rest = batch.split(chosen)
+    assert contents(taken) == [item for item in before if item[0] in chosen]
+    assert contents(rest) == [item for item in before if item[0] not in chosen]
+    futures = [half.futures for half in (taken, rest) if half is not None]
+    assert {id(f) for half in futures for f in half} == {id(f) for f in batch.futures}
+    assert all(half is None or half.sequence == 3 for half in (taken, rest))
+
+
+def test_replacing_gives_the_same_messages_other_bytes() -> None:
+    batch = batch_of([[b"aa", b"b"]])
+    batch.replace([b"xxx", b"yyyy"])
+    assert (batch.records, batch.starts, batch.size) == (b"xxxyyyy", [0, 3], 7)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cometmq.client.listening import Listener, Work, Workers
+from cometmq.client.messages import ConsumeResult, ReceivedMessage
+from cometmq.client.progress import Progress, Run
+from cometmq.client.tasks import Tasks
+from cometmq.format.record import decode, encode
+from cometmq.model import Position, QueueRef
+from cometmq.rpc.retry import BackoffPolicy
+
+QUEUE = QueueRef("T", 0, "g")
+HOST = bytes(8)
+
+
+class FakeQueue:
+    """A queue with ``count`` messages in one run; ``done`` is set when all are finished."""
+
+    def __init__(self, count: int) -> None:
+        self.closed = False
+        self.running = 0
+        self.finished: list[tuple[int, int]] = []
+        self.progress = Progress(Position(1, 0))
+        self.run = self.progress.add(list(range(count)), Position(1, count), count)
+        self.messages = [message(n) for n in range(count)]
+        self.done = asyncio.Event()
+
+    def finish(self, run: Run, start: int, stop: int) -> None:
+        self.finished.append((start, stop))
+        self.progress.finish(run, start, stop)
+        if self.progress.count == 0:
+            self.done.set()
+
+    def work(self) -> Work:
+        return Work(self, self.run, self.messages)
+
+
+def message(offset: int) -> ReceivedMessage:
+    record = encode(
+        b"T", 0, b"", b"", born_time_ms=1, born_host=HOST, store_host=HOST, queue_offset=offset
+    )
+    return ReceivedMessage(decode(record), QUEUE)
+
+
+@asynccontextmanager
+async def workers(
+    listener: Listener, concurrency: int = 2, batch_count: int = 1
+) -> AsyncIterator[Workers]:
+    made = Workers(listener, concurrency, batch_count, BackoffPolicy(0.001, 0.001))
+    tasks = Tasks("test")
+    made.start(tasks)
+    yield made
+    made.close()
+    await tasks.stop()
+
+
+async def test_work_is_done_in_its_order() -> None:
+    got: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(m.queue_offset for m in messages)
+
+    queue = FakeQueue(100)
+    async with workers(listener, batch_count=7) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+    assert got == list(range(100))
+    assert queue.running == 0
+
+
+async def test_a_listener_that_never_waits_leaves_room_for_others() -> None:
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        return None
+
+    queue = FakeQueue(1000)
+    turns = 0
+    async with workers(listener, concurrency=1) as made:
+        made.push(queue.work())
+        while not queue.done.is_set():
+            await asyncio.sleep(0)
+            turns += 1
+    assert turns > 10
+
+
+async def test_only_what_failed_comes_again() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        (one,) = messages
+        seen.append((one.queue_offset, one.attempt))
+        later = one.queue_offset == 1 and one.attempt < 3
+        return ConsumeResult.LATER if later else ConsumeResult.SUCCESS
+
+    queue = FakeQueue(3)
+    async with workers(listener) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+    assert sorted(seen) == [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]
+
+
+async def test_a_closed_queue_and_a_cut_run_give_no_work() -> None:
+    got: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(m.queue_offset for m in messages)
+
+    closed, cut, whole = FakeQueue(5), FakeQueue(5), FakeQueue(2)
+    closed.closed = True
+    cut.progress.rewind(Position(2, 3))
+    async with workers(listener, concurrency=1) as made:
+        for queue in (closed, cut, whole):
+            made.push(queue.work())
+        await whole.done.wait()
+    assert got == [0, 1, 2, 0, 1]
+    assert closed.finished == []

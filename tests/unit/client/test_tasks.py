@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from cometmq.client.tasks import Tasks, stop_all, wait_at_most
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_stopping_waits_until_all_are_gone() -> None:
+    tasks = Tasks("test")
+    started = [tasks.start(forever(), f"task {n}") for n in range(3)]
+    await tasks.stop()
+    assert all(task.cancelled() for task in started)
+    await asyncio.sleep(0)
+    assert len(tasks) == 0
+
+
+async def test_a_failure_is_logged_with_the_owner(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("on purpose")
+
+    tasks = Tasks("somebody")
+    with caplog.at_level(logging.ERROR):
+        await asyncio.wait([tasks.start(fail(), "failing")])
+        await asyncio.sleep(0)
+    assert "on purpose" in caplog.text
+    assert len(tasks) == 0
+
+
+async def test_a_cancelled_stopper_still_waits() -> None:
+    release = asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await forever()
+        finally:
+            await release.wait()
+
+    task = asyncio.create_task(slow_to_end())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(stop_all([task]))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert task.cancelled()
+
+
+async def test_waiting_has_an_end() -> None:
+    event = asyncio.Event()
+    assert not await wait_at_most(event, 0.001)
+    event.set()
+    assert await wait_at_most(event, 10)

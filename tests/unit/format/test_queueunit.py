@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.format import queueunit
+
+unit = st.tuples(
+    st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.integers(-(2**31), 2**31 - 1)
+)
+
+
+@given(st.lists(unit, max_size=5))
+def test_units_are_three_big_endian_numbers(units: list[tuple[int, int, int]]) -> None:
+    data = b"".join(queueunit.pack(*one) for one in units)
+    assert list(queueunit.iterate(data)) == units
+    for index, (log_offset, size, code) in enumerate(units):
+        piece = data[20 * index : 20 * index + 20]
+        assert piece[:8] == log_offset.to_bytes(8, "big")
+        assert piece[8:12] == size.to_bytes(4, "big")
+        assert piece[12:] == code.to_bytes(8, "big", signed=True)
+        assert queueunit.unit_at(data, index) == (log_offset, size, code)
+
+
+def test_a_negative_hash_is_sign_extended() -> None:
+    assert queueunit.pack(0, 1, -2)[12:].hex() == "fffffffffffffffe"
+
+
+def test_neither_unwritten_units_nor_prefill_stand_for_messages() -> None:
+    assert queueunit.PREFILL.hex() == "00000000000000007fffffff0000000000000000"
+    assert not queueunit.is_message(*queueunit.unit_at(queueunit.PREFILL, 0)[:2])
+    assert not queueunit.is_message(*queueunit.unit_at(bytes(20), 0)[:2])
+    assert not queueunit.is_message(-1, 100)
+    assert queueunit.is_message(0, 100)

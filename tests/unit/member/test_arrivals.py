@@ -1,0 +1,243 @@
+"""Arrivals: level-triggered, conflated, nothing missed, nothing told twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cometmq.errors import LimitExceeded, QueueNotFound
+from cometmq.member.arrivals import (
+    TAG_CODES_MAX,
+    TAG_UNITS_MAX,
+    Arrival,
+    Arrivals,
+    Watch,
+)
+
+A, B = ("t", 0), ("t", 1)
+ANY: frozenset[int] = frozenset()
+
+
+@dataclass
+class State:
+    """A queue: the tag code of each readable message."""
+
+    generation: int = 1
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.codes)
+
+
+class Shelf:
+    """The queues of a member."""
+
+    def __init__(self, *keys: tuple[str, int]) -> None:
+        self.states = {key: State() for key in keys}
+        self.cold = False
+        self.looks = 0
+
+    def queue(self, topic: str, queue_id: int) -> State:
+        self.looks += 1
+        try:
+            return self.states[topic, queue_id]
+        except KeyError:
+            raise QueueNotFound("gone") from None
+
+    def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
+        return ANY if self.cold else frozenset(self.states[topic, queue_id].codes[first:end])
+
+
+class Bell:
+    def __init__(self) -> None:
+        self.rings = 0
+
+    def __call__(self) -> None:
+        self.rings += 1
+
+
+def told(arrivals: Arrivals, watch: Watch, shelf: Shelf) -> list[Arrival]:
+    """All that there is to tell now."""
+    found = []
+    while (arrival := arrivals.next_arrival(watch, shelf)) is not None:
+        found.append(arrival)
+    return found
+
+
+def append(arrivals: Arrivals, shelf: Shelf, key: tuple[str, int], *codes: int) -> None:
+    shelf.states[key].codes += codes
+    arrivals.advanced([(key, shelf.states[key].max_offset)])
+
+
+def test_adding_a_queue_tells_it_at_once_and_again() -> None:
+    arrivals, shelf, bell = Arrivals(), Shelf(A), Bell()
+    watch = arrivals.open(bell)
+    arrivals.add(watch, [A])
+    assert bell.rings == 1
+    assert told(arrivals, watch, shelf) == [Arrival(A, 1, 0)]
+    assert told(arrivals, watch, shelf) == []
+    arrivals.add(watch, [A])
+    assert told(arrivals, watch, shelf) == [Arrival(A, 1, 0)]
+
+
+def test_only_the_latest_is_told_with_the_tags_of_all() -> None:
+    arrivals, shelf = Arrivals(), Shelf(A, B)
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, [A, B])
+    told(arrivals, watch, shelf)
+    append(arrivals, shelf, A, 7)
+    append(arrivals, shelf, A, 8, 7)
+    append(arrivals, shelf, B, 9)
+    assert told(arrivals, watch, shelf) == [
+        Arrival(A, 1, 3, frozenset({7, 8})),
+        Arrival(B, 1, 1, frozenset({9})),
+    ]
+
+
+def test_each_stream_hears_what_is_new_to_it() -> None:
+    arrivals, shelf = Arrivals(), Shelf(A)
+    early, late = arrivals.open(Bell()), arrivals.open(Bell())
+    arrivals.add(early, [A])
+    told(arrivals, early, shelf)
+    append(arrivals, shelf, A, 7)
+    told(arrivals, early, shelf)
+    arrivals.add(late, [A])
+    append(arrivals, shelf, A, 8)
+    assert told(arrivals, early, shelf) == [Arrival(A, 1, 2, frozenset({8}))]
+    assert told(arrivals, late, shelf) == [Arrival(A, 1, 2)]
+
+
+@pytest.mark.parametrize("codes", [[1] * (TAG_UNITS_MAX + 1), list(range(TAG_CODES_MAX + 1))])
+def test_too_many_tags_are_any(codes: list[int]) -> None:
+    arrivals, shelf = Arrivals(), Shelf(A)
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, [A])
+    told(arrivals, watch, shelf)
+    append(arrivals, shelf, A, *codes)
+    assert told(arrivals, watch, shelf) == [Arrival(A, 1, len(codes), ANY)]
+
+
+def test_another_generation_is_told_with_any_tag() -> None:
+    arrivals, shelf = Arrivals(), Shelf(A)
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, [A])
+    append(arrivals, shelf, A, 7)
+    told(arrivals, watch, shelf)
+    shelf.states[A] = State(2, [5])
+    arrivals.topic_changed("other")
+    assert told(arrivals, watch, shelf) == []
+    arrivals.topic_changed("t")
+    assert told(arrivals, watch, shelf) == [Arrival(A, 2, 1, ANY)]
+
+
+def test_a_queue_that_is_gone_ends_its_watch() -> None:
+    arrivals, shelf = Arrivals(), Shelf(A)
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, [A, B])
+    first, second = told(arrivals, watch, shelf)
+    assert (first.key, first.error) == (A, None)
+    assert (second.key, type(second.error)) == (B, QueueNotFound)
+    assert B not in arrivals
+    shelf.states[B] = State()
+    arrivals.topic_changed("t")
+    assert told(arrivals, watch, shelf) == []
+
+
+def test_what_nobody_watches_costs_nobody_anything() -> None:
+    arrivals, shelf, bell = Arrivals(), Shelf(A, B), Bell()
+    watch = arrivals.open(bell)
+    arrivals.add(watch, [A])
+    told(arrivals, watch, shelf)
+    rings, looks = bell.rings, shelf.looks
+    append(arrivals, shelf, B, 1)
+    arrivals.remove(watch, [A, B])
+    append(arrivals, shelf, A, 1)
+    assert (bell.rings, shelf.looks, arrivals.queue_count) == (rings, looks, 0)
+
+
+def test_a_closed_stream_is_forgotten() -> None:
+    arrivals, shelf = Arrivals(watches_max=1), Shelf(A)
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, [A])
+    arrivals.close(watch)
+    append(arrivals, shelf, A, 1)
+    assert (len(arrivals), A in arrivals) == (0, False)
+    arrivals.open(Bell())
+
+
+def test_limits_refuse_whole_requests() -> None:
+    arrivals = Arrivals(watches_max=1, queues_max=2)
+    watch = arrivals.open(Bell())
+    with pytest.raises(LimitExceeded):
+        arrivals.open(Bell())
+    arrivals.add(watch, [A])
+    with pytest.raises(LimitExceeded):
+        arrivals.add(watch, [B, ("u", 0), A])
+    assert arrivals.queue_count == 1
+    arrivals.add(watch, [A, B])
+
+
+class ArrivalsMachine(RuleBasedStateMachine):
+    """Two streams that read now and then; what each was told is checked against the queues."""
+
+    keys = st.sampled_from([A, B, ("u", 0)])
+    which = st.integers(0, 1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrivals = Arrivals()
+        self.shelf = Shelf(A, B, ("u", 0))
+        self.bells = [Bell(), Bell()]
+        self.watches = [self.arrivals.open(bell) for bell in self.bells]
+        self.seen: list[dict[tuple[str, int], tuple[int, int] | None]] = [{}, {}]
+
+    @rule(which=which, key=keys)
+    def add(self, which: int, key: tuple[str, int]) -> None:
+        self.arrivals.add(self.watches[which], [key])
+        self.seen[which][key] = None
+
+    @rule(which=which, key=keys)
+    def remove(self, which: int, key: tuple[str, int]) -> None:
+        self.arrivals.remove(self.watches[which], [key])
+        self.seen[which].pop(key, None)
+
+    @rule(key=keys, codes=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+    def append(self, key: tuple[str, int], codes: list[int]) -> None:
+        append(self.arrivals, self.shelf, key, *codes)
+
+    @rule(key=keys)
+    def create_again(self, key: tuple[str, int]) -> None:
+        self.shelf.states[key] = State(self.shelf.states[key].generation + 1)
+        self.arrivals.topic_changed(key[0])
+
+    @rule(cold=st.booleans())
+    def cache(self, cold: bool) -> None:
+        self.shelf.cold = cold
+
+    @rule(which=which)
+    def read(self, which: int) -> None:
+        seen = self.seen[which]
+        found = told(self.arrivals, self.watches[which], self.shelf)
+        assert len({arrival.key for arrival in found}) == len(found), "conflated"
+        for arrival in found:
+            before, state = seen[arrival.key], self.shelf.states[arrival.key]
+            assert before != (arrival.generation, arrival.max_offset), "nothing is told twice"
+            if arrival.codes:
+                assert before is not None
+                assert arrival.codes == set(state.codes[before[1] : arrival.max_offset])
+            seen[arrival.key] = (arrival.generation, arrival.max_offset)
+        for key, last in seen.items():
+            state = self.shelf.states[key]
+            assert last == (state.generation, state.max_offset), "nothing is missed"
+
+    @invariant()
+    def watched_is_what_streams_watch(self) -> None:
+        for key in self.shelf.states:
+            assert (key in self.arrivals) == any(key in seen for seen in self.seen)
+
+
+TestArrivals = ArrivalsMachine.TestCase

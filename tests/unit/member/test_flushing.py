@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cometmq.clock import SystemClock
+from cometmq.errors import StoreFailed
+from cometmq.member.flushing import Flusher, FlushPolicy
+
+
+class FakeLog:
+    """A log whose syncs are let through one by one."""
+
+    def __init__(self) -> None:
+        self.appended_offset = 0
+        self.flushed_offset = 0
+        self.gate = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.syncs = 0
+
+    def flush_log(self) -> int:
+        target = self.appended_offset
+        assert self.gate.acquire(timeout=10)
+        if self.error is not None:
+            raise self.error
+        self.syncs += 1
+        self.flushed_offset = target
+        return target
+
+
+@contextlib.asynccontextmanager
+async def flushing(log: FakeLog, policy: FlushPolicy) -> AsyncIterator[tuple[Flusher, list[int]]]:
+    seen: list[int] = []
+    flusher = Flusher(log, policy, SystemClock(), lambda position, _seconds: seen.append(position))
+    task = asyncio.create_task(flusher.run())
+    try:
+        yield flusher, seen
+    finally:
+        log.gate.release(1000)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StoreFailed):
+            await task
+        flusher.close()
+
+
+async def until(condition: object, *, turns: int = 20_000) -> None:
+    assert callable(condition)
+    for _ in range(turns):
+        if condition():
+            return
+        await asyncio.sleep(0.0005)
+    raise AssertionError("the condition never held")
+
+
+NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "waiting", "urgent", "delay_s"),
+    [
+        (0.0, 0, True, None),  # nothing to sync
+        (0.0, 1, True, 0.0),
+        (0.0, 4 * 4096, False, 0.5),
+        (0.2, 4 * 4096, False, 0.3),
+        (0.2, 4 * 4096 - 1, False, 9.8),  # too few bytes for the short interval
+        (99.0, 1, False, 0.0),
+    ],
+)
+def test_policy(idle_s: float, waiting: int, urgent: bool, delay_s: float | None) -> None:
+    assert FlushPolicy().delay_s(idle_s, waiting, urgent) == (
+        None if delay_s is None else pytest.approx(delay_s)
+    )
+
+
+async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
+    log = FakeLog()
+    async with flushing(log, NEVER) as (flusher, seen):
+        log.appended_offset = 10
+        flusher.demand(10)
+        await until(lambda: log.gate._value == 0)
+        await asyncio.sleep(0)  # the first sync is under way for position 10
+        for end in (20, 30, 40):
+            log.appended_offset = end
+            flusher.demand(end)
+        log.gate.release(2)
+        await until(lambda: seen and seen[-1] == 40)
+        assert log.syncs <= 2
+
+
+async def test_a_hungry_reader_makes_an_append_visible_at_once() -> None:
+    log = FakeLog()
+    log.gate.release(100)
+    async with flushing(log, NEVER) as (flusher, seen):
+        flusher.hungry()
+        log.appended_offset = 5
+        flusher.appended()
+        await until(lambda: seen == [5])
+
+
+async def test_without_demand_an_append_waits_for_the_interval() -> None:
+    log = FakeLog()
+    log.gate.release(100)
+    async with flushing(log, NEVER) as (flusher, seen):
+        log.appended_offset = 1 << 20
+        flusher.appended()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen == []
+        flusher.demand(1)
+        await until(lambda: seen == [1 << 20])
+
+
+async def test_the_interval_runs_without_further_appends() -> None:
+    log = FakeLog()
+    log.gate.release(100)
+    async with flushing(log, FlushPolicy(interval_s=0.01, thorough_s=0.02)) as (flusher, seen):
+        log.appended_offset = 1
+        flusher.appended()
+        await until(lambda: seen == [1])
+
+
+async def test_a_failed_sync_is_never_tried_again() -> None:
+    log = FakeLog()
+    log.error = StoreFailed("fdatasync: input/output error")
+    log.gate.release(100)
+    flusher = Flusher(log, NEVER, SystemClock(), lambda *_: None)
+    log.appended_offset = 1
+    flusher.demand(1)
+    with pytest.raises(StoreFailed):
+        await asyncio.wait_for(flusher.run(), 5)
+    assert log.syncs == 0
+    flusher.close()

@@ -1,0 +1,92 @@
+"""The member service is put together from the parts that a process has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import pytest
+
+from cometmq.member.member_servicer import MemberServicer
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.server import RpcServer
+from cometmq.v1 import broker_pb2, member_pb2, member_pb2_grpc
+
+
+class Told:
+    """An arrivals part that tells one thing."""
+
+    async def WatchArrivals(self, request_iterator: Any, context: Any) -> None:
+        arrival = member_pb2.Arrival(max_offset=7)
+        await context.write(member_pb2.WatchArrivalsResponse(arrivals=[arrival]))
+
+
+class Pulled:
+    """A pulls part that tells one thing."""
+
+    async def PullStream(self, request_iterator: Any, context: Any) -> None:
+        response = broker_pb2.PullResponse(count=5)
+        await context.write(member_pb2.PullStreamResponse(response=response))
+
+
+class Copied:
+    """A replication part that answers."""
+
+    async def Replicate(self, request_iterator: Any, context: Any) -> None:
+        chunk = member_pb2.LogChunk(epoch=3)
+        await context.write(member_pb2.ReplicateResponse(chunk=chunk))
+
+    async def StepDown(self, request: Any, context: Any) -> member_pb2.StepDownResponse:
+        return member_pb2.StepDownResponse(member_id=1)
+
+    async def ChecksumLog(self, request: Any, context: Any) -> member_pb2.ChecksumLogResponse:
+        return member_pb2.ChecksumLogResponse(log_end_offset=9)
+
+
+async def outcomes(servicer: MemberServicer) -> dict[str, Any]:
+    """What each method answers, or the status that it ends with."""
+    server = RpcServer(host="127.0.0.1", port=0, services=[], gate=Gate())
+    await server.start()
+    server.add(member_pb2_grpc.add_MemberServiceServicer_to_server, servicer)
+    await server.set_ready()
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = member_pb2_grpc.MemberServiceStub(channel)
+        calls: dict[str, Awaitable[Any]] = {
+            "WatchArrivals": stub.WatchArrivals().read(),
+            "PullStream": stub.PullStream().read(),
+            "Replicate": stub.Replicate().read(),
+            "StepDown": stub.StepDown(member_pb2.StepDownRequest()),
+            "ChecksumLog": stub.ChecksumLog(member_pb2.ChecksumLogRequest()),
+        }
+        found = {}
+        for name, call in calls.items():
+            try:
+                found[name] = await call
+            except grpc.aio.AioRpcError as error:
+                found[name] = error.code()
+    await server.stop(0)
+    return found
+
+
+@pytest.mark.parametrize("arrivals", [None, Told()])
+@pytest.mark.parametrize("pulls", [None, Pulled()])
+@pytest.mark.parametrize("replication", [None, Copied()])
+async def test_a_part_that_is_missing_is_not_served(
+    arrivals: Told | None, pulls: Pulled | None, replication: Copied | None
+) -> None:
+    servicer = MemberServicer(arrivals=arrivals, pulls=pulls, replication=replication)
+    found = await outcomes(servicer)
+    missing = {name for name, answer in found.items() if answer is grpc.StatusCode.UNIMPLEMENTED}
+    expected = set() if arrivals else {"WatchArrivals"}
+    expected |= set() if pulls else {"PullStream"}
+    expected |= set() if replication else {"Replicate", "StepDown", "ChecksumLog"}
+    assert missing == expected
+    if arrivals:
+        assert found["WatchArrivals"].arrivals[0].max_offset == 7
+    if pulls:
+        assert found["PullStream"].response.count == 5
+    if replication:
+        assert found["Replicate"].chunk.epoch == 3
+        assert found["StepDown"].member_id == 1
+        assert found["ChecksumLog"].log_end_offset == 9

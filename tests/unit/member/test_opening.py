@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import DiskFull, StoreLocked
+from cometmq.member import opening
+from cometmq.member.statelog import append_now
+from cometmq.messaging.changes import TopicDropped
+from cometmq.messaging.state import STATE_TOPIC, change_records
+from cometmq.model import Position
+from tests.support.members import living_member, opened
+from tests.support.stores import HOST, START_MS, append
+
+
+async def make(directory: Path, *, clean: bool = True) -> int:
+    """A store with topic T, two messages and a commit; the queue's generation."""
+    async with living_member(directory, clean=clean) as member:
+        await member.put("T", 2)
+        member.append("T", 0, b"a", b"b")
+        await member.on_disk()
+        history = member.state.generations.of("T", 0)
+        member.state.offsets.commit("g", ("T", 0), Position(0, 1), history, 2)
+        member.keeper.write_offsets()
+        return history.current
+
+
+async def test_a_clean_start_keeps_generations(tmp_path: Path) -> None:
+    generation = await make(tmp_path)
+    found = opened(tmp_path)
+    assert found.store.clean_start
+    assert found.store.epoch == 2
+    assert found.state.generations.of("T", 0).current == generation
+    found.store.abandon()
+
+
+async def test_an_unclean_start_raises_all_generations_at_their_maxima(tmp_path: Path) -> None:
+    generation = await make(tmp_path, clean=False)
+    found = opened(tmp_path)
+    assert not found.store.clean_start
+    histories = found.state.generations.topic("T")
+    assert all(h.current > generation for h in histories)
+    assert [h.pairs[-1][1] for h in histories] == [2, 0]
+    found.store.abandon()
+
+
+async def test_generations_rise_again_when_the_start_itself_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make(tmp_path, clean=False)
+
+    def full(*_: object) -> None:
+        raise DiskFull("no room for the copy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "append_now", full)
+        with pytest.raises(DiskFull):
+            opened(tmp_path)
+    found = opened(tmp_path)  # the folder was let go
+    assert found.state.generations.of("T", 0).pairs[-1][1] == 2
+    found.store.abandon()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+async def test_committed_offsets_survive(tmp_path: Path, clean: bool) -> None:
+    generation = await make(tmp_path, clean=clean)
+    found = opened(tmp_path)
+    assert found.state.offsets.get("g", ("T", 0)) == Position(generation, 1)
+    found.state.validate()
+    found.store.abandon()
+
+
+async def test_everything_is_on_disk_before_anybody_is_served(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    assert found.store.flushed_offset == found.store.appended_offset > 0
+    assert found.store.queue_bounds(STATE_TOPIC, 0) == (0, 1)  # the epoch's full copy
+    found.store.abandon()
+
+
+async def test_a_folder_can_be_opened_once(tmp_path: Path) -> None:
+    found = opened(tmp_path)
+    with pytest.raises(StoreLocked):
+        opened(tmp_path)
+    found.store.abandon()
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+async def test_a_deletion_that_only_reached_the_log_counts(tmp_path: Path, rolled: bool) -> None:
+    """The process ended between the record and the removal of the files; when the log has gone on
+    to another file since, recovery does not read the record again.
+    """
+    await make(tmp_path, clean=False)
+    found = opened(tmp_path)
+    records = change_records([TopicDropped("T")])
+    append_now(found.store, records, HOST, START_MS)
+    if rolled:
+        start = found.store.appended_offset
+        while found.store.appended_offset < start + 2 * 256 * 1024:
+            append(found.store, ("other", 0, [b"." * 10_000]))
+    found.store.abandon()
+    found = opened(tmp_path)
+    assert "T" not in found.state.topics
+    assert found.store.queue_bounds("T", 0) == (0, 0)
+    assert found.store.queue_bounds(STATE_TOPIC, 0)[1] > 0
+    found.store.abandon()
+
+
+async def test_a_topic_that_is_created_again_starts_at_0_with_a_higher_generation(
+    tmp_path: Path,
+) -> None:
+    async with living_member(tmp_path, clean=False) as member:
+        await member.put("T")
+        member.append("T", 0, b"old", b"older")
+        before = member.state.generations.of("T", 0).current
+        await member.keeper.drop_topic("T")
+    async with living_member(tmp_path, clean=False) as member:
+        assert "T" not in member.state.topics
+        await member.put("T")
+        assert member.append("T", 0, b"new").appended.queue_offsets == [0]
+        after = member.state.generations.of("T", 0)
+        assert after.current > before
+        assert after.born > before
+    found = opened(tmp_path)
+    assert found.store.queue_bounds("T", 0) == (0, 1)
+    assert found.state.generations.of("T", 0).born == after.born
+    found.store.abandon()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from cometmq.errors import StaleEpoch
+from cometmq.member.registration import Registrar
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.server import RpcServer
+from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
+from tests.support.broker import until
+
+
+class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):
+    """Notes what it is told; refuses with ``error`` when there is one."""
+
+    def __init__(self) -> None:
+        self.counters: list[int] = []
+        self.farewells: list[int] = []
+        self.error: Exception | None = None
+
+    async def RegisterMember(self, request: Any, context: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.counters.append(request.data_version.counter)
+        return namesrv_pb2.RegisterMemberResponse()
+
+    async def UnregisterMember(self, request: Any, context: Any) -> Any:
+        self.farewells.append(request.epoch)
+        return namesrv_pb2.UnregisterMemberResponse()
+
+    async def _not_asked(self, request: Any, context: Any) -> Any:
+        raise AssertionError("a member does not ask this")
+
+    def __getattribute__(self, name: str) -> Any:
+        own = name in ("RegisterMember", "UnregisterMember") or not name[0].isupper()
+        return super().__getattribute__(name if own else "_not_asked")
+
+
+def recording() -> RecordingNamesrv:
+    return RecordingNamesrv()  # type: ignore[abstract]  # the others are never asked
+
+
+@asynccontextmanager
+async def serving(*namesrvs: RecordingNamesrv) -> AsyncIterator[tuple[str, ...]]:
+    servers = []
+    for namesrv in namesrvs:
+        server = RpcServer(host="127.0.0.1", port=0, services=[], gate=Gate())
+        server.add(namesrv_pb2_grpc.add_NameServiceServicer_to_server, namesrv)
+        await server.start()
+        await server.set_ready()
+        servers.append(server)
+    try:
+        yield tuple(server.address for server in servers)
+    finally:
+        for server in servers:
+            await server.stop(0)
+
+
+class Teller:
+    """What the member says of itself: counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.counter = 1
+
+    def __call__(self) -> namesrv_pb2.RegisterMemberRequest:
+        member = namesrv_pb2.Member(
+            cluster="c",
+            broker_group="g1",
+            role=common_pb2.MEMBER_ROLE_WRITER,
+            address="127.0.0.1:1",
+            epoch=5,
+        )
+        version = namesrv_pb2.DataVersion(epoch=5, counter=self.counter)
+        return namesrv_pb2.RegisterMemberRequest(member=member, data_version=version)
+
+
+@asynccontextmanager
+async def registering(
+    addresses: tuple[str, ...], teller: Teller, period_s: float = 3600.0
+) -> AsyncIterator[Registrar]:
+    registrar = Registrar(addresses, teller, period_s)
+    task = asyncio.create_task(registrar.run())
+    try:
+        yield registrar
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_registers_everywhere_and_says_farewell_everywhere() -> None:
+    a, b = recording(), recording()
+    async with serving(a, b) as addresses, registering(addresses, Teller()) as registrar:
+        await asyncio.wait_for(registrar.tried(), 10)
+        await until(lambda: a.counters and b.counters)
+        await registrar.unregister()
+        assert (a.farewells, b.farewells) == ([5], [5])
+
+
+async def test_a_change_is_told_at_once() -> None:
+    namesrv, teller = recording(), Teller()
+    async with serving(namesrv) as addresses, registering(addresses, teller) as registrar:
+        await until(lambda: namesrv.counters == [1])
+        teller.counter = 2
+        registrar.changed()
+        await until(lambda: namesrv.counters == [1, 2])
+
+
+async def test_silence_is_broken_each_period() -> None:
+    namesrv = recording()
+    async with serving(namesrv) as addresses, registering(addresses, Teller(), 0.01):
+        await until(lambda: len(namesrv.counters) >= 3)
+
+
+async def test_one_that_is_away_does_not_hold_up_the_others() -> None:
+    namesrv = recording()
+    async with serving(namesrv) as addresses:
+        everyone = (*addresses, "127.0.0.1:9")
+        async with registering(everyone, Teller(), 0.01) as registrar:
+            await until(lambda: len(namesrv.counters) >= 3)
+            await registrar.unregister()
+            assert namesrv.farewells == [5]
+
+
+async def test_one_that_comes_back_is_told_again() -> None:
+    namesrv = recording()
+    namesrv.error = RuntimeError("it has troubles of its own")
+    async with serving(namesrv) as addresses, registering(addresses, Teller(), 0.01) as registrar:
+        await asyncio.wait_for(registrar.tried(), 10)
+        assert namesrv.counters == []
+        namesrv.error = None
+        await until(lambda: namesrv.counters)
+
+
+async def test_a_newer_incarnation_ends_it() -> None:
+    namesrv = recording()
+    namesrv.error = StaleEpoch("epoch 6 is registered")
+    async with serving(namesrv) as addresses:
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(Registrar(addresses, Teller(), 1.0).run(), 10)
+        assert ended.group_contains(StaleEpoch)
+
+
+async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
+    registrar = Registrar((), Teller(), 1.0)
+    await registrar.run()
+    await registrar.tried()
+    registrar.changed()
+    await registrar.unregister()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import DiskFull, LimitExceeded, NoPermission, TopicNotFound
+from cometmq.member.statelog import load
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.state import STATE_TOPIC, BrokerState
+from cometmq.model import Position, TopicConfig
+from cometmq.store.engine import MessageStore
+from tests.support.broker import until
+from tests.support.gates import HeldFlush
+from tests.support.members import Member, living_member
+
+
+def same_as_log(member: Member) -> bool:
+    """The tables are what the log alone tells."""
+    told = load(member.store, BrokerState)
+    return list(told.as_changes()) == list(member.state.as_changes())
+
+
+def state_records(member: Member) -> int:
+    return member.store.queue_bounds(STATE_TOPIC, 0)[1]
+
+
+async def test_a_change_counts_when_its_record_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        held.hold()
+        putting = asyncio.create_task(member.put("T"))
+        await until(lambda: held.waiting)
+        assert "T" not in member.state.topics
+        assert state_records(member) == 2  # the full copy and the change
+        held.release()
+        assert await putting
+        assert "T" in member.state.topics
+        assert member.told == ["changed"]
+        assert same_as_log(member)
+
+
+async def test_the_same_settings_again_write_nothing(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        records = state_records(member)
+        assert not await member.put("T")
+        await member.keeper.put_group(GroupSettings("g"))
+        await member.keeper.put_group(GroupSettings("g"))
+        assert state_records(member) == records + 1
+        assert member.told == ["changed"]
+
+
+async def test_creating_does_not_change_what_is_there(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("T", 4)
+        assert not await member.keeper.create_topic(TopicConfig("T", 1, 1))
+        assert member.state.topics.get("T").write_queue_count == 4
+
+
+async def test_changes_keep_their_order_whoever_asks(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        await asyncio.gather(*(member.put("T", n) for n in range(1, 9)), member.put("U"))
+        assert len(member.state.generations.topic("T")) == 8
+        assert same_as_log(member)
+
+
+async def test_a_change_goes_on_when_its_caller_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        held.hold()
+        putting = asyncio.create_task(member.put("T"))
+        await until(lambda: held.waiting)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        held.release()
+        await member.keeper.settled()
+        assert "T" in member.state.topics
+        assert same_as_log(member)
+
+
+async def test_nothing_is_sent_to_a_topic_that_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        member.keeper.check_open("T")
+        held.hold()
+        dropping = asyncio.create_task(member.keeper.drop_topic("T"))
+        await until(lambda: held.waiting)
+        with pytest.raises(TopicNotFound):
+            member.keeper.check_open("T")
+        held.release()
+        await dropping
+        assert member.told == ["changed", "dropped T", "changed"]
+        assert member.store.queue_bounds("T", 0) == (0, 0)
+        assert same_as_log(member)
+
+
+async def test_a_change_that_does_not_fit_leaves_no_record(tmp_path: Path) -> None:
+    async with living_member(tmp_path, topics_max=1) as member:
+        await member.put("T")
+        records = state_records(member)
+        with pytest.raises(LimitExceeded):
+            await member.put("U")
+        with pytest.raises(NoPermission):
+            await member.put("rmq_sys_x")
+        with pytest.raises(TopicNotFound):
+            await member.keeper.drop_topic("U")
+        assert state_records(member) == records
+        await member.keeper.drop_topic("T")  # and the keeper still works
+        assert same_as_log(member)
+
+
+async def test_a_full_disk_refuses_a_change_and_the_next_may_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFull("no room")
+
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "append", full)
+            with pytest.raises(DiskFull):
+                await member.put("U")
+            with pytest.raises(DiskFull):
+                await member.keeper.drop_topic("T")
+        member.keeper.check_open("T")  # it is not being deleted any more
+        assert await member.put("U")
+        assert same_as_log(member)
+
+
+async def test_offsets_reach_the_log_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("T", 3)
+        for queue_id in range(3):
+            member.append("T", queue_id, b"a", b"b")
+            history = member.state.generations.of("T", queue_id)
+            member.state.offsets.commit("g", ("T", queue_id), Position(0, 1), history, 2)
+        records = state_records(member)
+
+        def full(*_: object, **__: object) -> None:
+            raise DiskFull("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "append", full)
+            with pytest.raises(DiskFull):
+                member.keeper.write_offsets()
+        member.keeper.write_offsets()
+        assert state_records(member) == records + 1
+        member.keeper.write_offsets()  # nothing new
+        assert state_records(member) == records + 1
+        assert same_as_log(member)
+
+
+async def test_a_copy_knows_the_changes_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        held.hold()
+        dropping = asyncio.create_task(member.keeper.drop_topic("T"))
+        await until(lambda: held.waiting)
+        member.keeper.write_copy_if_due(0)
+        held.release()
+        await dropping
+        assert "T" not in load(member.store, BrokerState).topics
+        assert same_as_log(member)
+
+
+async def test_a_copy_is_due_after_so_many_bytes(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        records = state_records(member)
+        member.keeper.write_copy_if_due(10_000)
+        assert state_records(member) == records
+        member.append("T", 0, b"." * 10_000)
+        member.keeper.write_copy_if_due(10_000)
+        assert state_records(member) == records + 1
+        member.keeper.write_copy_if_due(10_000)
+        assert state_records(member) == records + 1

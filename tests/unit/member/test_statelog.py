@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StateTooNew
+from cometmq.format import record
+from cometmq.member import statelog
+from cometmq.member.statelog import DeletedTopics, append_now, encode_record, load
+from cometmq.messaging.changes import Change, TopicDropped, TopicPut
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.state import (
+    CHANGE,
+    STATE_QUEUE_ID,
+    STATE_TOPIC,
+    BrokerState,
+    StateRecord,
+    change_records,
+)
+from cometmq.model import TopicConfig
+from cometmq.store.engine import MessageStore
+from tests.support.stores import HOST, START_MS, append, open_store
+
+
+def write(store: MessageStore, state: BrokerState, *changes: Change) -> None:
+    """Changes that are appended and applied."""
+    append_now(store, change_records(changes), HOST, START_MS)
+    for change in changes:
+        state.apply(change)
+
+
+def put(state: BrokerState, name: str) -> TopicPut:
+    return state.plan_topic(TopicConfig(name))
+
+
+def same(a: BrokerState, b: BrokerState) -> bool:
+    return list(a.as_changes()) == list(b.as_changes())
+
+
+def test_a_state_record_is_a_record_like_any_other() -> None:
+    data = encode_record(StateRecord(CHANGE, b"{}"), HOST, START_MS)
+    found = record.decode(data)
+    assert (found.topic, found.queue_id, found.tag) == (STATE_TOPIC, STATE_QUEUE_ID, CHANGE)
+    assert (found.body, found.born_time_ms) == (b"{}", START_MS)
+
+
+def test_an_empty_log_tells_an_empty_state(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    assert same(load(store, BrokerState), BrokerState())
+    store.abandon()
+
+
+def test_changes_without_a_copy_are_read_from_the_beginning(tmp_path: Path) -> None:
+    store, state = open_store(tmp_path), BrokerState()
+    write(store, state, put(state, "A"))
+    write(store, state, state.plan_group(GroupSettings("g")))
+    assert same(load(store, BrokerState), state)
+    store.abandon()
+
+
+def test_a_large_state_over_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of many records, changes between and behind them, units read in pieces."""
+    monkeypatch.setattr(statelog, "_UNITS_AT_ONCE", 7)
+    monkeypatch.setattr(statelog, "_RECORD_BYTES_AT_ONCE", 2_000)
+    store, state = open_store(tmp_path), BrokerState()
+    for number in range(60):
+        write(store, state, put(state, f"topic-{number:03}"))
+        if number % 25 == 20:
+            append_now(store, state.full_copy(bytes_max=1_000), HOST, START_MS)
+        append(store, ("T", 0, [b"between"]))
+    write(store, state, TopicDropped("topic-007"))
+    assert store.queue_bounds(STATE_TOPIC, 0)[1] > 65
+    assert same(load(store, BrokerState), state)
+    store.abandon()
+
+
+def test_a_copy_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+    store, state = open_store(tmp_path), BrokerState()
+    for number in range(30):
+        write(store, state, put(state, f"topic-{number:03}"))
+    append_now(store, state.full_copy(bytes_max=1_000)[:-1], HOST, START_MS)
+    write(store, state, TopicDropped("topic-007"))
+    assert same(load(store, BrokerState), state)
+    store.abandon()
+
+
+def test_a_unit_with_a_strange_tag_is_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, (STATE_TOPIC, 0, [b"x"]), tag="STRANGE")
+    with pytest.raises(StateTooNew, match="tag hash"):
+        load(store, BrokerState)
+    store.abandon()
+
+
+def test_deletions_are_seen_while_the_log_is_read_again(tmp_path: Path) -> None:
+    store, state = open_store(tmp_path), BrokerState()
+    write(store, state, put(state, "A"), put(state, "B"))
+    append(store, ("A", 0, [b"a"]), ("B", 0, [b"b"]))
+    write(store, state, TopicDropped("A"))
+    store.abandon()  # the files of A are still there
+    store = open_store(tmp_path, observer=DeletedTopics())
+    assert store.queue_bounds("A", 0) == (0, 0)
+    assert store.queue_bounds("B", 0) == (0, 1)
+    store.abandon()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import BatchMalformed, StoreFailed
+from cometmq.member.storage import MemberStorage, Segment
+from cometmq.model import FlushMode, TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.engine import MessageStore
+from tests.support.broker import encoded, until
+from tests.support.members import NEVER, Member, living_member, opened
+from tests.support.stores import HOST, WallClock, open_store
+
+A, S = ("A", 0), ("S", 0)
+
+
+@pytest.fixture
+async def still(tmp_path: Path) -> Member:
+    """A member whose flusher does not run: nothing reaches the disk unless the test syncs."""
+    found = Member(opened(tmp_path), NEVER)
+    for name, mode in (("A", FlushMode.ASYNC), ("S", FlushMode.SYNC)):
+        config = TopicConfig(name, 1, 1, flush_mode=mode)
+        found.state.apply(found.state.plan_topic(config))
+    return found
+
+
+async def sync(member: Member) -> None:
+    await member.storage._flusher.sync()
+
+
+async def test_async_is_acknowledged_at_once_and_readable_after_the_sync(still: Member) -> None:
+    ticket = still.append("A", 0, b"a", b"b")
+    assert ticket.acked is None
+    assert still.storage.bounds(A) == (0, 0, 2)
+    await sync(still)
+    assert still.storage.bounds(A) == (0, 2, 2)
+
+
+async def test_sync_is_acknowledged_by_the_sync(still: Member) -> None:
+    ticket = still.append("S", 0, b"a")
+    assert ticket.acked is not None
+    assert not ticket.acked.done()
+    await sync(still)
+    assert ticket.acked.done()
+    assert still.storage.bounds(S) == (0, 1, 1)
+
+
+async def test_a_batch_has_the_union_of_its_segments_demands(still: Member) -> None:
+    records = encoded("A", 0, b"a") + encoded("S", 0, b"s")
+    segments = [
+        Segment("A", 0, 1, DurabilityClass.ASYNC),
+        Segment("S", 0, 1, DurabilityClass.FLUSHED),
+    ]
+    ticket = still.storage.append(records, segments, born_host=HOST, store_host=HOST)
+    assert ticket.acked is not None
+    await sync(still)
+    assert ticket.acked.done()
+    assert [still.storage.bounds(key) for key in (A, S)] == [(0, 1, 1)] * 2
+
+
+async def test_a_refused_batch_changes_nothing(still: Member) -> None:
+    before = still.store.appended_offset, still.storage.watermarks.appended
+    segment = Segment("A", 0, 1, DurabilityClass.ASYNC)
+    with pytest.raises(BatchMalformed):
+        still.storage.append(b"x" * 100, [segment], born_host=HOST, store_host=HOST)
+    assert (still.store.appended_offset, still.storage.watermarks.appended) == before
+    assert still.storage.bounds(A) == (0, 0, 0)
+
+
+async def test_one_sync_releases_all_before_it_and_nothing_behind(still: Member) -> None:
+    tickets = [still.append("S", 0, b"%d" % n) for n in range(3)]
+    await sync(still)
+    late = still.append("S", 0, b"late")
+    assert all(t.acked is not None and t.acked.done() for t in tickets)
+    assert late.acked is not None
+    assert not late.acked.done()
+    assert still.storage.bounds(S) == (0, 3, 4)
+
+
+async def test_waiting_for_a_position_that_is_on_disk_takes_no_time(still: Member) -> None:
+    await still.storage.on_disk(still.store.flushed_offset)
+
+
+async def test_after_recovery_everything_is_readable(tmp_path: Path) -> None:
+    async with living_member(tmp_path, clean=False) as member:
+        await member.put("A")
+        member.append("A", 0, b"a", b"b")
+    found = opened(tmp_path)
+    storage = MemberStorage(found.store, NEVER, WallClock())
+    assert storage.bounds(A) == (0, 2, 2)
+    storage.close()
+
+
+async def test_dropping_a_topic_takes_what_waits_with_it(still: Member) -> None:
+    still.append("A", 0, b"a", b"b")
+    still.storage.drop_topic("A")
+    assert still.storage.bounds(A) == (0, 0, 0)
+    still.append("A", 0, b"new")
+    await sync(still)
+    assert still.storage.bounds(A) == (0, 1, 1)
+
+
+async def test_a_failed_sync_ends_it_and_fails_all_who_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: MessageStore) -> int:
+        raise StoreFailed("fdatasync: Input/output error")
+
+    store = open_store(tmp_path)
+    storage = MemberStorage(store, NEVER, WallClock())
+    monkeypatch.setattr(MessageStore, "flush_log", fail)
+    segment = Segment("S", 0, 1, DurabilityClass.FLUSHED)
+    ticket = storage.append(encoded("S", 0, b"x"), [segment], born_host=HOST, store_host=HOST)
+    with pytest.raises(StoreFailed):
+        await asyncio.wait_for(storage.run(3600), 10)
+    assert storage.failed
+    assert ticket.acked is not None
+    with pytest.raises(StoreFailed):
+        await ticket.acked
+    storage.close()
+    monkeypatch.undo()
+    again = open_store(tmp_path)
+    assert not again.clean_start, "after a failed sync there is no clean mark"
+    again.abandon()
+
+
+async def test_files_are_built_ahead_and_queues_synced(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("A")
+        while member.store.appended_offset < 256 * 1024:
+            member.append("A", 0, b"." * 20_000)
+        checkpoint = tmp_path / "store/checkpoint"
+        await until(lambda: not member.store.next_file_wanted)
+        await until(lambda: any(checkpoint.read_bytes()))

@@ -1,0 +1,79 @@
+"""Random changes of a broker's state."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from cometmq.messaging.changes import (
+    Change,
+    GenerationsCounted,
+    GenerationsRaised,
+    GroupDropped,
+    GroupPut,
+    OffsetsCommitted,
+    TopicCopied,
+    TopicDropped,
+    TopicPut,
+)
+from cometmq.messaging.generations import History
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset
+from cometmq.model import FlushMode, Position, TopicConfig
+
+NAMES = st.text("%|abcXYZ019_-", min_size=1, max_size=12)
+COUNTS = st.integers(1, 1024)
+UINT64 = st.integers(0, 2**64 - 1)
+OFFSETS = st.integers(0, 2**63 - 1)
+
+CONFIGS = st.builds(
+    TopicConfig,
+    name=NAMES,
+    read_queue_count=COUNTS,
+    write_queue_count=COUNTS,
+    permission=st.sampled_from([2, 4, 6]),
+    flush_mode=st.sampled_from(FlushMode),
+)
+SETTINGS = st.builds(
+    GroupSettings,
+    name=NAMES,
+    consume_enable=st.booleans(),
+    consume_from_min_enable=st.booleans(),
+    consume_broadcast_enable=st.booleans(),
+    retry_queue_count=st.integers(0, 100),
+    retry_times_max=st.integers(0, 100),
+    broker_id=st.integers(0, 9),
+    broker_id_when_slow=st.integers(0, 9),
+    notify_members_enable=st.booleans(),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    history = History(((draw(st.integers(1, 2**60)), 0),))
+    for rise, start in draw(st.lists(st.tuples(st.integers(1, 9), OFFSETS), max_size=20)):
+        history = history.raised(history.current + rise, start)
+    return history
+
+
+def commits(positions: st.SearchStrategy[Position]) -> st.SearchStrategy[OffsetsCommitted]:
+    """Many at once, in the order in which a record keeps them: by group, topic."""
+    one = st.builds(CommittedOffset, NAMES, NAMES, st.integers(0, 1023), positions)
+    return st.lists(one, max_size=8, unique_by=lambda c: (c.group, c.topic, c.queue_id)).map(
+        lambda found: OffsetsCommitted(tuple(sorted(found, key=lambda c: (c.group, c.topic))))
+    )
+
+
+CHANGES: st.SearchStrategy[Change] = st.one_of(
+    st.builds(TopicPut, CONFIGS, UINT64),
+    st.builds(TopicDropped, NAMES),
+    st.builds(TopicCopied, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
+    st.builds(
+        GenerationsRaised,
+        UINT64,
+        st.dictionaries(NAMES, st.lists(OFFSETS, max_size=4).map(tuple), max_size=4),
+    ),
+    st.builds(GenerationsCounted, UINT64),
+    st.builds(GroupPut, SETTINGS),
+    st.builds(GroupDropped, NAMES),
+    commits(st.builds(Position, UINT64, OFFSETS)),
+)

@@ -1,0 +1,137 @@
+"""The bytes of state records: fixed for good, read strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq.errors import StateTooNew, StoreDamaged
+from cometmq.messaging.changes import (
+    Change,
+    GenerationsCounted,
+    GenerationsRaised,
+    GroupDropped,
+    GroupPut,
+    OffsetsCommitted,
+    TopicCopied,
+    TopicDropped,
+    TopicPut,
+    decode,
+    encode,
+)
+from cometmq.messaging.generations import History
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset
+from cometmq.model import FlushMode, Position, TopicConfig
+from tests.unit.messaging.strategies import CHANGES
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "format"
+ORDERS = TopicConfig("orders", 4, 2, 6, FlushMode.SYNC)
+BILLS = TopicConfig("bills", 2, 2)
+
+# The examples of docs/format/state.md. What is on disk keeps its meaning: add, never edit.
+GOLDEN: dict[str, Change] = {
+    '{"k":"topic","n":"orders","r":4,"w":2,"p":6,"f":2,"g":7}': TopicPut(ORDERS, 7),
+    '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
+    '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (
+        TopicCopied(BILLS, (History(((7, 0), (9, 500))), History(((7, 0),))))
+    ),
+    '{"k":"raise","g":9,"s":{"orders":[500,0]}}': GenerationsRaised(9, {"orders": (500, 0)}),
+    '{"k":"counter","g":9}': GenerationsCounted(9),
+    '{"k":"group","n":"billing","c":true,"m":true,"b":true,"rq":1,"rt":16,"i":0,"s":1,"y":true}': (
+        GroupPut(GroupSettings("billing"))
+    ),
+    '{"k":"group-drop","n":"billing"}': GroupDropped("billing"),
+    '{"k":"offsets","o":{"billing":{"orders":[[0,9,480],[1,9,12]]}}}': OffsetsCommitted(
+        (
+            CommittedOffset("billing", "orders", 0, Position(9, 480)),
+            CommittedOffset("billing", "orders", 1, Position(9, 12)),
+        )
+    ),
+}
+
+
+def test_each_kind_has_a_golden_form() -> None:
+    assert {type(change) for change in GOLDEN.values()} == set(get_args(Change))
+
+
+@pytest.mark.parametrize("text", GOLDEN)
+def test_the_document_shows_the_golden_forms(text: str) -> None:
+    assert text in (DOCS / "state.md").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("text", GOLDEN)
+def test_golden_forms(text: str) -> None:
+    body = f'{{"v":1,"c":[{text}]}}'.encode()
+    assert encode([GOLDEN[text]]) == body
+    assert decode(body) == (GOLDEN[text],)
+
+
+@given(st.lists(CHANGES, max_size=5))
+def test_what_is_written_is_read(changes: list[Change]) -> None:
+    assert decode(encode(changes)) == tuple(changes)
+
+
+def record(**entry: Any) -> bytes:
+    return json.dumps({"v": 1, "c": [entry]}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"v":2,"c":[]}',
+        b'{"v":2}',
+        b'{"v":1,"c":[],"x":0}',
+        record(k="pop-ack", n="orders"),
+        record(k="topic-drop", n="orders", reason=""),
+    ],
+)
+def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
+    with pytest.raises(StateTooNew):
+        decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"7",
+        b'{"v":1}',
+        b'{"v":1,"c":7}',
+        b'{"v":1,"c":[7]}',
+        b'{"v":1,"c":[[]]}',
+        b'{"v":1,"c":[' + b"[" * 100_000,
+        record(n="orders"),
+        record(k="topic-drop"),
+        record(k="topic-drop", n=7),
+        record(k=["topic-drop"], n="orders"),
+        record(k="counter", g=-1),
+        record(k="counter", g=1.0),
+        record(k="counter", g=True),
+        record(k="raise", g=1, s=[]),
+        record(k="topic", n="orders", r=4, w=2, p=6, f=9, g=7),
+        record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[[7, 5]]]),
+        record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[]]),
+        record(k="offsets", o={"billing": {"orders": [[0, 9]]}}),
+        record(k="group", n="b", c=1, m=True, b=True, rq=1, rt=16, i=0, s=1, y=True),
+    ],
+)
+def test_what_nobody_wrote_is_damage(body: bytes) -> None:
+    with pytest.raises(StoreDamaged):
+        decode(body)
+
+
+@given(st.binary(max_size=40))
+def test_noise_is_never_taken_for_state(noise: bytes) -> None:
+    try:
+        assert decode(noise) == ()
+    except (StoreDamaged, StateTooNew):
+        return
+    assert json.loads(noise) == {"v": 1, "c": []}

@@ -1,0 +1,174 @@
+"""Acks, visibility and readable maxima, the last against a list that is searched from the start."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cometmq.model import FlushMode
+from cometmq.replication.watermarks import (
+    CopyWatermarks,
+    DurabilityClass,
+    QueueKey,
+    ReadableMaxima,
+    Watermarks,
+    union,
+)
+
+ASYNC, FLUSHED = DurabilityClass.ASYNC, DurabilityClass.FLUSHED
+QUEUE = ("orders", 0)
+
+
+def test_class_follows_the_topics_flush_mode() -> None:
+    assert DurabilityClass.of(FlushMode.ASYNC) is ASYNC
+    assert DurabilityClass.of(FlushMode.SYNC) is FLUSHED
+
+
+def test_a_batch_demands_what_any_of_its_segments_demands() -> None:
+    assert union([]) is ASYNC
+    assert union([ASYNC, ASYNC]) is ASYNC
+    assert union([ASYNC, FLUSHED]) is FLUSHED
+
+
+def test_asynchronous_topics_are_acknowledged_when_appended_and_seen_when_flushed() -> None:
+    watermarks = Watermarks(appended=300, flushed=100)
+    assert (watermarks.ack(ASYNC), watermarks.visible(ASYNC)) == (300, 100)
+    assert (watermarks.ack(FLUSHED), watermarks.visible(FLUSHED)) == (100, 100)
+
+
+@pytest.mark.parametrize(("appended", "flushed"), [(99, 50), (100, 49), (100, 101)])
+def test_positions_neither_go_back_nor_overtake(appended: int, flushed: int) -> None:
+    watermarks = Watermarks(appended=100, flushed=50)
+
+    def move() -> None:
+        watermarks.append_to(appended)
+        watermarks.flush_to(flushed)
+
+    with pytest.raises(AssertionError):
+        move()
+
+
+def test_what_was_recovered_is_readable_at_once() -> None:
+    maxima = ReadableMaxima({QUEUE: 7})
+    assert maxima.readable(QUEUE) == 7
+    assert maxima.readable(("orders", 1)) == 0
+
+
+def test_an_advance_names_each_queue_once_with_its_newest_maximum() -> None:
+    maxima = ReadableMaxima()
+    for end, maximum in ((100, 1), (200, 2), (300, 3)):
+        maxima.push(ASYNC, end, QUEUE, maximum)
+    assert maxima.advance(Watermarks(300, 299)) == [(QUEUE, 2)]
+    assert maxima.advance(Watermarks(300, 299)) == []
+    assert maxima.advance(Watermarks(300, 300)) == [(QUEUE, 3)]
+
+
+def test_a_deleted_topics_records_do_not_raise_its_successor() -> None:
+    maxima = ReadableMaxima({QUEUE: 5})
+    maxima.push(ASYNC, 100, QUEUE, 6)
+    maxima.push(ASYNC, 100, ("other", 0), 1)
+    maxima.forget_topic("orders")
+    maxima.push(ASYNC, 200, QUEUE, 1)
+    assert maxima.advance(Watermarks(200, 150)) == [(("other", 0), 1)]
+    assert maxima.readable(QUEUE) == 0
+    assert maxima.advance(Watermarks(200, 200)) == [(QUEUE, 1)]
+
+
+class SplitVisibility(Watermarks):
+    """Classes whose visible positions differ, as replication will make them."""
+
+    def visible(self, demands: DurabilityClass) -> int:
+        return self.flushed if demands else self.appended
+
+
+def test_a_queue_that_changed_its_class_waits_for_what_is_older() -> None:
+    maxima = ReadableMaxima()
+    maxima.push(FLUSHED, 100, QUEUE, 1)
+    maxima.push(ASYNC, 200, QUEUE, 2)
+    assert maxima.advance(SplitVisibility(200, 99)) == []
+    assert maxima.advance(SplitVisibility(200, 100)) == [(QUEUE, 1)]
+    assert maxima.advance(SplitVisibility(200, 200)) == [(QUEUE, 2)]
+    maxima.push(ASYNC, 300, QUEUE, 3)
+    assert maxima.advance(SplitVisibility(300, 200)) == [(QUEUE, 3)]
+
+
+class MaximaMachine(RuleBasedStateMachine):
+    """The naive twin keeps every record and looks through all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxima = ReadableMaxima()
+        self.watermarks = SplitVisibility()
+        self.log: list[tuple[DurabilityClass, int, QueueKey]] = []  # class, end, queue
+        self.seen: dict[QueueKey, int] = {}
+
+    @rule(queue_id=st.integers(0, 2), demands=st.sampled_from([ASYNC, FLUSHED]))
+    def append(self, queue_id: int, demands: DurabilityClass) -> None:
+        key = ("orders", queue_id)
+        end = self.watermarks.appended + 10
+        self.log.append((demands, end, key))
+        self.maxima.push(demands, end, key, sum(k == key for _, _, k in self.log))
+        self.watermarks.append_to(end)
+
+    @rule(share=st.floats(0, 1))
+    def flush(self, share: float) -> None:
+        span = self.watermarks.appended - self.watermarks.flushed
+        self.watermarks.flush_to(self.watermarks.flushed + int(span * share))
+
+    @rule()
+    def advance(self) -> None:
+        before = dict(self.seen)
+        moved = self.maxima.advance(self.watermarks)
+        self.seen.update(moved)
+        assert len(dict(moved)) == len(moved)
+        assert all(before.get(key, 0) < maximum for key, maximum in moved)
+        for key in self.keys():
+            # Never more than the classes show; and no less, but for queues that changed their
+            # class, which may wait until all is on disk.
+            assert self.seen.get(key, 0) <= self.naive(key)
+            if self.of_one_class(key) or self.watermarks.flushed == self.watermarks.appended:
+                assert self.seen.get(key, 0) == self.naive(key)
+
+    def of_one_class(self, key: QueueKey) -> bool:
+        return len({demands for demands, _, k in self.log if k == key}) == 1
+
+    def keys(self) -> set[QueueKey]:
+        return {key for _, _, key in self.log}
+
+    def naive(self, key: QueueKey) -> int:
+        """Records of the queue before the first one that its class does not yet show."""
+        count = 0
+        for demands, end, _ in (entry for entry in self.log if entry[2] == key):
+            if end > self.watermarks.visible(demands):
+                break
+            count += 1
+        return count
+
+    @invariant()
+    def readable_is_what_was_announced(self) -> None:
+        assert all(self.maxima.readable(key) == self.seen.get(key, 0) for key in self.keys())
+
+
+TestReadableMaxima = MaximaMachine.TestCase
+
+
+class TestCopyWatermarks:
+    def test_a_copy_shows_what_the_writer_shows_and_what_is_on_its_own_disk(self) -> None:
+        marks = CopyWatermarks(100, 100)
+        assert marks.visible(DurabilityClass.ASYNC) == 0, "nothing is known before the writer tells"
+        marks.told(80, 60)
+        assert marks.visible(DurabilityClass.ASYNC) == 80
+        assert marks.visible(DurabilityClass.FLUSHED) == 60
+        assert marks.told_position == 80
+        marks.append_to(200)
+        marks.told(200, 200)
+        assert marks.visible(DurabilityClass.FLUSHED) == 100
+        marks.flush_to(150)
+        assert marks.visible(DurabilityClass.FLUSHED) == 150
+
+    def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
+        marks = CopyWatermarks(100, 100)
+        marks.told(80, 80)
+        marks.told(50, 50)
+        assert marks.visible(DurabilityClass.ASYNC) == 80

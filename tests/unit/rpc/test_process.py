@@ -1,0 +1,86 @@
+"""The frame of a service's main: exit status, signals, the announce file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import ConfigInvalid, StoreLocked
+from cometmq.rpc.process import STOP_SIGNALS, StopSignal, announce, run
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Puts the signal handlers back."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_ends_the_program_in_order(number: signal.Signals) -> None:
+    async def main(stop: StopSignal) -> None:
+        os.kill(os.getpid(), number)
+        await stop.wait()
+
+    assert run(main) == 0
+
+
+def test_a_signal_before_the_loop_runs_is_not_lost() -> None:
+    stop = StopSignal()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.is_set
+    asyncio.run(asyncio.wait_for(stop.wait(), 5))
+
+
+def test_an_error_of_the_catalogue_is_told_with_its_advice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def main(stop: StopSignal) -> None:
+        raise ConfigInvalid("option port: 'x'")
+
+    assert run(main) == 1
+    assert (
+        capsys.readouterr().err == f"CONFIG_INVALID: option port: 'x'\n  {ConfigInvalid.advice}\n"
+    )
+
+
+def test_so_is_one_out_of_a_task_group(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main(stop: StopSignal) -> None:
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [StoreLocked("in use")])])
+
+    assert run(main) == 1
+    assert capsys.readouterr().err.startswith("STORE_LOCKED: in use\n")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ExceptionGroup("tasks", [KeyError("x")])])
+def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
+    async def main(stop: StopSignal) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        run(main)
+
+
+def test_the_announce_file_appears_whole(tmp_path: Path) -> None:
+    path = tmp_path / "announce.json"
+    path.write_text("old")
+    announce(path, address="127.0.0.1:1", metrics_address="127.0.0.1:2")
+
+    assert json.loads(path.read_text()) == {
+        "pid": os.getpid(),
+        "address": "127.0.0.1:1",
+        "metrics_address": "127.0.0.1:2",
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == ["announce.json"]
+
+
+def test_without_a_path_nothing_is_announced() -> None:
+    announce(None, address="127.0.0.1:1")

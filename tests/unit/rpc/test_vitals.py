@@ -1,0 +1,55 @@
+"""Readiness and the loop's lag, as Prometheus sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cometmq.rpc import vitals
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.vitals import Vitals
+from tests.support.broker import until
+
+
+class Late:
+    """A clock on which each look takes 30 ms."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        self.now_s += 0.03
+        return self.now_s
+
+    def wall_ms(self) -> int:
+        return 0
+
+    def boottime_s(self) -> float:
+        return 0.0
+
+
+def test_ready_follows_the_gate() -> None:
+    registry, gate = CollectorRegistry(), Gate()
+    Vitals(registry, gate, Late())
+    assert registry.get_sample_value("cometmq_ready") == 0
+    gate.open()
+    assert registry.get_sample_value("cometmq_ready") == 1
+    gate.drain()
+    assert registry.get_sample_value("cometmq_ready") == 0
+
+
+async def test_a_late_timer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "INTERVAL_S", 0.001)
+    registry = CollectorRegistry()
+    running = asyncio.create_task(Vitals(registry, Gate(), Late()).run())
+    lag = "cometmq_event_loop_lag_seconds"
+    await until(lambda: registry.get_sample_value(f"{lag}_count"))
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    # 30 ms between two looks, of which 1 ms was asked for.
+    assert registry.get_sample_value(f"{lag}_bucket", {"le": "0.02"}) == 0
+    assert registry.get_sample_value(f"{lag}_bucket", {"le": "0.05"}) != 0

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StoreDamaged
+from cometmq.store import identity
+from cometmq.store.files import OsFiles
+from cometmq.store.identity import CleanMark, Identity
+
+PATH = Path("cometmq.json")
+OPEN = Identity("ab" * 16, "boot", None)
+CLOSED = Identity("ab" * 16, "boot", CleanMark.of(100, 0, b"record"))
+
+
+@pytest.mark.parametrize("known", [OPEN, CLOSED])
+def test_what_is_encoded_is_decoded(known: Identity) -> None:
+    assert identity.decode(known.encode(), PATH) == known
+
+
+def test_the_fields_are_the_documents() -> None:
+    assert json.loads(CLOSED.encode()) == {
+        "version": 1,
+        "store_id": "ab" * 16,
+        "boot_id": "boot",
+        "clean": {
+            "end": 100,
+            "last_offset": 0,
+            "last_bytes": 6,
+            "last_crc32": zlib.crc32(b"record"),
+        },
+        "recovered": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b'{"version": 2}', b'{"version": 1}', b"\xff", b"null"]
+)
+def test_anything_else_is_damage(content: bytes) -> None:
+    with pytest.raises(StoreDamaged):
+        identity.decode(content, PATH)
+
+
+def test_the_file(tmp_path: Path) -> None:
+    files, path = OsFiles(), tmp_path / "cometmq.json"
+    assert identity.load(files, path) is None
+    identity.save(files, path, OPEN)
+    identity.save(files, path, CLOSED)
+    assert identity.load(files, path) == CLOSED

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StoreFailed
+from cometmq.format.batch import BatchLimits
+from cometmq.store.opening import StoreOptions
+from tests.support.stores import (
+    LOG_FILE_BYTES,
+    QUEUE_FILE_BYTES,
+    FaultyFiles,
+    append,
+    open_store,
+)
+
+# --- what stands on the disk, read with nothing but docs/format ---------------------------------
+
+
+def log_records(root: Path) -> list[tuple[int, bytes]]:
+    """(log offset, record) by docs/format/store-layout.md §2."""
+    found = []
+    for path in sorted((root / "commitlog").iterdir()):
+        content, at = path.read_bytes(), 0
+        while True:
+            size, magic = struct.unpack_from(">iI", content, at)
+            if magic == 0xCBD43194:
+                assert size == len(content) - at
+                break
+            if magic == 0:
+                assert not any(content[at:])
+                break
+            assert magic == 0xDAA320A7
+            found.append((int(path.name) + at, content[at : at + size]))
+            at += size
+    return found
+
+
+def queue_units(root: Path, queue: str) -> list[tuple[int, int]]:
+    """(log offset, size) by docs/format/store-layout.md §3."""
+    folder = sorted((root / "consumequeue" / queue).iterdir())
+    row = b"".join(path.read_bytes() for path in folder)
+    units = [unit[:2] for unit in struct.iter_unpack(">qiq", row)]
+    written = [unit for unit in units if unit[1] > 0]
+    assert units[: len(written)] == written, "what was not written stands behind"
+    return written
+
+
+def test_the_files_are_as_the_documents_say(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in range(50):
+        append(store, ("A", number % 2, [b"%d" % number + bytes(1500)]), ("B", 0, [b"x"]))
+    end = store.appended_offset
+    store.close()
+    records = log_records(tmp_path)
+    assert len(records) == 100
+    assert sum(records[-1][0:1]) + len(records[-1][1]) == end
+    for queue, topic, queue_id in (("A/0", b"A", 0), ("A/1", b"A", 1), ("B/0", b"B", 0)):
+        expected: list[tuple[int, int]] = []
+        for offset, content in records:
+            named = struct.unpack_from(">i", content, 12)[0]
+            body = struct.unpack_from(">i", content, 84)[0]
+            if (named, content[89 + body : 89 + body + content[88 + body]]) == (queue_id, topic):
+                assert struct.unpack_from(">qq", content, 20) == (len(expected), offset)
+                expected.append((offset, len(content)))
+        assert queue_units(tmp_path, queue) == expected
+    sizes = {path.stat().st_size for path in (tmp_path / "commitlog").iterdir()}
+    assert sizes == {LOG_FILE_BYTES}
+    assert (tmp_path / "consumequeue/A/0/00000000000000000320").stat().st_size == QUEUE_FILE_BYTES
+
+
+# --- the order of the steps -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("syncs", range(1, 14))
+def test_a_crash_at_any_sync_of_an_opening_is_harmless(tmp_path: Path, syncs: int) -> None:
+    """The first opening, one after a clean close and one after a crash, each cut short."""
+    for ending in (None, "close", "abandon"):
+        if ending is not None:
+            store = open_store(tmp_path)
+            append(store, ("A", 0, [b"x"]))
+            getattr(store, ending)()
+        files = FailingSoon(syncs)
+        try:
+            open_store(tmp_path, files=files).abandon()
+        except StoreFailed:
+            assert files.left == 0
+    store = open_store(tmp_path)
+    assert store.queue_bounds("A", 0) == (0, 2)
+    store.close()
+
+
+class FailingSoon(FaultyFiles):
+    """The disk stops taking anything at the n-th sync of a folder."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__(boot="another")
+        self.left = left
+
+    def sync_directory(self, path: object) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.left, self.sync_fails = 0, True
+            raise StoreFailed(f"cannot sync {path}")
+        super().sync_directory(str(path))
+
+
+def test_letting_go_twice_does_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.close()
+    store.abandon()
+    store.abandon()
+    with pytest.raises(StoreFailed, match="closed"):
+        append(store, ("A", 0, [b"x"]))
+
+
+def test_a_clean_mark_tells_the_last_record(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    last = append(store, ("A", 0, [b"x", b"y"]))
+    store.close()
+    for _ in range(2):  # the second opening appends nothing and keeps the mark
+        clean = json.loads((tmp_path / "cometmq.json").read_bytes())["clean"]
+        assert clean["end"] == last.end_offset
+        assert clean["last_offset"] + clean["last_bytes"] == last.end_offset
+        open_store(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"commit_log_file_bytes": 0},
+        {"consume_queue_file_bytes": 30},
+        {"consume_queue_file_bytes": 0},
+        {"batch_limits": BatchLimits(batch_bytes_max=1 << 30)},
+    ],
+)
+def test_options_have_bounds(wrong: dict[str, object]) -> None:
+    with pytest.raises(AssertionError):
+        StoreOptions(**wrong)  # type: ignore[arg-type]

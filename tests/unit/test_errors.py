@@ -1,0 +1,97 @@
+"""The catalogue is total: classes, codes, wire mapping and docs/errors.md agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cometmq import errors
+from cometmq.errors import CATALOGUE, CometError, Retry
+from cometmq.rpc.interceptors import from_proto, to_proto
+from cometmq.v1 import common_pb2
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
+LEAVES = list(CATALOGUE.values())
+every_error = pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.name())
+
+
+def _classes(base: type[CometError]) -> set[type[CometError]]:
+    return {base}.union(*map(_classes, base.__subclasses__()))
+
+
+def _written() -> dict[int, list[str]]:
+    """Rows of the table in docs/errors.md, by code."""
+    rows = [line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines()]
+    return {int(row[0]): row for row in rows if re.fullmatch(r"\d{4}", row[0])}
+
+
+def test_every_class_with_a_code_is_in_the_catalogue_once() -> None:
+    own = {kind for kind in _classes(CometError) if kind.__module__ == errors.__name__}
+    coded = [kind for kind in own if "code" in vars(kind) and kind.code]
+
+    assert sorted(coded, key=lambda kind: kind.code) == LEAVES
+    assert len(LEAVES) == len(coded)
+
+
+def test_codes_and_names_are_unique() -> None:
+    assert all(kind.code == code for code, kind in CATALOGUE.items())
+    assert len({kind.name() for kind in LEAVES}) == len(LEAVES)
+
+
+def test_only_leaves_have_codes() -> None:
+    for kind in LEAVES:
+        assert [sub for sub in kind.__subclasses__() if sub.__module__ == errors.__name__] == []
+
+
+@every_error
+def test_an_error_tells_what_it_means_and_what_to_do(kind: type[CometError]) -> None:
+    assert kind.__doc__
+    assert kind.__doc__.endswith(".")
+    assert re.search(r"[.!)]$|[A-Z]$", kind.advice)
+
+
+@every_error
+def test_the_status_is_one_of_grpc(kind: type[CometError]) -> None:
+    assert kind.status in grpc.StatusCode.__members__
+    assert kind.status != "OK"
+
+
+@every_error
+def test_the_name_is_spelt_from_the_class(kind: type[CometError]) -> None:
+    assert re.fullmatch(r"[A-Z]+(_[A-Z]+)*", kind.name())
+    assert kind.name().replace("_", "").lower() == kind.__name__.lower()
+
+
+def test_retry_values_are_those_of_the_wire() -> None:
+    ours = {f"RETRY_{rule.name}": rule.value for rule in Retry}
+
+    assert ours | {"RETRY_UNSPECIFIED": 0} == dict(common_pb2.Retry.items())
+
+
+@every_error
+@pytest.mark.parametrize("segment", [None, 0, 7])
+@pytest.mark.parametrize("fence", [None, (0, 0), (2**64 - 1, 2**63 - 1)])
+def test_an_error_survives_the_wire(
+    kind: type[CometError], segment: int | None, fence: tuple[int, int] | None
+) -> None:
+    data = to_proto(kind("what happened", segment=segment, fence=fence)).SerializeToString()
+    proto = common_pb2.Error.FromString(data)
+    error = from_proto(proto)
+
+    assert type(error) is kind
+    assert (str(error), error.segment, error.fence) == ("what happened", segment, fence)
+    assert (proto.name, proto.advice, proto.retry) == (kind.name(), kind.advice, kind.retry.value)
+
+
+def test_the_document_lists_exactly_the_catalogue() -> None:
+    assert list(_written()) == list(CATALOGUE)
+
+
+@every_error
+def test_the_document_says_the_same(kind: type[CometError]) -> None:
+    row = [str(kind.code), f"`{kind.name()}`", kind.status, kind.retry.name, kind.__doc__]
+
+    assert _written()[kind.code] == [*row, kind.advice.replace("|", "\\|")]

@@ -1,0 +1,66 @@
+"""The contract, its comments and docs/protocol.md agree with each other and with the catalogue."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cometmq.errors import CATALOGUE
+from cometmq.v1 import broker_pb2, hold_pb2, member_pb2, namesrv_pb2
+
+ROOT = Path(__file__).parents[2]
+PROTOS = sorted((ROOT / "proto" / "cometmq" / "v1").glob("*.proto"))
+DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
+CONTRACT = {
+    (service.name, method.name)
+    for file in (namesrv_pb2, broker_pb2, hold_pb2, member_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+NAMES = {kind.name() for kind in CATALOGUE.values()}
+
+
+def _sections() -> dict[str, str]:
+    """Text below each heading of the second level."""
+    parts = re.split(r"^## (.*)$", DOCUMENT, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _served() -> set[tuple[str, str]]:
+    """What is described in two lines."""
+    found = set()
+    for title, text in _sections().items():
+        if match := re.match(r"Served: `(\w+)`", title):
+            names = re.findall(r"^- \*\*(\w+)\*\*: .*\n  \S.*$", text, flags=re.M)
+            found |= {(match[1], name) for name in names}
+    return found
+
+
+def _planned() -> set[tuple[str, str]]:
+    planned = re.findall(r"^- `(\w+)\.(\w+)`: .*\.$", _sections()["Planned"], flags=re.M)
+    assert len(planned) == _sections()["Planned"].count("\n- ")
+    return set(planned)
+
+
+def test_every_rpc_of_the_contract_is_described_as_served_or_planned() -> None:
+    assert _served() | _planned() >= CONTRACT
+
+
+def test_what_is_served_is_in_the_contract_and_no_longer_planned() -> None:
+    assert _served() <= CONTRACT
+    assert not _served() & _planned()
+
+
+def test_the_contract_names_only_errors_that_exist() -> None:
+    for path in PROTOS:
+        comments = " ".join(re.findall(r"//(.*)", path.read_text()))
+        for listed in re.findall(r"Errors(?: inside[^:]*| end the stream)?: ([^.]*)\.", comments):
+            words = re.sub(r"\([^)]*\)", "", listed)
+            named = set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", words))
+            assert named <= NAMES, (path.name, listed)
+
+
+def test_the_document_names_only_errors_that_exist() -> None:
+    statuses = {"NOT_FOUND", "OFFSET_MOVED", "NO_MATCHED_MESSAGE"}
+    named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", DOCUMENT))
+    assert named <= NAMES | statuses
