@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
 WRITER_MODULE = "services.broker"
+WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 FOLLOWER_MODULE = "services.haslave"
 
 
@@ -303,7 +304,10 @@ class MemberApp(ABC):
     async def _drain(self, parts: Parts) -> None:
         log.info("draining")
         await self._ports.begin_drain()
-        await parts.registrar.unregister()
+        # A follower that is about to be replaced stays in the routes. Its writer has just left
+        # them: without both the group would be gone, and consumers would give its queues back.
+        if self._change is None or self.role == WRITER:
+            await parts.registrar.unregister()
         await self._ports.stop(self._config.drain_grace_s)
 
     # --- who we are -------------------------------------------------------------------------------

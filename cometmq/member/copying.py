@@ -67,6 +67,7 @@ class CopyStorage(BaseStorage):
         self.watermarks.append_to(end)
         for note in collected.notes:
             note(self)
+        self._show()  # all of it may be on the disk already, see _flushed
         self._flusher.appended()
         self._sync_as_the_writer()
         self.moved.ring()

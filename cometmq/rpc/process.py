@@ -15,9 +15,7 @@ from typing import Any
 
 from cometmq import reexec
 from cometmq.errors import CometError
-from cometmq.reexec import RoleChange
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from cometmq.reexec import STOP_SIGNALS, RoleChange
 
 
 class StopSignal:
@@ -26,8 +24,8 @@ class StopSignal:
     def __init__(self) -> None:
         self._came = False
         self._event = asyncio.Event()
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: self.set())
+        self._listen()
+        reexec.take_stop_signals()  # a predecessor may have held them
 
     @property
     def is_set(self) -> bool:
@@ -43,6 +41,19 @@ class StopSignal:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.set)
+
+    def unbind(self) -> None:
+        """The loop is about to end. A signal that comes from now on is noted, no more: without a
+        handler it would kill a process that has done everything in order.
+        """
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+        self._listen()
+
+    def _listen(self) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self.set())
 
     async def wait(self) -> None:
         await self._event.wait()
@@ -62,8 +73,10 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
             change = runner.run(_bound(main, stop))
     except (CometError, ExceptionGroup) as error:
         return _report(error)
-    if change is not None and not stop.is_set:
-        reexec.replace_process(sys.argv[1:], change)
+    if change is not None:
+        reexec.hold_stop_signals()  # from here on they are the successor's
+        if not stop.is_set:
+            reexec.replace_process(sys.argv[1:], change)
     return 0
 
 
@@ -71,7 +84,10 @@ async def _bound(
     main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]], stop: StopSignal
 ) -> RoleChange | None:
     stop.bind()
-    return await main(stop)
+    try:
+        return await main(stop)
+    finally:
+        stop.unbind()
 
 
 def _report(error: Exception) -> int:

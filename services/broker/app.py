@@ -20,6 +20,7 @@ from cometmq.member import convert
 from cometmq.member.admin_servicer import Holdings
 from cometmq.member.app import (
     FOLLOWER_MODULE,
+    WRITER,
     MemberApp,
     Surroundings,
 )
@@ -64,7 +65,7 @@ class App(MemberApp):
     """
 
     name = "broker"
-    role = "writer"
+    role = WRITER
 
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:

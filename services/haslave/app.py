@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from cometmq.member.admin_servicer import AdminReadServicer, Holdings
 from cometmq.member.app import (
+    FOLLOWER,
     FOLLOWER_MODULE,
     WRITER_MODULE,
     MemberApp,
@@ -52,7 +53,7 @@ class App(MemberApp):
     """A follower of a broker group; without a lease there is nobody to follow, and it leads."""
 
     name = "haslave"
-    role = "follower"
+    role = FOLLOWER
 
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cometmq import reexec
 from cometmq.reexec import RoleChange
 
+ROOT = Path(__file__).parents[2]
 CHANGE = RoleChange("successor", "handover", {"port": 1, "internal_port": 2}, 77, (1.0, 2.5))
 
 # What the process does before it is replaced, and what its successor tells.
@@ -75,7 +76,7 @@ def told(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_successor_begins_as_if_started_by_a_shell(told: dict[str, Any]) -> None:
-    assert told["blocked"] == []
+    assert sorted(told["blocked"]) == sorted(reexec.STOP_SIGNALS), "held for the successor"
     assert told["ignored"] == []
     assert told["open"] == []
     assert told["argv"] == ["--a", "b c"]
@@ -87,6 +88,28 @@ def test_a_successor_is_told_once(told: dict[str, Any]) -> None:
     assert told["changed_s"] == [5.0]
     assert list(told["ports"]) == ["port"]
     assert not told["left"], "children of the successor are told nothing"
+
+
+def test_a_signal_to_stop_between_two_programs_reaches_the_second(tmp_path: Path) -> None:
+    (tmp_path / "successor.py").write_text(
+        "from cometmq.rpc.process import StopSignal\nprint(StopSignal().is_set)\n"
+    )
+    (tmp_path / "predecessor.py").write_text(
+        "import os, signal\nfrom cometmq import reexec\n"
+        "reexec.hold_stop_signals()\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        "reexec.replace_process([], reexec.RoleChange('successor', 'handover'))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "predecessor"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_what_is_encoded_is_received() -> None:

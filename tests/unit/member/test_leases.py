@@ -175,6 +175,13 @@ async def test_an_api_that_is_away() -> None:
         await lease.read()
 
 
+async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
+    with pytest.raises(LeaseUnavailable, match="no Kubernetes API is configured"):
+        await open_lease("kubernetes://spaces/broker-g1").read()
+
+
 async def test_annotations_that_are_not_ours(api: LeaseApi) -> None:
     await kubernetes(api).write(RECORD, NOT_THERE)
     api.leases[KEY]["metadata"]["annotations"]["cometmq.io/epoch"] = "{"

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cometmq import reexec
 from cometmq.errors import ConfigInvalid, StoreLocked
-from cometmq.rpc.process import STOP_SIGNALS, StopSignal, announce, run
+from cometmq.reexec import STOP_SIGNALS, RoleChange
+from cometmq.rpc.process import StopSignal, announce, run
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,33 @@ def test_a_signal_before_the_loop_runs_is_not_lost() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.is_set
     asyncio.run(asyncio.wait_for(stop.wait(), 5))
+
+
+def test_a_signal_after_the_end_does_not_kill() -> None:
+    async def main(stop: StopSignal) -> None:
+        """Nothing to do."""
+
+    assert run(main) == 0
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_role_change_replaces_the_process_unless_it_is_to_stop(
+    monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    became: list[RoleChange] = []
+    change = RoleChange("services.broker", "first")
+    monkeypatch.setattr(reexec, "replace_process", lambda argv, it: became.append(it))
+
+    async def main(stop: StopSignal) -> RoleChange:
+        if stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+        return change
+
+    assert run(main) == 0
+    assert became == ([] if stopped else [change])
 
 
 def test_an_error_of_the_catalogue_is_told_with_its_advice(

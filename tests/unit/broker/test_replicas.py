@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import InvalidRequest
+from cometmq.member.flushing import FlushPolicy
+from cometmq.member.storage import MemberStorage
+from cometmq.replication import follower
+from services.broker import replicas as module
+from services.broker.replicas import Replicas
+from tests.support.stores import WallClock, append, open_store
+
+
+@pytest.fixture
+async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+    """Of a writer that has a small log, nothing of it synced since."""
+    clock = WallClock()
+    store = open_store(tmp_path)
+    storage = MemberStorage(store, FlushPolicy(), clock)
+    found = Replicas(storage, clock)
+    yield found
+    found.close()
+    storage.end_threads()
+    store.abandon()
+
+
+def grow(replicas: Replicas, size: int = 100) -> int:
+    end = append(replicas.storage.store, ("A", 0, [bytes(size)])).end_offset
+    replicas.storage.watermarks.append_to(end)
+    replicas.storage.moved.ring()
+    return end
+
+
+def flush(replicas: Replicas) -> None:
+    replicas.storage._synced(replicas.storage.store.flush_log(), 0.0)
+
+
+async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> None:
+    end = grow(replicas)
+    with replicas.join(1, "store", 0) as sender:
+        first = await sender.next_frame()
+        assert first is not None
+        assert (first.offset, len(first.data), first.writer_end) == (0, end, end)
+        waiting = asyncio.create_task(sender.next_frame())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        later = grow(replicas)
+        second = await waiting
+        assert second is not None
+        assert (second.offset, second.writer_end) == (end, later)
+        assert replicas.bytes_sent == later
+
+
+async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) -> None:
+    end = grow(replicas)
+    with replicas.join(1, "store", 0) as sender:
+        first = await sender.next_frame()
+        assert first is not None
+        assert (first.visible_async, first.visible_others) == (0, 0)
+        waiting = asyncio.create_task(sender.next_frame())
+        await asyncio.sleep(0)
+        flush(replicas)
+        second = await waiting
+        assert second is not None
+        assert (second.data, second.visible_async, second.visible_others) == (b"", end, end)
+
+
+async def test_a_heartbeat_comes_when_nothing_happens(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = replicas.clock
+    assert isinstance(clock, WallClock)
+    with replicas.join(1, "store", 0) as sender:
+        assert await sender.next_frame() is not None
+        clock.now_ms += int(follower.HEARTBEAT_S * 1000)
+        frame = await sender.next_frame()
+        assert frame is not None
+        assert frame.data == b""
+
+
+async def test_the_window_holds_back_until_the_follower_has_it(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "WINDOW_BYTES_MAX", 1000)
+    monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 400)
+    for _ in range(20):
+        grow(replicas)
+    with replicas.join(1, "store", 0) as sender:
+        replica = sender.replica
+        for _ in range(3):
+            while replica.room():
+                assert await sender.next_frame() is not None
+            assert 1000 <= replica.sent - replica.appended <= 1000 + 400
+            waiting = asyncio.create_task(sender.next_frame())
+            await asyncio.sleep(0)
+            assert not waiting.done(), "there is more, but it waits"
+            sender.acked(replica.sent, 0)
+            frame = await waiting
+            assert frame is not None
+            assert frame.data
+        with pytest.raises(InvalidRequest):
+            sender.acked(replica.sent + 1, 0)
+
+
+async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) -> None:
+    with replicas.join(1, "store", 0) as older:
+        assert [r.member_id for r in replicas.connected()] == [1]
+        with replicas.join(1, "store", 0) as newer:
+            assert await older.next_frame() is None
+            assert await newer.next_frame() is not None
+            assert replicas.connected() == [newer.replica]
+    assert replicas.connected() == []
