@@ -8,7 +8,8 @@ from cometmq.errors import FilterInvalid
 from cometmq.filters import tags
 from cometmq.format.taghash import tags_code
 
-names = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="|"), min_size=1)
+characters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="|")
+names = st.text(characters, min_size=1, max_size=tags.TAG_BYTES_MAX // 4)  # 4 bytes at most each
 tag_sets = st.frozensets(names.map(str.strip).filter(lambda t: t not in ("", "*")), max_size=5)
 
 

@@ -137,6 +137,7 @@ class Candidate:
     candidacy: Candidacy = field(default_factory=lambda: Candidacy(DURATION_S))
     read: tuple[LeaseRecord | None, int] = (None, 0)
     wanted: LeaseRecord | None = None
+    wanted_over: int = 0  # version of the reading that it was decided on
     tenure: Tenure | None = None  # it leads
 
     def standing(self) -> Standing:
@@ -180,6 +181,7 @@ class Members(RuleBasedStateMachine):
             return
         step = member.candidacy.saw(member.read[0], member.standing(), self.now_s)
         member.wanted = step.record if isinstance(step, Write) else None
+        member.wanted_over = member.read[1]  # what is read later does not count
         if isinstance(step, Lead):
             self.lead(member, step)
 
@@ -189,7 +191,7 @@ class Members(RuleBasedStateMachine):
         member = self.candidates[n]
         if member.wanted is None or member.tenure is not None:
             return
-        done = self.cell.write(member.wanted, member.read[1])
+        done = self.cell.write(member.wanted, member.wanted_over)
         member.wanted = None
         if done and answered:
             self.lead(member, member.candidacy.written())
