@@ -113,7 +113,7 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
-    hold_stop_signals()
+    hold_stop_signals()  # before they get their default again, which ends the process
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with suppress(OSError, ValueError):  # the C library keeps two for itself
             signal.signal(number, signal.SIG_DFL)

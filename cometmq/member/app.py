@@ -52,8 +52,8 @@ from cometmq.v1.member_pb2_grpc import add_MemberServiceServicer_to_server
 log = logging.getLogger(__name__)
 
 REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
-WRITER_MODULE = "services.broker"
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
+WRITER_MODULE = "services.broker"
 FOLLOWER_MODULE = "services.haslave"
 
 

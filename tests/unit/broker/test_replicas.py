@@ -69,9 +69,7 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
         assert (second.data, second.visible_async, second.visible_others) == (b"", end, end)
 
 
-async def test_a_heartbeat_comes_when_nothing_happens(
-    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_heartbeat_comes_when_nothing_happens(replicas: Replicas) -> None:
     clock = replicas.clock
     assert isinstance(clock, WallClock)
     with replicas.join(1, "store", 0) as sender:

@@ -9,7 +9,7 @@ from cometmq.filters import tags
 from cometmq.format.taghash import tags_code
 
 characters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="|")
-names = st.text(characters, min_size=1, max_size=tags.TAG_BYTES_MAX // 4)  # 4 bytes at most each
+names = st.text(characters, min_size=1).filter(lambda t: len(t.encode()) <= tags.TAG_BYTES_MAX)
 tag_sets = st.frozensets(names.map(str.strip).filter(lambda t: t not in ("", "*")), max_size=5)
 
 

@@ -19,9 +19,11 @@ from cometmq.rpc.process import StopSignal, announce, run
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Puts the signal handlers back."""
+    """Puts the signal handlers and the mask back: a role change holds the signals to stop."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
 
