@@ -42,7 +42,7 @@ lag: $(STAMP)  ## Lag of the local cluster's consumer groups: export the offsets
 .PHONY: setup
 setup: $(STAMP)  ## The project's own environment in .venv, from uv.lock
 
-$(STAMP): pyproject.toml uv.lock
+$(STAMP): pyproject.toml uv.lock $(wildcard cometmq/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "CometMQ needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv does not work here (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(UV)"
@@ -120,8 +120,17 @@ test-long: $(STAMP)  ## All tests, the slow ones too, with many more examples; S
 	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: test-faults
-test-faults: $(STAMP)  ## Kill -9, full disks, damaged files; SEED=n replays
-	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) tests/faults $(ARGS)
+test-faults: $(STAMP)  ## Power cuts, kill -9, failing and full disks, damaged files, counted; SEED=n replays
+	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) \
+		tests/faults tests/regressions tests/model/test_store_model.py $(ARGS)
+
+.PHONY: test-compat
+test-compat: $(STAMP)  ## Apache RocketMQ 4.9.8 and 5.5.1 on our folders, and we on theirs; needs a JDK and Maven
+	@$(PYTEST) -q --slow --timeout 600 tests/compat
+
+.PHONY: test-native
+test-native: $(STAMP)  ## The C extension against plain Python under gcc's sanitizers; a few minutes
+	@scripts/sanitize_native.sh
 
 # --- the rest -----------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 Two roles, each a process: ``consume`` waits for ``count`` messages and says percentiles,
 ``produce`` sends one message every 1/rate seconds. The schedule is open-loop: a message that
-goes out late because something stalled counts from when it was due. Both sides read
-CLOCK_MONOTONIC, which all processes of a machine share; the body starts with the due time in
-nanoseconds.
+goes out late because something stalled counts from when it was due; none goes out before. Both
+sides read CLOCK_MONOTONIC, which all processes of a machine share; the body starts with the due
+time in nanoseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict
 
 import uvloop
 
+from bench.alarm import Alarm
 from bench.processes import Line, say
 from bench.stats import summarise_latency
 from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
@@ -60,17 +61,16 @@ async def produce(arguments: argparse.Namespace) -> Line:
     """Returns when all messages are acknowledged."""
     padding = bytes(arguments.body_bytes - DUE.size)
     interval_ns = int(1e9 / arguments.rate)
-    async with Producer(arguments.namesrv) as producer:
-        start_ns = time.monotonic_ns() + interval_ns
-        receipts = []
-        for number in range(WARM_UP_MESSAGES + arguments.count):
-            due_ns = start_ns + number * interval_ns
-            wait_s = (due_ns - time.monotonic_ns()) / 1e9
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            body = DUE.pack(due_ns, number >= WARM_UP_MESSAGES) + padding
-            receipts.append(await producer.send(Message(arguments.topic, body)))
-        await producer.flush()
+    with Alarm() as alarm:
+        async with Producer(arguments.namesrv) as producer:
+            start_ns = time.monotonic_ns() + interval_ns
+            receipts = []
+            for number in range(WARM_UP_MESSAGES + arguments.count):
+                due_ns = start_ns + number * interval_ns
+                await alarm.until(due_ns)
+                body = DUE.pack(due_ns, number >= WARM_UP_MESSAGES) + padding
+                receipts.append(await producer.send(Message(arguments.topic, body)))
+            await producer.flush()
     return {"acked": len([receipt.result() for receipt in receipts])}
 
 

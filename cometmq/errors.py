@@ -319,6 +319,16 @@ class NoPermission(ConflictError):
     )
 
 
+class IndexDisabled(ConflictError):
+    """This member keeps no key index."""
+
+    code = 3004
+    advice = (
+        "Set message_index_enable on the members of the broker group; the index is then built "
+        "from the log."
+    )
+
+
 class NotWriter(ConflictError):
     """Only the writer of a broker group can do this, and this member is not it."""
 
@@ -492,7 +502,7 @@ class StoreDamaged(StoreError):
 
     code = 5002
     status = "DATA_LOSS"
-    advice = "Keep a copy of the store, then look at it with: cometmq store dump DIRECTORY."
+    advice = "Keep a copy of the store, then see what is wrong: cometmq store verify DIRECTORY."
 
 
 class StoreFailed(StoreError):

@@ -24,6 +24,15 @@ class FlushMode(Enum):
     SYNC = 2  # acknowledged and seen when it is on disk
 
 
+class SendStatus(Enum):
+    """What a stored message is assured of; the values are those of ``cometmq.v1.SendStatus``. In
+    all cases it is stored: sending it again stores it twice.
+    """
+
+    SEND_OK = 1  # everything that its topic demands
+    FLUSH_DISK_TIMEOUT = 2  # its topic demands the disk, which has not answered in time
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRef:
     """One queue of one topic on one broker group."""
@@ -43,13 +52,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The settings of a topic on one broker group; RocketMQ's topics.json plus the flush mode."""
+    """The settings of a topic on one broker group; RocketMQ's topics.json plus the flush mode and
+    how long its messages are shown.
+    """
 
     name: str
     read_queue_count: int = 4
     write_queue_count: int = 4
     permission: int = PERMISSION_READ | PERMISSION_WRITE
     flush_mode: FlushMode = FlushMode.ASYNC
+    reserve_time_ms: int = 0  # older messages are not shown; 0 = what the log has is shown
 
     @property
     def readable(self) -> bool:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
+from cometmq import native
 from cometmq.clock import Clock
 from cometmq.config import LogForm, LogLevel
 
@@ -118,6 +119,10 @@ def new_registry(service: str, clock: Clock) -> CollectorRegistry:
         "cometmq_start_time_seconds", "When the process started, Unix time.", registry=registry
     )
     started.set(clock.wall_ms() / 1000)
+    accelerated = Gauge(
+        "cometmq_native", "Whether the C extension is used, not plain Python.", registry=registry
+    )
+    accelerated.set(native.accelerator is not None)
     return registry
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from cometmq import native
 
 DEFAULT_SEED = 20260101
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -78,6 +81,22 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> random.Random:
     """Randomness that ``--seed`` replays."""
     return random.Random(seed)
+
+
+# --- plain Python and the C extension -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["plain", "native"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a module's tests twice: what the C extension does must not differ in a byte."""
+    chosen = None if request.param == "plain" else native.accelerator
+    if chosen is None and request.param == "native":
+        pytest.skip("the C extension was not built, or COMETMQ_NATIVE=0")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("cometmq.") and hasattr(module, "accelerator"):
+                patch.setattr(module, "accelerator", chosen)
+        yield request.param
 
 
 # --- the slow tier ------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ import asyncio
 
 from cometmq.admin import ops
 from cometmq.admin.connection import Connection, call, until
-from cometmq.admin.views import BrokerMemberView, HandoverView, LogChecksumView
+from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
-from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
+from cometmq.v1 import broker_pb2, common_pb2, member_pb2, namesrv_pb2
 
 STEP_DOWN_DEADLINE_S = 30.0
 CHECKSUM_DEADLINE_S = 60.0
+CLEAN_DEADLINE_S = 60.0
 TAKEN_OVER_S_MAX = 30.0
 
 
@@ -36,9 +37,50 @@ async def describe(connection: Connection) -> list[BrokerMemberView]:
                 log_appended_offset=own,
                 log_flushed_offset=member.log_flushed_offset,
                 behind_bytes=None if end is None or own is None else max(0, end - own),
+                refusal=member.refusal,
             )
         )
     return views
+
+
+async def clean(connection: Connection, broker_groups: tuple[str, ...] = ()) -> list[CleanedView]:
+    """Let every member of all broker groups, or of these, remove what is expired and what is left
+    of it. GroupNotFound when nobody of a wanted group is registered.
+    """
+    members = await _members_of(connection, broker_groups)
+    return list(await asyncio.gather(*(_clean(connection, member) for member in members)))
+
+
+async def _clean(connection: Connection, member: namesrv_pb2.Member) -> CleanedView:
+    request = broker_pb2.CleanStoreRequest()
+    method = connection.admin(member).CleanStore
+    done = await call(member.internal_address, method, request, deadline_s=CLEAN_DEADLINE_S)
+    return CleanedView(
+        broker_group=member.broker_group,
+        member_id=member.member_id,
+        role=_role_name(member),
+        log_file_count=done.log_file_count,
+        log_bytes=done.log_bytes,
+        queue_file_count=done.queue_file_count,
+        topics=list(done.topics),
+        log_min_offset=done.log_min_offset,
+    )
+
+
+async def _members_of(
+    connection: Connection, broker_groups: tuple[str, ...]
+) -> list[namesrv_pb2.Member]:
+    """The members of these groups, or of all, by group and member id."""
+    members = [status.member for status in await connection.members()]
+    known = {member.broker_group for member in members}
+    if missing := sorted(set(broker_groups) - known):
+        raise GroupNotFound(f"no member of {', '.join(missing)} is registered")
+    wanted = [m for m in members if not broker_groups or m.broker_group in broker_groups]
+    return sorted(wanted, key=lambda member: (member.broker_group, member.member_id))
+
+
+def _role_name(member: namesrv_pb2.Member) -> str:
+    return "writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower"
 
 
 async def step_down(
@@ -84,12 +126,9 @@ async def compare_logs(
 
     GroupNotFound when nobody of a wanted group is registered.
     """
-    members = [status.member for status in await connection.members()]
-    known = sorted({member.broker_group for member in members})
-    if missing := sorted(set(broker_groups) - set(known)):
-        raise GroupNotFound(f"no member of {', '.join(missing)} is registered")
+    members = await _members_of(connection, broker_groups)
     found = []
-    for group in broker_groups or known:
+    for group in broker_groups or sorted({member.broker_group for member in members}):
         found += await _compare(connection, [m for m in members if m.broker_group == group])
     return found
 
@@ -97,7 +136,6 @@ async def compare_logs(
 async def _compare(
     connection: Connection, members: list[namesrv_pb2.Member]
 ) -> list[LogChecksumView]:
-    members = sorted(members, key=lambda member: member.member_id)
     ends = await asyncio.gather(*(_log_of(connection, member) for member in members))
     start, stop = max(low for low, _ in ends), min(high for _, high in ends)
     sums = await asyncio.gather(
@@ -107,7 +145,7 @@ async def _compare(
         LogChecksumView(
             broker_group=member.broker_group,
             member_id=member.member_id,
-            role="writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower",
+            role=_role_name(member),
             from_offset=start,
             to_offset=max(start, stop),
             sha256=digest,

@@ -7,7 +7,7 @@ import click
 from cometmq.admin import brokers
 from cometmq.admin.commandline import Group, cluster_command
 from cometmq.admin.connection import Connection
-from cometmq.admin.views import BrokerMemberView, HandoverView, LogChecksumView
+from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import InvalidRequest
 
 
@@ -42,6 +42,16 @@ async def broker_step_down(
 async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> list[LogChecksumView]:
     """Compare the logs of each group's members, byte for byte."""
     return await brokers.compare_logs(connection, names)
+
+
+@cluster_command(broker_group, "clean")
+@click.option("--broker-group", "--group", "names", metavar="NAME", multiple=True)
+async def broker_clean(connection: Connection, names: tuple[str, ...]) -> list[CleanedView]:
+    """Remove expired log files now, whatever the hour, and what is left of queues behind them.
+
+    Asks all members, each for its own disk. Queues of topics that do not exist go too.
+    """
+    return await brokers.clean(connection, names)
 
 
 async def _only(connection: Connection) -> str:

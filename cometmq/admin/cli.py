@@ -14,7 +14,16 @@ from typing import Any, BinaryIO
 
 import click
 
-from cometmq.admin import brokers_cli, inspection, local, messages, offsets_cli, ops, render
+from cometmq.admin import (
+    brokers_cli,
+    finding_cli,
+    local,
+    messages,
+    offsets_cli,
+    ops,
+    render,
+    store_cli,
+)
 from cometmq.admin.commandline import (
     Group,
     cluster_command,
@@ -37,13 +46,10 @@ from cometmq.admin.views import (
     MessageView,
     ProcessView,
     QueueView,
-    RecordView,
     RouteView,
     SentView,
     StoppedView,
-    StoreView,
     TopicView,
-    UnitView,
 )
 from cometmq.model import FlushMode, Message, QueueRef
 
@@ -179,6 +185,11 @@ broker_groups_option = click.option(
 @click.option(
     "--flush", type=click.Choice(["async", "sync"]), help="When a message is acknowledged."
 )
+@click.option(
+    "--reserve-hours",
+    type=click.FloatRange(min=0),
+    help="Do not show messages that are older; 0 = show what the log has.",
+)
 @broker_groups_option
 async def topic_create(
     connection: Connection,
@@ -188,11 +199,13 @@ async def topic_create(
     write_queues: int | None,
     permission: str,
     flush: str | None,
+    reserve_hours: float | None,
     broker_groups: tuple[str, ...],
 ) -> list[CreatedTopicView]:
     """Create topic NAME, or change its settings. What is not given is the broker's default.
 
     --flush async acknowledges a message when it is in the page cache; sync, when it is on disk.
+    --reserve-hours may not be longer than the broker keeps its log, which all topics share.
     """
     return await ops.create_topic(
         connection,
@@ -201,6 +214,7 @@ async def topic_create(
         write_queue_count=_first(write_queues, queues, 0),
         permission=permission_bits(permission),
         flush_mode=FlushMode[flush.upper()] if flush else None,
+        reserve_time_ms=None if reserve_hours is None else round(reserve_hours * 3_600_000),
         broker_groups=broker_groups,
     )
 
@@ -376,42 +390,10 @@ async def message_get(connection: Connection, message_id: str) -> MessageView:
     return await messages.get_message(connection, message_id)
 
 
-# --- stores -------------------------------------------------------------------------------------
+finding_cli.add_to(message_group, topic_group)
 
 
-@cli.group("store", cls=Group)
-def store_group() -> None:
-    """A store's folder, without a broker."""
-
-
-@store_group.command("dump")
-@click.argument(
-    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False, readable=True)
-)
-@click.option("--scan", is_flag=True, help="Read and count every record.")
-@click.option("--records", is_flag=True, help="List records of the log instead.")
-@click.option("--units", metavar="TOPIC/QUEUE", help="List units of this queue instead.")
-@click.option("--from", "start", type=click.IntRange(0), help="First log or queue offset to list.")
-@click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
-@output_option
-def store_dump(directory: Path, output: str, **options: Any) -> None:
-    """What lies in DIRECTORY (a broker's store_path). Reads only, also while a broker runs."""
-    render.show(_dump(directory, **options), output)
-
-
-def _dump(
-    directory: Path, *, scan: bool, records: bool, units: str | None, start: int | None, count: int
-) -> StoreView | list[RecordView] | list[UnitView]:
-    if records + scan + (units is not None) > 1:
-        raise click.UsageError("--scan, --records and --units exclude each other")
-    if records:
-        return inspection.records(directory, start=start, count=count)
-    if units is None:
-        return inspection.store(directory, scan=scan)
-    topic, _, number = units.rpartition("/")
-    if not topic or not number.isdecimal():
-        raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
-    return inspection.units(directory, topic, int(number), start=start or 0, count=count)
+cli.add_command(store_cli.store_group)
 
 
 def main() -> None:

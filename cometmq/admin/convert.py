@@ -35,6 +35,7 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
         write_queue_count=topic.write_queue_count,
         permission=permission_name(topic.permission),
         flush_mode=flush_mode_name(topic.flush_mode),
+        reserve_time_ms=topic.reserve_time_ms,
     )
 
 

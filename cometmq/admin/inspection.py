@@ -1,4 +1,4 @@
-"""Looking into a store's folder without a broker: :mod:`cometmq.store.dump` as views."""
+"""A store's folder without a broker, as views: :mod:`cometmq.store` dumps, verifies, repairs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cometmq.admin.views import RecordView, StoreQueueView, StoreView, UnitView
+from cometmq.admin.views import (
+    FaultView,
+    LogFileView,
+    LossView,
+    PlaceView,
+    RecordView,
+    RepairedView,
+    StoreQueueView,
+    StoreView,
+    UnitView,
+    VerifiedView,
+)
+from cometmq.clock import SystemClock
+from cometmq.format.indexfile import Sizes
 from cometmq.format.record import Record
+from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.store import dump
+from cometmq.store import repair as repairing
+from cometmq.store import verify as verification
+from cometmq.store.repair import Accepted
+
+_CLOCK = SystemClock()
 
 
 def store(directory: Path, *, scan: bool = False) -> StoreView:
@@ -42,3 +61,45 @@ def units(directory: Path, topic: str, queue_id: int, *, start: int, count: int)
     """At most ``count`` units of a queue, from queue offset ``start`` on."""
     found = dump.units(directory, topic, queue_id, start=start)
     return [UnitView(*unit) for unit in islice(found, count)]
+
+
+def files(directory: Path) -> list[LogFileView]:
+    """The log's files."""
+    return [LogFileView(*found) for found in dump.files_of_log(directory)]
+
+
+def place(directory: Path, log_offset: int) -> PlaceView:
+    """What stands at a place of the log."""
+    path, offset, found, goes_on = dump.place(directory, log_offset)
+    view = None if found.record is None else _record_view(found.record)
+    return PlaceView(path, offset, found.kind.value, found.size, found.reason, goes_on, view)
+
+
+def verify(directory: Path, index_sizes: Sizes) -> VerifiedView:
+    """Everything read and compared."""
+    began_s = _CLOCK.monotonic_s()
+    report = verification.verify(directory, index_sizes=index_sizes)
+    fields = {name: getattr(report, name) for name in report.__slots__}
+    faults = [FaultView(*fault) for fault in fields.pop("faults")]
+    return VerifiedView(**fields, faults=faults, seconds=_CLOCK.monotonic_s() - began_s)
+
+
+def repair(
+    directory: Path,
+    accepted: Accepted,
+    *,
+    index_sizes: Sizes,
+    queue_file_bytes: int | None,
+) -> RepairedView:
+    """Mend a store that nobody has open."""
+    began_s = _CLOCK.monotonic_s()
+    done = repairing.repair(
+        directory,
+        accepted,
+        observer=QueueChanges(),
+        index_sizes=index_sizes,
+        queue_file_bytes=queue_file_bytes,
+    )
+    fields = {name: getattr(done, name) for name in done.__slots__}
+    losses = [LossView(*loss) for loss in fields.pop("losses")]
+    return RepairedView(**fields, losses=losses, seconds=_CLOCK.monotonic_s() - began_s)

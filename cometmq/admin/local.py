@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cometmq import native
 from cometmq.admin import processes
 from cometmq.admin.processes import POLL_INTERVAL_S, ProcessId
 from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed
@@ -35,8 +36,13 @@ BROKER = "broker"  # stands alone
 MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
 PULLHOLD = "pullhold"
 PROCESSES_MAX = 64
-# A broker writes its log files full size before it uses them: small ones start fast and are enough.
-BROKER_OPTIONS = {"mapped_file_size_commit_log": str(64 * 1024 * 1024)}
+# A broker writes its log files full size before it uses them, and takes the room for its index
+# files: small ones start fast and are enough.
+BROKER_OPTIONS = {
+    "mapped_file_size_commit_log": str(64 * 1024 * 1024),
+    "max_hash_slot_num": "100000",
+    "max_index_num": "400000",
+}
 _LOG_TAIL_LINES = 15
 
 
@@ -257,7 +263,11 @@ def _start(
     _announcement(cluster, name).unlink(missing_ok=True)
     command = _command(cluster, name, kind, before)
     # Services take their options from COMETMQ_… too; what is set here is meant for the command.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("COMETMQ_") or name == native.SWITCH
+    }
     log = cluster.log(name)
     log_start = log.stat().st_size if log.exists() else 0
     found = processes.spawn(command, log, environment)

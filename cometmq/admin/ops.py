@@ -70,6 +70,7 @@ async def _describe_member(connection: Connection, status: namesrv_pb2.MemberSta
         log_min_offset=said.log_min_offset if said else None,
         log_appended_offset=said.log_appended_offset if said else None,
         log_flushed_offset=said.log_flushed_offset if said else None,
+        refusal=said.refusal if said else None,
     )
 
 
@@ -108,6 +109,7 @@ async def create_topic(
     write_queue_count: int = 0,
     permission: int = 0,
     flush_mode: FlushMode | None = None,
+    reserve_time_ms: int | None = None,
     broker_groups: tuple[str, ...] = (),
 ) -> list[CreatedTopicView]:
     """Create a topic, or change its settings, on all broker groups or on the named ones.
@@ -122,6 +124,7 @@ async def create_topic(
         write_queue_count=write_queue_count,
         permission=permission,
         flush_mode=common_pb2.FlushMode.ValueType(flush_mode.value if flush_mode else 0),
+        reserve_time_ms=reserve_time_ms,
     )
     request = broker_pb2.PutTopicRequest(topic=wanted)
     answers = await each(
@@ -142,6 +145,7 @@ async def create_topic(
             write_queue_count=answer.topic.write_queue_count,
             permission=permission_name(answer.topic.permission),
             flush_mode=flush_mode_name(answer.topic.flush_mode),
+            reserve_time_ms=answer.topic.reserve_time_ms,
             created=answer.created,
         )
         for group, answer in answers.items()

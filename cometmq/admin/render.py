@@ -24,24 +24,35 @@ _WIDE = 4096  # into a pipe nothing is cut or wrapped
 Column = tuple[str, Callable[[Any], object]]
 
 
-def show(result: object, form: str) -> None:
+def show(result: Any, form: str) -> None:
     """Print a view or a list of views, as one JSON document or as tables."""
     if form == JSON:
         print(to_json(result, indent=2))
         return
+    forms: dict[type, Callable[[Any], None]] = {
+        views.LocalView: _show_local,
+        views.GroupProgressView: _show_progress,
+        views.StoreView: _show_store,
+        views.PlaceView: _show_place,
+        views.VerifiedView: _show_verified,
+        views.RepairedView: _show_repaired,
+    }
     match result:
-        case views.LocalView():
-            _show_local(result)
-        case views.GroupProgressView():
-            _show_progress(result)
-        case views.StoreView():
-            _show_store(result)
         case views.MessageView():
             show_message(result, form)
+        case [views.MessageView(), *_]:
+            _show_messages(result)
         case list():
             _print_table(result)
+        case _ if type(result) in forms:
+            forms[type(result)](result)
         case _:
             _print_table([result])
+
+
+def _show_messages(messages: Sequence[views.MessageView]) -> None:
+    for message in messages:
+        show_message(message, TABLE)
 
 
 def show_message(message: views.MessageView, form: str) -> None:
@@ -116,13 +127,77 @@ def _show_store(view: views.StoreView) -> None:
         "store id": identity["store_id"],
         "closed cleanly": "no: in use, or crashed" if view.in_use_or_crashed else "yes",
         **{f"log {name}": value for name, value in view.log.items() if value != ""},
-        "checkpoint": ", ".join(_time(int(str(at))) for at in view.checkpoint.values()),
+        **{
+            f"checkpoint {name.removesuffix('_time_ms')}": _time(int(str(at)))
+            for name, at in view.checkpoint.items()
+            if name.endswith("_time_ms")
+        },
+        "checkpoint mark": _mark(view.checkpoint.get("mark")),
+        "index files": view.index["files"],
+        "index entries": view.index["entries"],
         "epochs": ", ".join("@".join(map(str, epoch.values())) for epoch in view.epochs[-8:]),
     }
+    _print_facts(facts)
+    for complaint in view.complaints:
+        print(complaint)
+    _print_table(view.queues, empty="No queue has messages.")
+
+
+def _mark(mark: object) -> str:
+    """Up to where all is on the disk, and what the queues held there."""
+    if not isinstance(mark, dict):
+        return ""
+    return f"{mark['end']:,} ({mark['queue_count']:,} queues, {mark['unit_count']:,} messages)"
+
+
+def _show_place(view: views.PlaceView) -> None:
+    facts: dict[str, object] = {
+        "file": view.path,
+        "log offset": view.log_offset,
+        "what": f"{view.kind}: {view.reason}" if view.reason else view.kind,
+        "bytes": view.size_bytes,
+        "goes on at": "nowhere" if view.goes_on < 0 else view.goes_on,
+    }
+    _print_facts(facts)
+    if view.record is not None:
+        _print_table([view.record])
+
+
+def _show_verified(view: views.VerifiedView) -> None:
+    facts: dict[str, object] = {
+        "directory": view.directory,
+        "log": f"{view.log_start:,} to {view.log_end:,} ({view.end_reason})",
+        "records": view.record_count,
+        "written off, bytes": view.lost_bytes,
+        "queues": view.queue_count,
+        "messages in queues": view.unit_count,
+        "index entries": view.index_entry_count,
+        "seconds": f"{view.seconds:.1f}",
+    }
+    _print_facts(facts)
+    for note in view.notes:
+        print(f"note: {_printable(note)}")
+    _print_table(view.faults, empty="No faults.")
+
+
+def _show_repaired(view: views.RepairedView) -> None:
+    for action in view.actions:
+        print(action)
+    facts: dict[str, object] = {
+        "log": f"{view.log_start:,} to {view.log_end:,}",
+        "records": view.record_count,
+        "queues": view.queue_count,
+        "index entries": view.index_entry_count,
+        "seconds": f"{view.seconds:.1f}",
+    }
+    _print_facts(facts)
+    _print_table(view.losses, empty="No message was lost.")
+
+
+def _print_facts(facts: dict[str, object]) -> None:
     for name, value in facts.items():
         shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else _cell(value)
         print(f"{name.replace('_', ' '):<22}{shown}")
-    _print_table(view.queues, empty="No queue has messages.")
 
 
 def _print_table(rows: Sequence[object], *, empty: str = "(none)") -> None:
@@ -185,6 +260,10 @@ _SETTINGS: tuple[Column, ...] = (
     ("permission", lambda v: v.permission),
     ("flush", lambda v: v.flush_mode),
 )
+_STORED: tuple[Column, ...] = (
+    *_SETTINGS,
+    ("reserve", lambda v: f"{v.reserve_time_ms / 3_600_000:g} h" if v.reserve_time_ms else ""),
+)
 _BOUNDS: tuple[Column, ...] = (
     ("min", lambda v: v.min_offset),
     ("max", lambda v: v.max_offset),
@@ -220,6 +299,17 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("ends", lambda v: v.log_appended_offset),
         ("on disk", lambda v: v.log_flushed_offset),
         ("behind", lambda v: v.behind_bytes),
+        ("refuses sends", lambda v: v.refusal or ""),
+    ),
+    views.CleanedView: (
+        ("broker group", lambda v: v.broker_group),
+        ("member", lambda v: v.member_id),
+        ("role", lambda v: v.role),
+        ("log files", lambda v: v.log_file_count),
+        ("bytes", lambda v: v.log_bytes),
+        ("queue files", lambda v: v.queue_file_count),
+        ("topics", lambda v: ", ".join(v.topics)),
+        ("log begins", lambda v: v.log_min_offset),
     ),
     views.HandoverView: (
         ("broker group", lambda v: v.broker_group),
@@ -237,8 +327,8 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("SHA-256", lambda v: v.sha256),
         ("equal", lambda v: v.equal),
     ),
-    views.TopicView: _SETTINGS,
-    views.CreatedTopicView: (*_SETTINGS, ("new", lambda v: v.created)),
+    views.TopicView: _STORED,
+    views.CreatedTopicView: (*_STORED, ("new", lambda v: v.created)),
     views.DeletedTopicView: (
         ("deleted topic", lambda v: v.topic),
         ("broker group", lambda v: v.broker_group),
@@ -254,6 +344,11 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("messages", lambda v: v.message_count),
         ("appended", lambda v: v.appended_offset),
         ("last stored", lambda v: _time(v.last_store_time_ms)),
+    ),
+    views.QueueTimeView: (
+        *_QUEUE,
+        ("offset", lambda v: v.offset),
+        ("stored", lambda v: _time(v.store_time_ms)),
     ),
     views.GroupView: (("group", lambda v: v.group), ("broker groups", lambda v: v.broker_groups)),
     views.GroupMemberView: (("client", lambda v: v.client_id), ("reads", _subscriptions)),
@@ -294,6 +389,26 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("tag", lambda v: v.tag),
         ("keys", lambda v: v.keys),
         ("body", lambda v: v.body_bytes),
+    ),
+    views.LogFileView: (
+        ("file", lambda v: v.path),
+        ("log offset", lambda v: v.start),
+        ("bytes", lambda v: v.size_bytes),
+        ("on disk", lambda v: v.disk_bytes),
+        ("first stored", lambda v: _time(v.first_store_time_ms)),
+    ),
+    views.FaultView: (
+        ("area", lambda v: v.area),
+        ("path", lambda v: v.path),
+        ("position", lambda v: v.position),
+        ("what", lambda v: v.what),
+    ),
+    views.LossView: (
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: v.queue_id),
+        ("first lost", lambda v: v.first_queue_offset),
+        ("messages", lambda v: v.message_count),
+        ("damaged at", lambda v: v.log_offset),
     ),
     views.UnitView: (
         ("offset", lambda v: v.queue_offset),

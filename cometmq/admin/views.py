@@ -30,6 +30,7 @@ class MemberView:
     log_min_offset: int | None = None
     log_appended_offset: int | None = None
     log_flushed_offset: int | None = None
+    refusal: str | None = None  # why sends are refused for want of room; empty: they are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,21 @@ class BrokerMemberView:
     log_appended_offset: int | None
     log_flushed_offset: int | None
     behind_bytes: int | None  # of the writer's log
+    refusal: str | None  # why sends are refused for want of room; empty: they are not
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedView:
+    """What `broker clean` removed at a member."""
+
+    broker_group: str
+    member_id: int
+    role: str
+    log_file_count: int
+    log_bytes: int
+    queue_file_count: int
+    topics: list[str]  # that do not exist, and had left queues behind
+    log_min_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,7 @@ class TopicView:
     write_queue_count: int
     permission: str  # rw, r or w
     flush_mode: str  # async or sync
+    reserve_time_ms: int  # older messages are not shown; 0 = whatever the log has is
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +112,7 @@ class CreatedTopicView:
     write_queue_count: int
     permission: str
     flush_mode: str
+    reserve_time_ms: int
     created: bool  # False: it was there, and has these settings now
 
 
@@ -133,6 +151,18 @@ class QueueView:
     appended_offset: int
     message_count: int  # max_offset - min_offset
     last_store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimeView:
+    """What a time means in one queue."""
+
+    topic: str
+    broker_group: str
+    queue_id: int
+    generation: int
+    offset: int
+    store_time_ms: int  # of the message there; 0: none stands there
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +286,87 @@ class StoreView:
     checkpoint: dict[str, object]
     epochs: list[dict[str, object]]
     log: dict[str, object]  # with --scan also what reading every record shows
+    index: dict[str, object]
+    complaints: list[str]  # files that do not belong in the log's folder
     queues: list[StoreQueueView]
+
+
+@dataclass(frozen=True, slots=True)
+class LogFileView:
+    """A file of the log."""
+
+    path: str
+    start: int
+    size_bytes: int
+    disk_bytes: int
+    first_store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """A place of the log."""
+
+    path: str
+    log_offset: int
+    kind: str  # record, blank (an end mark), end (nothing was written), bad
+    size_bytes: int
+    reason: str  # why it is no good record
+    goes_on: int  # log offset of what comes next; -1: nothing good does
+    record: RecordView | None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultView:
+    """Something of a store that is not as it should be."""
+
+    area: str  # log, queue, index or file
+    path: str
+    position: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedView:
+    """What `store verify` found."""
+
+    directory: str
+    log_start: int
+    log_end: int
+    end_reason: str
+    record_count: int
+    lost_bytes: int
+    queue_count: int
+    unit_count: int
+    index_entry_count: int
+    seconds: float
+    faults: list[FaultView]
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LossView:
+    """Messages of a queue that are gone."""
+
+    topic: str
+    queue_id: int
+    first_queue_offset: int
+    message_count: int
+    log_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedView:
+    """What `store repair` did."""
+
+    directory: str
+    actions: list[str]
+    losses: list[LossView]
+    log_start: int
+    log_end: int
+    record_count: int
+    queue_count: int
+    index_entry_count: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from cometmq.client.options import (
 from cometmq.client.producer import Producer
 from cometmq.client.pull import PullConsumer
 from cometmq.client.push import PushConsumer
-from cometmq.model import Message, Position, QueueRef
+from cometmq.model import Message, Position, QueueRef, SendStatus
 
 __all__ = [
     "Bounds",
@@ -41,4 +41,5 @@ __all__ = [
     "QueueRef",
     "ReceivedMessage",
     "SendReceipt",
+    "SendStatus",
 ]

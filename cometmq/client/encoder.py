@@ -19,6 +19,7 @@ from cometmq.format.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQ_KEY, is_re
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.model import PROPERTIES_BYTES_MAX, Message
+from cometmq.native import accelerator
 from cometmq.v1 import broker_pb2
 
 TAG_BYTES_MAX = 256
@@ -167,11 +168,17 @@ class RecordEncoder:
 
     def pieces(
         self, size: int, queue_id: int, message: Message, middle: bytes, born_time_ms: int
-    ) -> tuple[bytes, bytes, bytes, bytes]:
+    ) -> tuple[bytes, ...]:
         """A record of ``size`` bytes, to be joined with the batch's others; spends a unique id."""
         body = message.body
         counter = self.counter
         self.counter = counter + 1
+        if accelerator is not None:
+            record = accelerator.encode(
+                queue_id, message.flag, self._host_flags, born_time_ms, body, middle, counter
+            )
+            assert len(record) == size, (len(record), size)
+            return (record,)
         head = self._pack_head(
             size,
             MAGIC_V1,

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from typing import TypeAlias
-from zlib import crc32
 
 from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
@@ -22,7 +21,8 @@ from cometmq.client.tasks import Tasks, stop_all
 from cometmq.client.window import Window
 from cometmq.clock import Clock
 from cometmq.errors import CometError, InternalError, PeerUnavailable, Retry, SendTimeout
-from cometmq.model import QueueRef
+from cometmq.model import QueueRef, SendStatus
+from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.retry import Backoff
 from cometmq.telemetry import fields
@@ -266,8 +266,10 @@ class Lane:
 def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     """Gives every message of a stored batch its receipt."""
     first = 0
+    status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
         run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
+        run.status = status
         run.log_offset = result.log_offset
         run.starts = batch.starts
         run.first = first

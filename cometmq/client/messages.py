@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cometmq.format.record import Record
-from cometmq.model import Position, QueueRef
+from cometmq.model import Position, QueueRef, SendStatus
 
 
 class StoredRun:
@@ -22,6 +22,7 @@ class StoredRun:
         "queue",
         "queue_offset",
         "starts",
+        "status",
         "store_time_ms",
     )
 
@@ -32,6 +33,7 @@ class StoredRun:
         self.log_offset = 0  # of the batch's first record
         self.starts: list[int] = []  # byte offset of each record of the batch
         self.first = 0  # index of the segment's first record in the batch
+        self.status = SendStatus.SEND_OK
         self.id_stream = ""
         self.first_counter = 0
 
@@ -51,6 +53,13 @@ class SendReceipt:
         run = self._run
         offset = run.log_offset + run.starts[run.first + self._index]
         return f"{run.queue.broker_group}/{offset}"
+
+    @property
+    def status(self) -> SendStatus:
+        """Whether everything that the topic demands is fulfilled. Stored it is in any case: sending
+        it again would store it twice.
+        """
+        return self._run.status
 
     @property
     def queue(self) -> QueueRef:

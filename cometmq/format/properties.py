@@ -72,7 +72,8 @@ def _harmless(text: bytes, unlike_reserved: bytes) -> re.Pattern[bytes]:
 
 CLEAN = _harmless(rb"[\x03-\x7f]", rb"[\x03-02-@\[-^`-\x7f]")
 """The quick look of the append path: a full match may be stored, without any doubt, and group 1 is
-the tag. No match says nothing: :func:`verify` decides, about text beyond ASCII for example."""
+the tag. No match says nothing: :func:`clean_text` is the look at text beyond ASCII, :func:`verify`
+decides."""
 
 _CLEAN_IF_UTF8 = _harmless(rb"[\x03-\xff]", rb"[\x03-02-@\[-^`-\xff]")
 assert all(name[0] in "ABCDEFGHIJKLMNOPQRSTUVWXYZ1_" for name in RESERVED | {RESERVED_PREFIX})
@@ -132,6 +133,16 @@ def tag_of(properties: bytes) -> bytes:
     tag = properties[at:] if end < 0 else properties[at:end]
     # An empty pair does not count, an earlier one may.
     return tag or decode(properties).get(TAGS, "").encode()
+
+
+def clean_text(buffer: bytes, start: int, end: int) -> re.Match[bytes] | None:
+    """As ``CLEAN.fullmatch(buffer, start, end)``, for text beyond ASCII."""
+    clean = _CLEAN_IF_UTF8.fullmatch(buffer, start, end)
+    try:
+        buffer[start:end].decode()
+    except UnicodeDecodeError:
+        return None
+    return clean
 
 
 def is_reserved(name: str) -> bool:

@@ -19,6 +19,9 @@ PREFILL_SIZE: Final = 0x7FFFFFFF
 PREFILL: Final = UNIT.pack(0, PREFILL_SIZE, 0)
 """Fills the front of a queue whose first messages are gone, when its file is built anew."""
 
+LOST_SIZE: Final = 1
+"""The size in a unit whose message was lost to damage of the log: no record has one byte."""
+
 
 def pack(log_offset: int, size: int, tags_code: int) -> bytes:
     """One unit. ``tags_code`` is signed, as :func:`cometmq.format.taghash.tags_code` gives it."""

@@ -11,6 +11,7 @@ from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.progress import GroupReads, Progress
 from cometmq.member.read_servicer import not_writer
 from cometmq.member.reading import Reader
+from cometmq.member.retaining import Retention
 from cometmq.member.snapshot import OffsetSnapshot, queue_proto
 from cometmq.messaging.groups import MemberTable, check_name
 from cometmq.messaging.state import BrokerState
@@ -31,6 +32,7 @@ class Holdings:
     reader: Reader
     group_reads: GroupReads
     members: MemberTable  # of consumer groups; empty on a follower
+    retention: Retention
     started_ms: int
 
 
@@ -44,6 +46,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self._reader = holdings.reader
         self._group_reads = holdings.group_reads
         self._members = holdings.members
+        self._retention = holdings.retention
         self._started_ms = holdings.started_ms
 
     async def PutTopic(
@@ -113,6 +116,18 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
             log_appended_offset=store.appended_offset,
             log_flushed_offset=store.flushed_offset,
             started_ms=self._started_ms,
+            refusal=self._retention.refusal,
+        )
+
+    async def CleanStore(
+        self, request: broker_pb2.CleanStoreRequest, context: Context
+    ) -> broker_pb2.CleanStoreResponse:
+        removed = await self._retention.clean()
+        return broker_pb2.CleanStoreResponse(
+            log_file_count=sum(removed.log_files.values()),
+            log_bytes=removed.log_bytes,
+            queue_file_count=removed.queue_files,
+            log_min_offset=self._store.min_offset,
         )
 
     async def SnapshotOffsets(  # type: ignore[override]  # answers with context.write

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Protocol, Self
 from prometheus_client import Gauge
 from prometheus_client.registry import Collector
 
-from cometmq import reexec
+from cometmq import native, reexec
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid, StaleEpoch
 from cometmq.format.batch import BatchLimits
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
+# An alert waits for the lag job's exports.
+OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
 WRITER_MODULE = "services.broker"
 FOLLOWER_MODULE = "services.haslave"
 
@@ -239,6 +241,7 @@ class MemberApp(ABC):
         )
         if parts is None:
             return
+        await self._ports.set_started()
         self._metrics.recovery_s.set(parts.seconds)
         self._stack.push_async_callback(parts.close)
         self._serve(parts)
@@ -261,7 +264,7 @@ class MemberApp(ABC):
     def _serve(self, parts: Parts) -> None:
         for collector in parts.collectors:
             self._registry.register(collector)
-        observer = RpcMetrics(self._registry, self._clock)
+        observer = RpcMetrics(self._registry, self._clock, awaited=[OFFSET_EXPORT])
         self._ports.clients.add(
             add_BrokerServiceServicer_to_server, parts.servicer, observer=observer
         )
@@ -299,7 +302,8 @@ class MemberApp(ABC):
             internal_address=self._ports.internal.address,
             metrics_address=self.metrics_address,
         )
-        log.info("ready", extra=fields(role=self.role, address=self._ports.clients.address))
+        address, loops = self._ports.clients.address, native.description()
+        log.info("ready", extra=fields(role=self.role, address=address, loops=loops))
 
     async def _drain(self, parts: Parts) -> None:
         log.info("draining")

@@ -5,7 +5,11 @@ stream can take it. So nothing is queued up for a slow stream, an arrival costs 
 dictionary for each queue that moved (none while nobody watches), and which tags came is read from
 the queue's own units, once for all messages since the last telling.
 
-Invariant: a queue that a watch has not been told of as it stands now is pending there.
+A stream may want the messages themselves, where they are few: for as many arrivals as it was last
+asked for, so that a queue nobody waits at any more soon sends none.
+
+Invariants: a queue that a watch has not been told of as it stands now is pending there; messages
+that are told begin where the last telling ended.
 
 Pure: waking a stream is a function handed in.
 """
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.errors import CometError, LimitExceeded
+from cometmq.messaging.news import News
 from cometmq.replication.watermarks import QueueKey
 
 QUEUES_PER_WATCH_MAX = 100_000
@@ -24,6 +29,8 @@ WATCHES_MAX = 1_024
 # Above it the tags of what arrived are not looked at: a reader that far behind pulls anyway.
 TAG_UNITS_MAX = 256
 TAG_CODES_MAX = 16
+WANTED_ARRIVALS = 16  # that come with their messages, from when a stream has said so
+SHARED_NEWS_MAX = 64  # kept at most, while more than one stream is to be told: 1 MiB
 
 ANY_TAG: frozenset[int] = frozenset()
 
@@ -46,28 +53,34 @@ class Queues(Protocol):
     def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
         """Low 32 bits of the tag hashes of these messages; empty = not known without waiting."""
 
+    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+        """These messages; None: not few, not to be read, or not without waiting."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A queue as it stands now. ``codes``: low 32 bits of the tag hashes of what came since the
-    watch was last told; empty = could be any. With ``error`` the queue's watch is over.
+    watch was last told; empty = could be any. ``news``: all of these messages; None = pull them.
+    With ``error`` the queue's watch is over.
     """
 
     key: QueueKey
     generation: int = 0
     max_offset: int = 0
     codes: frozenset[int] = ANY_TAG
+    news: News | None = None
     error: CometError | None = None
 
 
 class Watch:
     """One stream: the queues that it watches, what it was told of each, and what is to be told."""
 
-    __slots__ = ("_pending", "_wake", "told")
+    __slots__ = ("_pending", "_wake", "_wanted", "told")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.told: dict[QueueKey, tuple[int, int] | None] = {}  # generation, maximum; None: nothing
         self._pending: dict[QueueKey, None] = {}  # in order of the first change
+        self._wanted: dict[QueueKey, int] = {}  # arrivals that are to come with their messages
         self._wake = wake
 
     def note(self, key: QueueKey) -> None:
@@ -78,6 +91,18 @@ class Watch:
     def forget(self, key: QueueKey) -> None:
         del self.told[key]
         self._pending.pop(key, None)
+        self._wanted.pop(key, None)
+
+    def want(self, key: QueueKey) -> None:
+        """Its next arrivals come with their messages."""
+        self._wanted[key] = WANTED_ARRIVALS
+
+    def spend(self, key: QueueKey) -> bool:
+        """An arrival is told: whether it comes with its messages."""
+        left = self._wanted.pop(key, 0)
+        if left > 1:
+            self._wanted[key] = left - 1
+        return left > 0
 
     def take(self) -> QueueKey | None:
         """The next queue to look at; None: all is told."""
@@ -98,6 +123,8 @@ class Arrivals:
         self._queues_max = queues_max  # of one watch
         self._watches: set[Watch] = set()
         self._by_queue: dict[QueueKey, set[Watch]] = {}
+        # What was read for one stream and others are to be told too; by what it spans.
+        self._shared: dict[tuple[QueueKey, int, int], News | None] = {}
 
     def __len__(self) -> int:
         """Open watches."""
@@ -139,6 +166,12 @@ class Arrivals:
             self._by_queue.setdefault(key, set()).add(watch)
             watch.note(key)
 
+    def want(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
+        """Somebody waits at the end of these queues; those that are not watched do not matter."""
+        for key in keys:
+            if key in watch.told:
+                watch.want(key)
+
     def remove(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
         """Watch these queues no longer; those that are not watched do not matter."""
         for key in keys:
@@ -153,6 +186,7 @@ class Arrivals:
 
     def advanced(self, moved: Iterable[tuple[QueueKey, int]]) -> None:
         """Readable maxima have risen."""
+        self._shared.clear()
         by_queue = self._by_queue
         for key, _ in moved:
             if key in by_queue:
@@ -161,6 +195,7 @@ class Arrivals:
 
     def topic_changed(self, topic: str) -> None:
         """The topic's queues may be others now: deleted, or of a new generation."""
+        self._shared.clear()
         for key, watching in self._by_queue.items():
             if key[0] == topic:
                 for watch in watching:
@@ -185,15 +220,30 @@ class Arrivals:
         if now == told:
             return None
         watch.told[key] = now
-        codes = ANY_TAG
-        if told is not None and told[0] == now[0]:
-            assert told[1] < now[1], "a maximum never goes back within a generation"
-            codes = _codes(queues, key, told[1], now[1])
-        return Arrival(key, *now, codes)
+        wanted = watch.spend(key)
+        if told is None or told[0] != now[0]:
+            return Arrival(key, *now)
+        assert told[1] < now[1], "a maximum never goes back within a generation"
+        span = (key, told[1], now[1])
+        news = self._news(queues, *span) if wanted else None
+        return Arrival(key, *now, _codes(queues, *span, news), news)
+
+    def _news(self, queues: Queues, key: QueueKey, first: int, end: int) -> News | None:
+        """Read once, however many streams are to be told."""
+        if len(self._by_queue[key]) == 1:
+            return queues.news(*key, first, end)
+        span = (key, first, end)
+        if span not in self._shared:
+            if len(self._shared) >= SHARED_NEWS_MAX:
+                self._shared.clear()
+            self._shared[span] = queues.news(*key, first, end)
+        return self._shared[span]
 
 
-def _codes(queues: Queues, key: QueueKey, first: int, end: int) -> frozenset[int]:
+def _codes(
+    queues: Queues, key: QueueKey, first: int, end: int, news: News | None
+) -> frozenset[int]:
     if end - first > TAG_UNITS_MAX:
         return ANY_TAG
-    codes = queues.tag_codes(*key, first, end)
+    codes = queues.tag_codes(*key, first, end) if news is None else frozenset(news.codes)
     return codes if len(codes) <= TAG_CODES_MAX else ANY_TAG

@@ -10,14 +10,40 @@ import grpc
 
 from cometmq.member import convert
 from cometmq.member.arrivals import Arrival, Arrivals, Queues, Watch
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.progress import GroupReads
+from cometmq.messaging.news import News
+from cometmq.messaging.state import BrokerState
 from cometmq.replication.watermarks import QueueKey
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import common_pb2, member_pb2
 
 ARRIVALS_PER_MESSAGE_MAX = 4_096
+# Above it a message of the stream ends: what is not sent yet is told as it stands later, so this is
+# all that a slow stream has in memory.
+NEWS_BYTES_PER_MESSAGE_MAX = 256 * 1024
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
+
+
+class ArrivalCounts:
+    """Counts what goes out with arrivals, and what consumers got of it: to them it was a pull."""
+
+    def __init__(self, metrics: MemberMetrics, groups: GroupReads, state: BrokerState) -> None:
+        self._metrics = metrics
+        self._groups = groups
+        self._topics = state.topics
+
+    def sent_along(self, size_bytes: int) -> None:
+        """Records were sent with arrivals."""
+        self._metrics.arrival_bytes.inc(size_bytes)
+
+    def delivered(self, topic: str, group: str, count: int, size_bytes: int) -> None:
+        """Consumers of a group got messages out of arrivals."""
+        if topic in self._topics:  # the series of a deleted one must not come back
+            known_group = self._groups.known_or_empty(group)
+            self._metrics.messages_out(topic, known_group, count, size_bytes)
 
 
 class ArrivalsServicer:
@@ -26,12 +52,18 @@ class ArrivalsServicer:
     """
 
     def __init__(
-        self, arrivals: Arrivals, queues: Queues, hurry: Callable[[], None], gate: Gate
+        self,
+        arrivals: Arrivals,
+        queues: Queues,
+        hurry: Callable[[], None],
+        gate: Gate,
+        counts: ArrivalCounts,
     ) -> None:
         self._arrivals = arrivals
         self._hurry = hurry
         self._queues = queues
         self._gate = gate
+        self._counts = counts
 
     async def WatchArrivals(self, request_iterator: object, context: Context) -> None:
         """Reads here, writes in a task of its own; who only half-closed goes on watching."""
@@ -42,12 +74,18 @@ class ArrivalsServicer:
                 tasks.create_task(self._tell(watch, woken, context))
                 tasks.create_task(self._end_when_draining())
                 while (request := await context.read()) is not grpc.aio.EOF:
-                    self._arrivals.remove(watch, map(_key, request.remove))
-                    if request.add:
-                        self._arrivals.add(watch, map(_key, request.add))
-                        self._hurry()
+                    self._take(watch, request)
         finally:
             self._arrivals.close(watch)
+
+    def _take(self, watch: Watch, request: member_pb2.WatchArrivalsRequest) -> None:
+        self._arrivals.remove(watch, map(_key, request.remove))
+        if request.add:
+            self._arrivals.add(watch, map(_key, request.add))
+            self._hurry()
+        self._arrivals.want(watch, map(_key, request.want))
+        for one in request.delivered:
+            self._counts.delivered(one.topic, one.group, one.message_count, one.record_bytes)
 
     async def _tell(self, watch: Watch, woken: asyncio.Event, context: Context) -> None:
         while True:
@@ -59,11 +97,15 @@ class ArrivalsServicer:
     def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
         """As many as one message takes."""
         arrivals: list[member_pb2.Arrival] = []
-        while len(arrivals) < ARRIVALS_PER_MESSAGE_MAX:
+        size_bytes = 0
+        while len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < NEWS_BYTES_PER_MESSAGE_MAX:
             arrival = self._arrivals.next_arrival(watch, self._queues)
             if arrival is None:
                 break
             arrivals.append(_arrival_proto(arrival))
+            if arrival.news is not None:
+                size_bytes += len(arrival.news.records)
+        self._counts.sent_along(size_bytes)
         return arrivals
 
     async def _end_when_draining(self) -> None:
@@ -83,4 +125,16 @@ def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
     proto.generation = arrival.generation
     proto.max_offset = arrival.max_offset
     proto.tag_codes.extend(sorted(arrival.codes))
+    if arrival.news is not None:
+        proto.messages.CopyFrom(_news_proto(arrival.news))
     return proto
+
+
+def _news_proto(news: News) -> member_pb2.NewMessages:
+    return member_pb2.NewMessages(
+        first_offset=news.first_offset,
+        min_offset=news.min_offset,
+        records=news.records,
+        sizes=news.sizes,
+        tag_codes=news.codes,
+    )

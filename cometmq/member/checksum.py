@@ -16,9 +16,9 @@ async def checksum_log(
     store: BaseStore, request: member_pb2.ChecksumLogRequest
 ) -> member_pb2.ChecksumLogResponse:
     """``MemberService.ChecksumLog``: SHA-256 of a range, read in a thread. OffsetInvalid: the range
-    is not within the log.
+    is not within the log; MessageNotFound: it no longer is.
     """
-    low, end = store.min_offset, store.appended_offset
+    low, end = store.min_offset, store.written_offset
     if not low <= request.from_offset <= request.to_offset <= end:
         raise OffsetInvalid(
             f"{request.from_offset} to {request.to_offset} is not within the log, {low} to {end}"
@@ -29,9 +29,11 @@ async def checksum_log(
 
 def _digest(store: BaseStore, at: int, end: int) -> str:
     digest = hashlib.sha256()
-    while at < end:
-        piece = store.read_raw(at, min(PIECE_BYTES, end - at))
-        assert piece, at
-        digest.update(piece)
-        at += len(piece)
+    with store.cleaner.pins.hold(at) as pin:
+        while at < end:
+            piece = store.read_raw(at, min(PIECE_BYTES, end - at))
+            assert piece, at
+            digest.update(piece)
+            at += len(piece)
+            pin.offset = at
     return digest.hexdigest()

@@ -18,6 +18,9 @@ from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMod
 from cometmq.rpc.channels import parse_addresses
 
 MIB = 1024 * 1024
+# One is being written, the next is ready, one is left to read: below that a quota would be full
+# whatever went.
+QUOTA_LOG_FILES_MIN = 5
 
 
 class FlushDiskType(Enum):
@@ -92,6 +95,24 @@ class MemberConfig(ServiceConfig):
             minimum=MIB,
         ),
     )
+    sync_flush_timeout: int = field(
+        default=5_000,
+        metadata=about(
+            "Time after which a batch that waits for the disk is answered FLUSH_DISK_TIMEOUT.",
+            unit="ms",
+            minimum=1,
+        ),
+    )
+
+    # --- reading ---
+    catch_up_bytes_per_s: int = field(
+        default=64 * MIB,
+        metadata=about(
+            "While producers send, consumers far behind together get this much, or twice what "
+            "comes in when that is more. 0: as much as they can take.",
+            unit="bytes",
+        ),
+    )
 
     # --- store ---
     mapped_file_size_commit_log: int = field(
@@ -101,6 +122,24 @@ class MemberConfig(ServiceConfig):
     mapped_file_size_consume_queue: int = field(
         default=6_000_000,
         metadata=about("Size of a consume queue file, a multiple of 20.", unit="bytes", minimum=20),
+    )
+    message_index_enable: bool = field(
+        default=True,
+        metadata=about("Keep the key index, by which messages are found by key and unique id."),
+    )
+    max_hash_slot_num: int = field(
+        default=5_000_000,
+        metadata=about(
+            "Hash slots of an index file, 4 bytes each.", minimum=1, maximum=2_147_483_647
+        ),
+    )
+    max_index_num: int = field(
+        default=20_000_000,
+        metadata=about(
+            "Entries of an index file, 20 bytes each; the first is never used.",
+            minimum=2,
+            maximum=2_147_483_647,
+        ),
     )
     open_files_max: int = field(
         default=4_096, metadata=about("Store files held open at a time.", minimum=16)
@@ -115,6 +154,21 @@ class MemberConfig(ServiceConfig):
     flush_commit_log_thorough_interval: int = field(
         default=10_000,
         metadata=about("Time after which fewer pages are synced too.", unit="ms", minimum=1),
+    )
+    transient_store_pool_enable: bool = field(
+        default=False,
+        metadata=about(
+            "Keep what is appended in private memory and write it later. Faster for many small "
+            "batches; what waits there is lost when the process dies, acknowledged or not."
+        ),
+    )
+    transient_store_pool_bytes_max: int = field(
+        default=64 * MIB,
+        metadata=about("What may wait there; more is written at once.", unit="bytes", minimum=MIB),
+    )
+    commit_interval_commit_log: int = field(
+        default=200,
+        metadata=about("Time after which it is written.", unit="ms", minimum=1, maximum=10_000),
     )
     flush_interval_consume_queue: int = field(
         default=1_000, metadata=about("Time between syncs of the queues.", unit="ms", minimum=10)
@@ -134,6 +188,62 @@ class MemberConfig(ServiceConfig):
         metadata=about(
             "Log written between two full copies of the state.", unit="bytes", minimum=MIB
         ),
+    )
+
+    # --- retention ---
+    file_reserved_time: int = field(
+        default=72,
+        metadata=about("How long messages are kept.", unit="h", minimum=1, maximum=1_000_000),
+    )
+    delete_when: tuple[str, ...] = field(
+        default=("04",),
+        metadata=about(
+            "Hours of the local day at which expired log files go, e.g. 02;14. A disk that fills "
+            "does not wait for them."
+        ),
+    )
+    disk_max_used_space_ratio: float = field(
+        default=75.0,
+        metadata=about(
+            "Above it expired log files go at any hour.", unit="%", minimum=1, maximum=99
+        ),
+    )
+    disk_space_clean_forcibly_ratio: float = field(
+        default=85.0,
+        metadata=about(
+            "Above it the oldest log files go, expired or not.", unit="%", minimum=1, maximum=99
+        ),
+    )
+    disk_space_warning_level_ratio: float = field(
+        default=90.0,
+        metadata=about(
+            "Above it sends are refused, until there is room again.",
+            unit="%",
+            minimum=2,
+            maximum=99,
+        ),
+    )
+    store_quota_bytes: int = field(
+        default=0,
+        metadata=about(
+            "Room of the store on a volume that it shares: the ratios above count of it too. "
+            "0: the whole volume.",
+            unit="bytes",
+            minimum=0,
+        ),
+    )
+    clean_resource_interval: int = field(
+        default=10_000, metadata=about("Time between two looks.", unit="ms", minimum=10)
+    )
+    delete_file_batch_max: int = field(
+        default=10, metadata=about("Log files that go at one look.", minimum=1, maximum=1_000)
+    )
+    delete_commit_log_files_interval: int = field(
+        default=100, metadata=about("Time between two log files that go.", unit="ms", minimum=0)
+    )
+    destroy_mapped_file_interval_forcibly: int = field(
+        default=120_000,
+        metadata=about("How long a log file that is read may stay for that.", unit="ms", minimum=0),
     )
 
     # --- role ---
@@ -169,6 +279,11 @@ class MemberConfig(ServiceConfig):
         default=(), metadata=about("CPUs of this process, e.g. 0;1. None: the system decides.")
     )
 
+    @property
+    def transient_bytes_max(self) -> int:
+        """Bytes of the transient store pool; 0 without one."""
+        return self.transient_store_pool_bytes_max if self.transient_store_pool_enable else 0
+
     def __post_init__(self) -> None:
         for name in ("broker_group", "cluster"):
             _check_name(name, getattr(self, name))
@@ -176,8 +291,34 @@ class MemberConfig(ServiceConfig):
             parse_addresses(self.namesrv)
         if self.mapped_file_size_consume_queue % 20:
             raise ConfigInvalid("option mapped_file_size_consume_queue: must be a multiple of 20")
+        if self.transient_store_pool_enable and self.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            raise ConfigInvalid(
+                "option transient_store_pool_enable: keeps in memory what flush_disk_type "
+                "SYNC_FLUSH wants on the disk; use one of the two"
+            )
         if not all(cpu.isdecimal() for cpu in self.cpu_affinity):
             raise ConfigInvalid("option cpu_affinity: CPU numbers, such as 0;1")
+        self._check_retention()
+
+    def _check_retention(self) -> None:
+        if not all(hour.isdecimal() and int(hour) < 24 for hour in self.delete_when):
+            raise ConfigInvalid("option delete_when: hours from 00 to 23, such as 02;14")
+        ratios = (
+            self.disk_max_used_space_ratio,
+            self.disk_space_clean_forcibly_ratio,
+            self.disk_space_warning_level_ratio,
+        )
+        if list(ratios) != sorted(ratios):
+            raise ConfigInvalid(
+                "option disk_max_used_space_ratio must not be above disk_space_clean_forcibly_ratio"
+                ", nor that above disk_space_warning_level_ratio"
+            )
+        least = QUOTA_LOG_FILES_MIN * self.mapped_file_size_commit_log
+        if 0 < self.store_quota_bytes < least:
+            raise ConfigInvalid(
+                f"option store_quota_bytes: must be 0 or at least {least}, "
+                f"{QUOTA_LOG_FILES_MIN} log files"
+            )
 
 
 def _check_name(option: str, name: str) -> None:

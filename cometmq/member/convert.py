@@ -5,9 +5,12 @@ from __future__ import annotations
 from cometmq.errors import InvalidRequest
 from cometmq.filters import tags
 from cometmq.format import ids, properties, record
+from cometmq.format.indexfile import TIME_MS_MAX
+from cometmq.member.finding import KeyAnswer, KeyQuery
 from cometmq.member.reading import PullAnswer
 from cometmq.messaging.groups import Membership
-from cometmq.model import FlushMode, Position, Subscription, TopicConfig
+from cometmq.model import FlushMode, Position, SendStatus, Subscription, TopicConfig
+from cometmq.store.queries import Boundary
 from cometmq.v1 import broker_pb2, common_pb2
 
 # Properties that have a field of their own in StoredMessage.
@@ -38,6 +41,9 @@ def topic(proto: common_pb2.TopicConfig, default: TopicConfig) -> TopicConfig:
         write_queue_count=proto.write_queue_count or default.write_queue_count,
         permission=proto.permission or default.permission,
         flush_mode=mode,
+        reserve_time_ms=(
+            proto.reserve_time_ms if proto.HasField("reserve_time_ms") else default.reserve_time_ms
+        ),
     )
 
 
@@ -48,7 +54,12 @@ def topic_proto(config: TopicConfig) -> common_pb2.TopicConfig:
         write_queue_count=config.write_queue_count,
         permission=config.permission,
         flush_mode=common_pb2.FlushMode.ValueType(config.flush_mode.value),
+        reserve_time_ms=config.reserve_time_ms,
     )
+
+
+def status_proto(status: SendStatus) -> broker_pb2.SendStatus.ValueType:
+    return broker_pb2.SendStatus.ValueType(status.value)
 
 
 def filter_tags(proto: common_pb2.Filter) -> frozenset[str]:
@@ -91,6 +102,44 @@ def pull_proto(
     else:
         response.records = answer.records
     return response
+
+
+def key_query(proto: broker_pb2.QueryMessagesRequest) -> KeyQuery:
+    """What is looked for. Raises InvalidRequest."""
+    by = proto.WhichOneof("by")
+    key = proto.unique_id if by == "unique_id" else proto.key
+    if not key:
+        raise InvalidRequest("neither a key nor a unique id was given")
+    first_ms = proto.begin_ms if proto.HasField("begin_ms") else 0
+    last_ms = proto.end_ms if proto.HasField("end_ms") else TIME_MS_MAX
+    if not first_ms <= last_ms or proto.max_count < 0:
+        raise InvalidRequest(f"{first_ms} to {last_ms}, at most {proto.max_count}: not a range")
+    return KeyQuery(proto.topic, key, by == "unique_id", first_ms, last_ms, proto.max_count)
+
+
+def key_proto(
+    answer: KeyAnswer, broker_group: str, form: broker_pb2.MessageForm.ValueType
+) -> broker_pb2.QueryMessagesResponse:
+    response = broker_pb2.QueryMessagesResponse(
+        count=len(answer.found),
+        has_more=answer.has_more,
+        indexed_offset=answer.indexed_offset,
+    )
+    if form == broker_pb2.MESSAGE_FORM_MESSAGES:
+        messages = (message_proto(found.message, broker_group) for found in answer.found)
+        response.messages.extend(messages)
+    else:
+        response.records = b"".join(found.raw for found in answer.found)
+    return response
+
+
+def boundary(proto: broker_pb2.TimeBoundary.ValueType) -> Boundary:
+    """Raises InvalidRequest."""
+    if proto == broker_pb2.TIME_BOUNDARY_UPPER:
+        return Boundary.UPPER
+    if proto in (broker_pb2.TIME_BOUNDARY_LOWER, broker_pb2.TIME_BOUNDARY_UNSPECIFIED):
+        return Boundary.LOWER
+    raise InvalidRequest(f"boundary {proto} is not known here")
 
 
 def message_proto(found: record.Record, broker_group: str) -> broker_pb2.StoredMessage:

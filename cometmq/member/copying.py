@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from cometmq.clock import Clock
+from cometmq.errors import DiskFull
 from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.statelog import deletes_a_topic
 from cometmq.member.storage import BaseStorage
 from cometmq.messaging.changes import Change, TopicDropped, TopicPut, decode
+from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import (
     COPY_LAST,
     COPY_ONLY,
-    STATE_TOPIC,
     BrokerState,
     StateLoader,
 )
@@ -57,13 +58,11 @@ class CopyStorage(BaseStorage):
     async def copy(self, offset: int, data: bytes) -> None:
         """Append a chunk. Raises what ``FollowerStore.append`` raises."""
         collected = _Collected()
-        if len(data) <= INLINE_BYTES_MAX:
-            end = self.store.append(offset, data, collected)
-        else:
-            loop = asyncio.get_running_loop()
-            end = await loop.run_in_executor(
-                self._thread, self.store.append, offset, data, collected
-            )
+        try:
+            end = await self._append(offset, data, collected)
+        except DiskFull:
+            self.note_no_space()
+            raise
         self.watermarks.append_to(end)
         for note in collected.notes:
             note(self)
@@ -71,6 +70,12 @@ class CopyStorage(BaseStorage):
         self._flusher.appended()
         self._sync_as_the_writer()
         self.moved.ring()
+
+    async def _append(self, offset: int, data: bytes, collected: _Collected) -> int:
+        if len(data) <= INLINE_BYTES_MAX:
+            return self.store.append(offset, data, collected)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.store.append, offset, data, collected)
 
     def told(self, visible_async: int, visible_others: int) -> None:
         """The writer has told what consumers may see."""
@@ -114,13 +119,11 @@ class CopyStorage(BaseStorage):
         super().end_threads()
 
 
-class _Collected:
+class _Collected(QueueChanges):
     """Hears of what is copied, possibly in a thread, and keeps it for the loop."""
 
-    topics = frozenset({STATE_TOPIC})
-
     def __init__(self) -> None:
-        self.drop_topic: Callable[[str], None] | None = None
+        super().__init__()
         self.notes: list[Callable[[CopyStorage], None]] = []
 
     def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
@@ -129,15 +132,15 @@ class _Collected:
     def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
         found = record.decode(data)
         for change in decode(found.body):
-            if isinstance(change, TopicDropped):
-                self._drop(change.topic)
+            self.take(change)
         end = log_offset + len(data)
         self.notes.append(lambda storage: storage.state_record(end, found.tag, found.body))
 
-    def _drop(self, topic: str) -> None:
-        assert self.drop_topic is not None
-        self.drop_topic(topic)
-        self.notes.append(lambda storage: storage.dropped(topic))
+    def take(self, change: Change) -> None:
+        super().take(change)
+        if isinstance(change, TopicDropped):
+            topic = change.topic
+            self.notes.append(lambda storage: storage.dropped(topic))
 
 
 def _unseen(store: BaseStore) -> ReadableMaxima:

@@ -23,6 +23,12 @@ class Exporter:
             self._directory.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 self._replace(self._directory / name, content)
+            # So that after a power cut the tables of RocketMQ that these replace do not come back.
+            folder = os.open(self._directory, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
     def _replace(self, path: Path, content: bytes) -> None:
         draft = path.with_name(f"{path.name}.tmp")
@@ -32,6 +38,16 @@ class Exporter:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
-            path.replace(path.with_name(f"{path.name}.bak"))
+        self._keep(path)
         draft.replace(path)
+
+    @staticmethod
+    def _keep(path: Path) -> None:
+        """The file is its own backup for a moment: without it, and beside an older backup of
+        RocketMQ's, that would seem to be what counts.
+        """
+        link = path.with_name(f"{path.name}.bak.tmp")
+        link.unlink(missing_ok=True)
+        if path.exists():
+            os.link(path, link)
+            link.replace(path.with_name(f"{path.name}.bak"))

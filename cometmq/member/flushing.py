@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.clock import Clock
-from cometmq.errors import StoreFailed
+from cometmq.errors import DiskFull
+from cometmq.member.worker import Worker
+from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ PAGE_BYTES = 4096
 # A reader that found nothing this recently makes the flusher run back to back: what it waits for
 # becomes visible one fdatasync after it was appended.
 HUNGRY_S = 1.0
+DISK_FULL_RETRY_S = 1.0
 
 
 class FlushableLog(Protocol):
@@ -59,12 +61,15 @@ class FlushPolicy:
 
 
 class Flusher:
-    """Owns the flush thread. All methods belong to the event loop; only ``flush_log`` runs in the
-    thread.
+    """Decides when the flush thread syncs. All methods belong to the event loop; only ``flush_log``
+    runs in the thread.
 
-    ``on_flushed(position, seconds)`` is called on the loop after each sync. A failed sync ends
-    :meth:`run` with StoreFailed: what is on disk is unknown then, and asking again would report
-    success over lost pages.
+    ``on_flushed(position, seconds)`` is called on the loop after each sync, while :meth:`run` runs.
+    A failed sync ends :meth:`run` with its error: what is on disk is unknown then, and asking again
+    would report success over lost pages.
+
+    Invariant: while :meth:`run` runs and there is something to sync, a sync is under way or a timer
+    runs to when one is due.
     """
 
     def __init__(
@@ -78,8 +83,10 @@ class Flusher:
         self._policy = policy
         self._clock = clock
         self._on_flushed = on_flushed
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flush")
-        self._wake = asyncio.Event()
+        self._worker = Worker("flush", self._flush, self._synced, self._is_demanded)
+        self._failed: asyncio.Future[None] | None = None  # while `run` runs
+        self._syncing = False
+        self._timer: asyncio.TimerHandle | None = None
         self._demanded = 0  # highest log offset that somebody waits for
         self._hungry_until_s = 0.0
         self._last_sync_s = clock.monotonic_s()
@@ -88,52 +95,51 @@ class Flusher:
         """Somebody waits until the log is on disk up to ``position``."""
         if position > self._demanded:
             self._demanded = position
-            self._wake.set()
+            self._plan()
 
     def hungry(self) -> None:
         """A reader found nothing: for the next second whatever arrives is synced at once."""
         self._hungry_until_s = self._clock.monotonic_s() + HUNGRY_S
-        if self._store.appended_offset > self._store.flushed_offset:
-            self._wake.set()
+        self._plan()
 
     def appended(self) -> None:
         """The log has grown: there may now be something to sync."""
-        if not self._wake.is_set():
-            self._wake.set()
+        self._plan()
 
     async def run(self) -> None:
         """Sync until cancelled."""
-        while True:
-            delay_s = self._delay_s()
-            if delay_s == 0.0:
-                await self.sync()
-                continue
-            self._wake.clear()
-            if delay_s is None:
-                await self._wake.wait()
-                continue
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake_for_more_than_appends()
-            except TimeoutError:
-                await self.sync()
-
-    async def sync(self) -> int:
-        """One sync now; returns the position that is on disk."""
-        started_s = self._clock.monotonic_s()
-        loop = asyncio.get_running_loop()
+        self._failed = asyncio.get_running_loop().create_future()
+        self._plan()
         try:
-            position = await loop.run_in_executor(self._thread, self._store.flush_log)
-        except StoreFailed:
-            log.critical("the disk refused to sync the commit log")
-            raise
-        self._last_sync_s = self._clock.monotonic_s()
-        self._on_flushed(position, self._last_sync_s - started_s)
-        return position
+            await self._failed
+        finally:
+            self._failed = None
+            self._set_timer(None)
 
     def close(self) -> None:
         """End the thread; a running sync is waited for."""
-        self._thread.shutdown(wait=True)
+        self._worker.close()
+
+    def _plan(self) -> None:
+        """Sync now, or when it is due, if nothing changes before that."""
+        if self._syncing or self._failed is None or self._failed.done():
+            return
+        delay_s = self._delay_s()
+        if delay_s == 0.0:
+            self._syncing = True
+            self._worker.start()
+        else:
+            self._set_timer(delay_s)
+
+    def _flush(self) -> tuple[int, float]:
+        """In the thread: the position that is on disk, and the seconds that it took."""
+        started_s = self._clock.monotonic_s()
+        position = self._store.flush_log()
+        return position, self._clock.monotonic_s() - started_s
+
+    def _is_demanded(self) -> bool:
+        """In the thread: somebody waits already for what came during the last sync."""
+        return self._demanded > self._store.flushed_offset
 
     def _delay_s(self) -> float | None:
         now_s = self._clock.monotonic_s()
@@ -143,11 +149,25 @@ class Flusher:
             now_s - self._last_sync_s, self._store.appended_offset - flushed, urgent
         )
 
-    async def _wake_for_more_than_appends(self) -> None:
-        # An append alone does not shorten the interval unless it makes enough bytes or somebody
-        # waits for it.
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._delay_s() == 0.0:
-                raise TimeoutError
+    def _set_timer(self, delay_s: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if delay_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._plan)
+
+    def _synced(self, result: tuple[int, float] | Exception, more: bool) -> None:
+        self._syncing = more
+        if self._failed is None or self._failed.done():  # nobody runs us any more
+            return
+        if isinstance(result, DiskFull):  # of what the transient store pool holds: nothing is lost
+            log.error("the commit log cannot be written", extra=fields(reason=str(result)))
+            self._set_timer(DISK_FULL_RETRY_S)
+            return
+        if isinstance(result, Exception):
+            log.critical("the disk refused to sync the commit log")
+            self._failed.set_exception(result)
+            return
+        self._last_sync_s = self._clock.monotonic_s()
+        self._on_flushed(*result)
+        self._plan()

@@ -27,6 +27,10 @@ class Ports:
         await self.clients.start()
         await self.internal.start()
 
+    async def set_started(self) -> None:
+        await self.clients.set_started()
+        await self.internal.set_started()
+
     async def set_ready(self) -> None:
         await self.clients.set_ready()
         await self.internal.set_ready()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cometmq.errors import DiskFull, FlowControl, StoreFailed
@@ -21,7 +21,8 @@ from cometmq.member.storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import RETRY_PREFIX, is_system
 
-_NODE = ("cluster", "node_type", "node_id")
+# Labels of every sample that names its process.
+NODE = ("cluster", "node_type", "node_id")
 _BUCKETS_S = (
     0.0001,
     0.0002,
@@ -59,8 +60,8 @@ class MemberMetrics:
 
     def __init__(self, registry: CollectorRegistry, cluster: str, broker_group: str) -> None:
         self.node = (cluster, _NODE_TYPE, broker_group)
-        topic = (*_NODE, "topic", "is_system")
-        group = (*_NODE, "topic", "is_system", "consumer_group", "is_retry")
+        topic = (*NODE, "topic", "is_system")
+        group = (*NODE, "topic", "is_system", "consumer_group", "is_retry")
         self._messages_in = Counter(
             "rocketmq_messages_in", "Messages stored.", topic, registry=registry
         )
@@ -73,14 +74,22 @@ class MemberMetrics:
         self._bytes_out = Counter(
             "rocketmq_throughput_out", "Record bytes answered to pulls.", group, registry=registry
         )
+        self.arrival_bytes = Counter(
+            "cometmq_arrival_bytes", "Record bytes sent along with arrivals.", registry=registry
+        )
         self.producer_connections = Gauge(
-            "rocketmq_producer_connections", "Open send streams.", _NODE, registry=registry
+            "rocketmq_producer_connections", "Open send streams.", NODE, registry=registry
         ).labels(*self.node)
         self.batches_refused = Counter(
             "cometmq_batches_refused", "Batches refused, by error.", ["error"], registry=registry
         )
         for refusal in _ALARMING:
             self.batches_refused.labels(refusal.name())
+        self._late = Counter(
+            "cometmq_batches_late",
+            "Batches answered FLUSH_DISK_TIMEOUT: stored, not on disk in time.",
+            registry=registry,
+        )
         self._append_s = Histogram(
             "cometmq_append_seconds",
             "Time of checking, writing and dispatching one batch.",
@@ -102,13 +111,23 @@ class MemberMetrics:
         self.recovery_s = Gauge(
             "cometmq_recovery_seconds", "Time that opening the store took.", registry=registry
         )
+        self.recovery_read_bytes = Gauge(
+            "cometmq_recovery_read_bytes",
+            "Bytes of the log that recovery has read since the process started.",
+            registry=registry,
+        )
+        self.recovery_total_bytes = Gauge(
+            "cometmq_recovery_total_bytes",
+            "Bytes of the log that recovery has to read, at most.",
+            registry=registry,
+        )
         self._in: dict[str, tuple[Counter, Counter]] = {}
         self._out: dict[tuple[str, str], tuple[Counter, Counter]] = {}
 
     @property
     def process_labels(self) -> dict[str, str]:
         """What names this process, on every sample that it serves."""
-        return dict(zip(_NODE, self.node, strict=True))
+        return dict(zip(NODE, self.node, strict=True))
 
     def appended(self, seconds: float) -> None:
         """A batch was checked and written in this time."""
@@ -117,6 +136,10 @@ class MemberMetrics:
     def acknowledged(self, seconds: float) -> None:
         """A batch was acknowledged this long after it came."""
         self._send_s.observe(seconds)
+
+    def late(self) -> None:
+        """A batch's sender was told that the disk takes too long."""
+        self._late.inc()
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         """A run of messages was stored."""
@@ -129,7 +152,7 @@ class MemberMetrics:
         counters[1].inc(size_bytes)
 
     def messages_out(self, topic: str, group: str, count: int, size_bytes: int) -> None:
-        """A pull was answered."""
+        """A pull was answered, here or by a pullhold out of an arrival."""
         if not count:
             return
         counters = self._out.get((topic, group))
@@ -164,7 +187,7 @@ class DiskCollector(Collector):
         self._path = store_path
 
     def describe(self) -> Iterable[Metric]:
-        return [GaugeMetricFamily(name, text, labels=_NODE) for name, text in _DISK]
+        return [GaugeMetricFamily(name, text, labels=NODE) for name, text in _DISK]
 
     def collect(self) -> Iterable[Metric]:
         try:
@@ -172,7 +195,7 @@ class DiskCollector(Collector):
         except OSError:  # before the first opening there is no folder
             return
         for (name, text), value in zip(_DISK, (usage.total, usage.free), strict=True):
-            family = GaugeMetricFamily(name, text, labels=_NODE)
+            family = GaugeMetricFamily(name, text, labels=NODE)
             family.add_metric(self._node, value)
             yield family
 
@@ -199,13 +222,22 @@ class StoreCollector(Collector):
         self._state = state
 
     def describe(self) -> Iterable[Metric]:
-        return [Metric(name, text, "gauge") for name, text, _ in self._values()]
+        gauges = [Metric(name, text, "gauge") for name, text, _ in self._values()]
+        return [*gauges, self._damaged_pulls()]
 
     def collect(self) -> Iterable[Metric]:
         for name, text, value in self._values():
-            family = GaugeMetricFamily(name, text, labels=_NODE)
+            family = GaugeMetricFamily(name, text, labels=NODE)
             family.add_metric(self._node, value)
             yield family
+        yield self._damaged_pulls()
+
+    def _damaged_pulls(self) -> Metric:
+        family = CounterMetricFamily(
+            "cometmq_damaged_pulls", "Pulls that met a damaged message.", labels=NODE
+        )
+        family.add_metric(self._node, self._storage.damaged_pulls)
+        return family
 
     def _values(self) -> Iterator[tuple[str, str, float]]:
         store = self._storage.store
@@ -223,10 +255,28 @@ class StoreCollector(Collector):
             "Bytes of log not yet in the queues' files.",
             end - store.dispatched_offset,
         )
+        index = store.index.status
+        yield (
+            "cometmq_index_behind_bytes",
+            "Bytes of log whose keys are not in the key index; 0 without one.",
+            end - index.position if store.index.enabled else 0,
+        )
+        yield "cometmq_index_files", "Files of the key index.", index.file_count
+        yield "cometmq_index_entries", "Keys in the key index.", index.entry_count
+        yield (
+            "cometmq_index_stalled",
+            "1 while the key index stands still, for want of room or because the log is damaged.",
+            bool(index.stalled),
+        )
         yield "cometmq_log_min_offset", "Lowest log offset kept.", store.min_offset
         yield "cometmq_log_appended_offset", "End of the log.", end
         yield "cometmq_log_flushed_offset", "The log is on disk up to here.", store.flushed_offset
         yield "cometmq_epoch", "Incarnation of the writer.", store.epoch
+        yield (
+            "cometmq_store_failed",
+            "1 once the disk has failed: the member ends.",
+            self._storage.failed,
+        )
 
 
 class MemberCollector(StoreCollector):
@@ -279,7 +329,7 @@ class MemberCollector(StoreCollector):
 
 
 def _lag_family() -> GaugeMetricFamily:
-    labels = (*_NODE, "topic", "consumer_group", "is_retry", "is_system")
+    labels = (*NODE, "topic", "consumer_group", "is_retry", "is_system")
     return GaugeMetricFamily(
         "rocketmq_consumer_lag_messages", "Messages that a group has not committed.", labels=labels
     )

@@ -5,19 +5,23 @@ Blocking.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged
 from cometmq.format.batch import BatchLimits
+from cometmq.format.indexfile import Sizes
+from cometmq.member import takeover
 from cometmq.member.config import MemberConfig
 from cometmq.member.copying import StateCopy
-from cometmq.member.statelog import DeletedTopics, append_now, load
+from cometmq.member.statelog import append_now, load
+from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState
 from cometmq.messaging.topics import is_system
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.following import FollowerStore
+from cometmq.store.recovery import Progress
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -40,9 +44,11 @@ def open_writer(
     *,
     epoch_floor: int = 0,
     log_end: int | None = None,
+    progress: Progress | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
-    before handed its log over, of which we have everything.
+    before handed its log over, of which we have everything. ``progress`` is told how far recovery
+    is.
 
     Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
     again.
@@ -53,22 +59,43 @@ def open_writer(
         _store_options(config, limits),
         clock=clock,
         epoch_floor=epoch_floor,
-        observer=DeletedTopics(),
+        observer=QueueChanges(),
+        progress=progress,
     )
     try:
         if log_end is not None and store.appended_offset != log_end:
             raise StoreDamaged(
                 f"the log was handed over up to {log_end} and ends at {store.appended_offset}"
             )
-        state = load(store, lambda: _new_state(config))
-        _drop_orphans(store, state)
-        if not store.clean_start and log_end is None:
+        state = _load_state(store, config, clock)
+        if store.takeover is not None:
+            takeover.take_over(store, store.takeover, state, config)
+        elif not store.clean_start and log_end is None:
             _raise_generations(store, state)
-        append_now(store, state.full_copy(), host, clock.wall_ms())
+        _drop_orphans(store, state)
+        copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
+        append_now(store, copy, host, clock.wall_ms())
+        if store.takeover is not None:
+            takeover.settle(store, state, config, clock)
     except BaseException:
         store.abandon()
         raise
     return Opened(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+
+
+def _load_state(store: MessageStore, config: MemberConfig, clock: Clock) -> BrokerState:
+    try:
+        state = load(store, lambda: _new_state(config))
+    except StoreDamaged:
+        # RocketMQ's retention does not know what of our log has to stay; its tables have it all.
+        if store.takeover is None:
+            raise
+        log.warning("the log tells no state of ours any more")
+        state = _new_state(config)
+    if store.takeover is not None and not state.generations.last:
+        # Generations may have been given out that no record tells of: never one a millisecond.
+        state.generations.count_from(clock.wall_ms())
+    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +107,17 @@ class OpenedCopy:
     seconds: float
 
 
-def open_copy(config: MemberConfig, clock: Clock) -> OpenedCopy:
-    """Open the store for following. Errors as of :func:`open_writer`."""
+def open_copy(
+    config: MemberConfig, clock: Clock, *, progress: Progress | None = None
+) -> OpenedCopy:
+    """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
     started_s = clock.monotonic_s()
     store = FollowerStore.open(
-        config.store_path, _store_options(config, BatchLimits()), observer=DeletedTopics()
+        config.store_path,
+        # A writer waits for our word that something is written: the pool would only delay it.
+        replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
+        observer=QueueChanges(),
+        progress=progress,
     )
     try:
         state = _load_copy(store, config)
@@ -101,6 +134,8 @@ def _load_copy(store: FollowerStore, config: MemberConfig) -> StateCopy:
     try:
         state = load(store, new_state)
     except StoreDamaged as error:
+        if store.takeover is not None:  # nobody has another copy of what RocketMQ wrote
+            raise
         # The log was cut below its last complete copy of the state. It is a copy itself, so it can
         # be had again.
         log.error("the log is copied anew", extra=fields(reason=str(error)))
@@ -119,6 +154,9 @@ def _store_options(config: MemberConfig, limits: BatchLimits) -> StoreOptions:
         commit_log_file_bytes=config.mapped_file_size_commit_log,
         consume_queue_file_bytes=config.mapped_file_size_consume_queue,
         open_files_max=config.open_files_max,
+        transient_bytes_max=config.transient_bytes_max,
+        index_sizes=Sizes(config.max_hash_slot_num, config.max_index_num),
+        index_enabled=config.message_index_enable,
         batch_limits=limits,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from cometmq.errors import CometError, LimitExceeded, NotWriter
 from cometmq.filters import tags
 from cometmq.member import convert
+from cometmq.member.finding import Finder, TimeAnswer
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.progress import GroupReads
@@ -35,6 +36,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> None:
         self._identity = identity
         self._reader = reader
+        self._finder = Finder(reader)
         self._group_reads = group_reads
         self._metrics = metrics
 
@@ -85,6 +87,24 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             message=convert.message_proto(found, self._identity.broker_group)
         )
 
+    async def QueryMessages(
+        self, request: broker_pb2.QueryMessagesRequest, context: Context
+    ) -> broker_pb2.QueryMessagesResponse:
+        answer = await self._finder.by_key(convert.key_query(request))
+        return convert.key_proto(answer, self._identity.broker_group, request.form)
+
+    async def QueryOffsetsByTime(
+        self, request: broker_pb2.QueryOffsetsByTimeRequest, context: Context
+    ) -> broker_pb2.QueryOffsetsByTimeResponse:
+        check_items(request.queues)
+        keys = [(queue.topic, queue.queue_id) for queue in request.queues]
+        boundary = convert.boundary(request.boundary)
+        answers = await self._finder.by_time(keys, request.time_ms, boundary)
+        pairs = zip(request.queues, answers, strict=True)
+        return broker_pb2.QueryOffsetsByTimeResponse(
+            queues=[_offset_by_time(queue, answer) for queue, answer in pairs]
+        )
+
     async def QueryOffsets(
         self, request: broker_pb2.QueryOffsetsRequest, context: Context
     ) -> broker_pb2.QueryOffsetsResponse:
@@ -119,6 +139,18 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:
         raise not_writer(self._identity)
+
+
+def _offset_by_time(
+    queue: common_pb2.QueueRef, answer: TimeAnswer | CometError
+) -> broker_pb2.OffsetByTime:
+    if isinstance(answer, CometError):
+        return broker_pb2.OffsetByTime(queue=queue, error=to_proto(answer))
+    return broker_pb2.OffsetByTime(
+        queue=queue,
+        position=convert.position_proto(answer.position),
+        store_time_ms=answer.store_time_ms,
+    )
 
 
 def not_writer(identity: BrokerIdentity) -> NotWriter:

@@ -14,17 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cometmq.errors import MessageNotFound
+from cometmq.clock import Clock
+from cometmq.errors import CometError, MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
+from cometmq.member.damage import read_before_damage
+from cometmq.member.pacing import CatchUpPace
 from cometmq.member.storage import BaseStorage
-from cometmq.messaging import pull
+from cometmq.messaging import news, pull
+from cometmq.messaging.news import News
 from cometmq.messaging.pull import Choice, PullStatus
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position
+from cometmq.store.base import BaseStore
 
 T = TypeVar("T")
 
 COLD_READ_THREADS = 4
+SEARCH_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +72,25 @@ class QueueView:
 class Reader:
     """Answers reads from the store, as far as the state lets it."""
 
-    def __init__(self, storage: BaseStorage, state: BrokerState) -> None:
+    def __init__(
+        self, storage: BaseStorage, state: BrokerState, pace: CatchUpPace, clock: Clock
+    ) -> None:
         self._storage = storage
         self._state = state
+        self._pace = pace
+        self._clock = clock
         self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
+        self._search = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+
+    @property
+    def store(self) -> BaseStore:
+        """Where everything is read."""
+        return self._storage.store
 
     async def pull(self, query: PullQuery) -> PullAnswer:
-        """Raises what the topic table, the generations and the limits raise (cometmq.errors)."""
+        """Raises what the topic table, the generations and the limits raise (cometmq.errors), and
+        StoreDamaged, which names the next good message.
+        """
         self._state.topics.for_read(query.topic, query.queue_id)
         history = self._state.generations.of(query.topic, query.queue_id)
         position = history.validate(query.position)
@@ -86,12 +104,44 @@ class Reader:
             def read(nowait: bool) -> tuple[bytes, Choice]:
                 return self._read(query, offset, wanted, (max_count, max_bytes), nowait)
 
-            records, choice = await self._hot_or_cold(read)
+            try:
+                records, choice = await self._hot_or_cold(read)
+            except MessageNotFound:
+                if not self._has_gone(query):
+                    raise
+            except StoreDamaged:
+                self._storage.damaged_pulls += 1
+                records, choice = await asyncio.get_running_loop().run_in_executor(
+                    self._cold,
+                    read_before_damage,
+                    self._storage.store,
+                    (query.topic, query.queue_id),
+                    offset,
+                    wanted,
+                    (max_count, max_bytes),
+                    query.codes,
+                )
+            if not choice.count and self._has_gone(query):
+                return await self.pull(query)  # and be told where the queue begins now
             status = choice.status
+            await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
             self._storage.hungry()
         next_position = Position(history.current, choice.next_offset)
         return PullAnswer(status, records, choice.count, next_position, low, readable)
+
+    async def _keep_pace(self, choice: Choice, size_bytes: int) -> None:
+        if choice.spans:
+            end = self._storage.store.appended_offset
+            now_s = self._clock.monotonic_s()
+            delay_s = self._pace.delay_s(choice.spans[0][0], size_bytes, end, now_s)
+            if delay_s:
+                await asyncio.sleep(delay_s)
+
+    def _has_gone(self, query: PullQuery) -> bool:
+        """Whether retention has come past the position since it was looked at."""
+        low, _, _ = self._storage.bounds((query.topic, query.queue_id))
+        return query.position.offset < low
 
     def _read(
         self, query: PullQuery, offset: int, wanted: int, limits: tuple[int, int], nowait: bool
@@ -119,6 +169,26 @@ class Reader:
             return frozenset()
         return pull.tag_codes(units) if len(units) == count * queueunit.UNIT_BYTES else frozenset()
 
+    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+        """These readable messages, as a pull would find them. None: clients may not read them, they
+        are not few, or the kernel does not have all of them in memory.
+        """
+        count, store = end - first, self._storage.store
+        if not 0 < count <= news.COUNT_MAX:
+            return None
+        try:
+            self._state.topics.for_read(topic, queue_id)
+            units = store.read_units(topic, queue_id, first, count, nowait=True)
+            choice = pull.choose(units, first, count, news.BYTES_MAX)
+            sizes, codes = pull.sizes_and_codes(units)
+            if choice.count < count or sum(sizes) > news.BYTES_MAX:
+                return None
+            records = store.read_records(choice.spans, nowait=True)
+        except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
+            return None
+        low, _, _ = self._storage.bounds((topic, queue_id))
+        return News(first, low, records, sizes, codes)
+
     async def last_store_time_ms(self, topic: str, queue_id: int) -> int:
         """Store time of the queue's last readable message; 0 when there is none."""
         view = self.queue(topic, queue_id)
@@ -130,7 +200,10 @@ class Reader:
             units = store.read_units(topic, queue_id, view.max_offset - 1, 1, nowait=nowait)
             return store.read_records(pull.choose(units, 0, 1, 1).spans, nowait=nowait)
 
-        found = await self._hot_or_cold(read)
+        try:
+            found = await self._hot_or_cold(read)
+        except MessageNotFound:  # retention has just taken it
+            return 0
         # Nothing: the topic was deleted while a thread went to the disk.
         return record.decode(found).store_time_ms if found else 0
 
@@ -145,22 +218,36 @@ class Reader:
             return store.read_record(log_offset, nowait=nowait)
 
         found = record.decode(await self._hot_or_cold(read_record))
+        if not await self.shows(found):
+            self._storage.hungry()  # it may be on its way to the disk: asked again, it is there
+            raise missing
+        return found
+
+    async def shows(self, found: record.Record) -> bool:
+        """Whether consumers may see what seems to be a record of the log."""
         key = (found.topic, found.queue_id)
         low, readable, _ = self._storage.bounds(key)
         topic = self._state.topics.find(found.topic)
         if topic is None or not topic.readable or not low <= found.queue_offset < readable:
-            self._storage.hungry()  # it may be on its way to the disk: asked again, it is there
-            raise missing
+            return False
 
         def read_unit(nowait: bool) -> bytes:
-            return store.read_units(*key, found.queue_offset, 1, nowait=nowait)
+            return self._storage.store.read_units(*key, found.queue_offset, 1, nowait=nowait)
 
         # The queue must agree: a body may hold bytes that look like a record, and a topic that was
         # deleted and created again has other messages at these offsets.
         unit = await self._hot_or_cold(read_unit)
-        if not unit or queueunit.unit_at(unit, 0)[0] != log_offset:
-            raise missing
-        return found
+        return bool(unit) and queueunit.unit_at(unit, 0)[0] == found.log_offset
+
+    def hungry(self) -> None:
+        """Somebody found nothing: what is on its way to the disk is to be there at once."""
+        self._storage.hungry()
+
+    async def aside(self, search: Callable[[], T]) -> T:
+        """What ``search`` returns, which may read a lot: in threads of its own, so that it keeps no
+        consumer waiting.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._search, search)
 
     async def _hot_or_cold(self, read: Callable[[bool], T]) -> T:
         try:
@@ -171,3 +258,4 @@ class Reader:
     def close(self) -> None:
         """Wait for the reads in threads; before the store is closed."""
         self._cold.shutdown(wait=True)
+        self._search.shutdown(wait=True)

@@ -24,6 +24,7 @@ from cometmq.messaging.state import (
     StateRecord,
     change_records,
 )
+from cometmq.messaging.topics import is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 
@@ -99,7 +100,8 @@ class StateKeeper:
             before = self.state.topics.find(config.name)
             created = before is None
             if created or (before != config and not only_new):
-                await self._commit(self.state.plan_topic(config))
+                put = self.state.plan_topic(config)
+                await self._commit(put, *self.state.plan_reserve(config))
                 self._on_topics()
             return created
 
@@ -122,6 +124,16 @@ class StateKeeper:
             if self.state.groups.get(settings.name) != settings:
                 await self._commit(self.state.plan_group(settings))
 
+    def drop_orphans(self) -> list[str]:
+        """Remove the queues of topics that do not exist; their names. There are none, unless a
+        crash or another program left some.
+        """
+        topics = {topic for topic, _ in self._storage.store.queues()}
+        orphans = sorted(t for t in topics if t not in self.state.topics and not is_system(t))
+        for topic in orphans:
+            self._storage.drop_topic(topic)
+        return orphans
+
     def check_open(self, topic: str) -> None:
         """Raises TopicNotFound for a topic that is being deleted."""
         if topic in self.closing:
@@ -140,17 +152,26 @@ class StateKeeper:
         raise DiskFull.
         """
         if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
-            self._append(self.state.full_copy(self._in_flight))
-            self._copied_at = self._storage.store.appended_offset
+            self.write_copy()
 
-    async def _commit(self, change: Change) -> None:
-        end = self._append(change_records([change]))
-        self._in_flight.append(change)
+    def write_copy(self) -> None:
+        """Append a full copy. May raise DiskFull, BrokerDraining."""
+        self._append(self.state.full_copy(self._in_flight, next_offset_of=self._next_offset))
+        self._copied_at = self._storage.store.appended_offset
+
+    def _next_offset(self, topic: str, queue_id: int) -> int:
+        return self._storage.store.queue_bounds(topic, queue_id)[1]
+
+    async def _commit(self, *changes: Change) -> None:
+        end = self._append(change_records(changes))
+        self._in_flight += changes
         try:
             await self._storage.on_disk(end)
         finally:
-            self._in_flight.remove(change)
-        self.state.apply(change)
+            for change in changes:
+                self._in_flight.remove(change)
+        for change in changes:
+            self.state.apply(change)
 
     def _append(self, records: Sequence[StateRecord]) -> int:
         demands = DurabilityClass.of(self.state.topics.flush_mode(STATE_TOPIC))

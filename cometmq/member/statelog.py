@@ -68,6 +68,29 @@ def load(store: BaseStore, new_state: Callable[[], BrokerState]) -> BrokerState:
     return loader.state
 
 
+def keep_from(store: BaseStore) -> int:
+    """Log offset from which on everything must be kept, so that whatever a crash or a cut takes
+    away the rest still tells the state: where the last but one complete copy begins. The log's
+    start while it has no two. What is not on the disk does not count.
+    """
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    flushed = store.flushed_offset
+    while high > low and _end_of(_units(store, high - 1, high)[0]) > flushed:
+        high -= 1
+    tags = _tags_newest_first(store, low, high)
+    last = find_copy_start(tags)
+    before = None if last is None else find_copy_start(tags)  # goes on where the first stopped
+    if last is None or before is None:
+        return store.min_offset
+    first = high - 1 - last - 1 - before
+    return _units(store, first, first + 1)[0][0]
+
+
+def _end_of(unit: tuple[int, int, int]) -> int:
+    log_offset, size, _ = unit
+    return log_offset + size
+
+
 def _tags_newest_first(store: BaseStore, low: int, high: int) -> Iterator[str]:
     while high > low:
         first = max(low, high - _UNITS_AT_ONCE)
@@ -114,22 +137,3 @@ def deletes_a_topic(store: BaseStore, log_offset: int) -> bool:
         for found in _records(store, first, high)
         for change in decode(found.body)
     )
-
-
-class DeletedTopics:
-    """Watches recovery for deletions: what a topic held before it was deleted must not come back
-    into its queues.
-    """
-
-    topics = frozenset({STATE_TOPIC})
-
-    def __init__(self) -> None:
-        self.drop_topic: Callable[[str], None] | None = None  # the store's, set while it recovers
-
-    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
-        """A state record was found in the log."""
-        found = record.decode(data)
-        for change in decode(found.body):
-            if isinstance(change, TopicDropped):
-                assert self.drop_topic is not None
-                self.drop_topic(change.topic)

@@ -19,6 +19,7 @@ from cometmq.errors import BrokerDraining, DiskFull
 from cometmq.member.arrivals import Arrivals
 from cometmq.member.commit import AckQueue
 from cometmq.member.flushing import Flusher, FlushPolicy
+from cometmq.member.indexing import IndexThread
 from cometmq.replication.watermarks import DurabilityClass, QueueKey, ReadableMaxima, Watermarks
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import Appended, MessageStore
@@ -36,7 +37,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A batch that is in the log. ``acked`` is None when it is acknowledged already."""
+    """A batch that is in the log. ``acked`` is None when it is acknowledged already; it fails with
+    StoreFailed when the disk does.
+    """
 
     appended: Appended
     acked: asyncio.Future[None] | None
@@ -81,6 +84,10 @@ class BaseStorage:
         self.arrivals = Arrivals()  # who is told when a queue's readable maximum rises
         self.moved = Bell()  # rings when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
+        self.refusal = ""  # why retention lets no sends in; empty: it does
+        self.look_wanted = asyncio.Event()  # retention should see how much room there is
+        self.out_of_space = False  # the disk took no more since it looked last
+        self.damaged_pulls = 0  # that met a damaged message
         self._on_flush_s = on_flush_s
         self._flusher = Flusher(store, policy, clock, self._synced)
         # Queue files are synced and log files built beside the flush thread, so that an
@@ -88,6 +95,7 @@ class BaseStorage:
         # build.
         self._queue_thread = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
         self._build_thread = ThreadPoolExecutor(1, thread_name_prefix="build-file")
+        self._index = IndexThread(store)
 
     def _synced(self, position: int, seconds: float) -> None:
         self._flushed(position)
@@ -101,6 +109,15 @@ class BaseStorage:
     def _fail(self, error: Exception) -> None:
         """The disk has failed."""
         self.failed = True
+
+    def fail(self, error: Exception) -> None:
+        """The disk has failed at something that is not done here."""
+        self._fail(error)
+
+    def note_no_space(self) -> None:
+        """The disk took no more."""
+        self.out_of_space = True
+        self.look_wanted.set()
 
     # --- reading ---
 
@@ -119,13 +136,18 @@ class BaseStorage:
 
     # --- life ---
 
-    async def run(self, flush_queues_s: float) -> None:
-        """Sync the log and the queues, build log files ahead; until cancelled or the disk fails."""
+    async def run(self, flush_queues_s: float, commit_s: float = 0.0) -> None:
+        """Sync the log and the queues, build log files ahead, write what the transient store pool
+        holds (0: there is none); until cancelled or the disk fails.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._flusher.run(), name="flush-log")
                 tasks.create_task(self._flush_queues(flush_queues_s), name="flush-queues")
                 tasks.create_task(self._build_files(), name="build-files")
+                tasks.create_task(self._index.run(), name="index")
+                if commit_s:
+                    tasks.create_task(self._commit(commit_s), name="commit-log")
         except* Exception as failures:  # whatever it was, what is on disk is not known any more
             error = failures.exceptions[0]
             self._fail(error)
@@ -137,22 +159,39 @@ class BaseStorage:
             await asyncio.sleep(interval_s)
             await loop.run_in_executor(self._queue_thread, self.store.flush_queues)
 
+    async def _commit(self, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(interval_s)
+            await loop.run_in_executor(self._queue_thread, self._commit_now)
+            self.moved.ring()  # followers may copy it
+
+    def _commit_now(self) -> None:
+        # What a full disk did not take stays in memory; appends are refused when that is full too.
+        with contextlib.suppress(DiskFull):
+            self.store.commit_log()
+
     async def _build_files(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if self.store.next_file_wanted:
-                await loop.run_in_executor(self._build_thread, self._build_file)
+                await self._build_file(loop)
             await asyncio.sleep(0.1)
 
-    def _build_file(self) -> None:
+    async def _build_file(self, loop: asyncio.AbstractEventLoop) -> None:
         # A full disk is said by the append that needs the file; we come back in a moment.
-        with contextlib.suppress(DiskFull):
-            self.store.prepare_next_file()
+        try:
+            await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
+        except DiskFull:
+            self.note_no_space()
+        else:
+            self.look_wanted.set()
 
     def end_threads(self) -> None:
         """Wait for what the threads still do; nobody uses the store any more then. Blocking, as
         :meth:`close`.
         """
+        self._index.close()
         for thread in (self._queue_thread, self._build_thread):
             thread.shutdown(wait=True)
         self._flusher.close()
@@ -196,12 +235,16 @@ class MemberStorage(BaseStorage):
         nothing has changed.
         """
         self.check_open()
-        appended = self.store.append(
-            records,
-            [(s.topic, s.queue_id, s.count) for s in segments],
-            born_host=born_host,
-            store_host=store_host,
-        )
+        try:
+            appended = self.store.append(
+                records,
+                [(s.topic, s.queue_id, s.count) for s in segments],
+                born_host=born_host,
+                store_host=store_host,
+            )
+        except DiskFull:
+            self.note_no_space()
+            raise
         end = appended.end_offset
         self.watermarks.append_to(end)
         self.moved.ring()
@@ -218,6 +261,13 @@ class MemberStorage(BaseStorage):
         """Raises BrokerDraining while the log is sealed."""
         if self.sealed:
             raise BrokerDraining("the writer hands its role over")
+
+    def check_room(self) -> None:
+        """Raises DiskFull while sends are refused. What the system itself appends goes on as long
+        as the disk takes it: a full disk must not stop consumption, nor its own cleaning.
+        """
+        if self.refusal:
+            raise DiskFull(self.refusal)
 
     def _acknowledge(self, demands: DurabilityClass, end: int) -> asyncio.Future[None] | None:
         self._flusher.appended()

@@ -27,10 +27,20 @@ Json = Any  # what json.loads gives
 
 @dataclass(frozen=True, slots=True)
 class TopicPut:
-    """A topic is created or gets other settings; new queues begin with ``generation``."""
+    """A topic is created or gets other settings; new queues begin with ``generation``. The reserve
+    time stays as it is: it has a change of its own.
+    """
 
     config: TopicConfig
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReserved:
+    """A topic's messages are shown for another time; 0 = as long as the log has them."""
+
+    topic: str
+    reserve_time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +52,25 @@ class TopicDropped:
 
 @dataclass(frozen=True, slots=True)
 class TopicCopied:
-    """A topic as it stands, in a full copy: settings, and all histories by queue id."""
+    """A topic as it stands, in a full copy: settings but for the reserve time, and all histories by
+    queue id.
+    """
 
     config: TopicConfig
     histories: tuple[History, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesCounted:
+    """How far the queues of a topic have counted, in a full copy: the offset of each one's next
+    message, by queue id.
+
+    Changes nothing in the tables. It is for whoever builds queues from a log whose beginning has
+    gone, where a queue without younger messages has left no other trace.
+    """
+
+    topic: str
+    next_offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +115,27 @@ class OffsetsCommitted:
     commits: tuple[CommittedOffset, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DelaysReached:
+    """How far each level of delayed messages was delivered: queue offsets by level from 1; levels
+    that are not named are at 0. Replaces what was known.
+    """
+
+    offsets: Mapping[int, int]
+
+
 Change = (
     TopicPut
+    | TopicReserved
     | TopicDropped
     | TopicCopied
+    | QueuesCounted
     | GenerationsRaised
     | GenerationsCounted
     | GroupPut
     | GroupDropped
     | OffsetsCommitted
+    | DelaysReached
 )
 
 
@@ -220,6 +257,12 @@ _KINDS: dict[type[Change], _Kind] = {
         lambda c: {**_config_fields(c.config), "g": c.generation},
         lambda f: TopicPut(_config(f), _int(f["g"])),
     ),
+    TopicReserved: _Kind(
+        "topic-reserve",
+        frozenset("nt"),
+        lambda c: {"n": c.topic, "t": c.reserve_time_ms},
+        lambda f: TopicReserved(_str(f["n"]), _int(f["t"])),
+    ),
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))
     ),
@@ -228,6 +271,12 @@ _KINDS: dict[type[Change], _Kind] = {
         _CONFIG_FIELDS | {"h"},
         lambda c: {**_config_fields(c.config), "h": [h.pairs for h in c.histories]},
         lambda f: TopicCopied(_config(f), _histories(f["h"])),
+    ),
+    QueuesCounted: _Kind(
+        "queues",
+        frozenset("no"),
+        lambda c: {"n": c.topic, "o": c.next_offsets},
+        lambda f: QueuesCounted(_str(f["n"]), tuple(map(_int, f["o"]))),
     ),
     GenerationsRaised: _Kind(
         "raise",
@@ -252,6 +301,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": _commit_fields(c.commits)},
         lambda f: OffsetsCommitted(_commits(f["o"])),
+    ),
+    DelaysReached: _Kind(
+        "delays",
+        frozenset("o"),
+        lambda c: {"o": sorted(c.offsets.items())},
+        lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
     ),
 }
 _to_json = json.JSONEncoder(separators=(",", ":")).encode

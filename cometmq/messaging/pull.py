@@ -17,6 +17,8 @@ from enum import Enum
 from itertools import accumulate
 
 from cometmq.errors import InvalidRequest, StoreDamaged
+from cometmq.format.queueunit import LOST_SIZE
+from cometmq.native import accelerator
 
 COUNT_DEFAULT = 32
 COUNT_MAX = 4096
@@ -105,6 +107,13 @@ def choose(
     unit names no record.
     """
     assert len(units) % _UNIT.size == 0
+    if accelerator is not None:
+        wanted = array("I", codes or ())
+        window = units[: units_wanted(max_count, codes) * _UNIT.size]
+        found = accelerator.choose(window, max_count, max_bytes, wanted)
+        if found is not None:
+            spans, count, looked_at = found
+            return Choice(spans, count, offset + looked_at)
     if codes:
         return _choose_filtered(units, offset, max_count, max_bytes, codes)
     return _choose_all(units[: max_count * _UNIT.size], offset, max_bytes)
@@ -113,6 +122,12 @@ def choose(
 def tag_codes(units: bytes) -> frozenset[int]:
     """Low 32 bits of the tag hashes in whole units."""
     return frozenset(_words(units)[_TAG_WORD::_UNIT_WORDS])
+
+
+def sizes_and_codes(units: bytes) -> tuple[list[int], list[int]]:
+    """Of each whole unit the record's size in bytes and the low 32 bits of the tag hash."""
+    words = _words(units)
+    return words[_SIZE_WORD::_UNIT_WORDS].tolist(), words[_TAG_WORD::_UNIT_WORDS].tolist()
 
 
 def _choose_all(units: bytes, offset: int, max_bytes: int) -> Choice:
@@ -154,7 +169,7 @@ def _words(units: bytes) -> array[int]:
 
 def _fit(sizes: Sequence[int], max_bytes: int) -> tuple[int, int]:
     """How many of the records, at least one, ``max_bytes`` allows, and their size together."""
-    if min(sizes) <= 0 or max(sizes) >= _SIZES_END:
+    if min(sizes) <= LOST_SIZE or max(sizes) >= _SIZES_END:
         raise StoreDamaged("a queue unit that should be readable names no record")
     total = sum(sizes)
     if total <= max_bytes:

@@ -4,18 +4,18 @@ Tabs, keys in order, no blank behind the colon, and numbers as keys of maps with
 RocketMQ broker writes it surely reads, though it is not legal JSON. Each file has an extra
 top-level field ``"cometmq"`` which RocketMQ ignores when it reads and leaves out when it writes: a
 file without it was written by RocketMQ. Described in ``docs/format/snapshots.md``; the state log,
-not these files, is what a broker starts from.
+not these files, is what a broker starts from. What RocketMQ wrote is read by ``takeover.py``.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cometmq.errors import StoreDamaged
+from cometmq.format import fastjson
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
@@ -25,9 +25,10 @@ _PERMISSION_INHERIT = (
     1  # RocketMQ's sign of a topic whose settings are the pattern for topics created on demand
 )
 
-# Strings are matched so as to be left alone; what remains to the second part stands outside of any
-# string.
-_STRING_OR_NUMBER_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,\s])(-?\d+)(?=\s*:)')
+TOPICS = "topics.json"
+GROUPS = "subscriptionGroup.json"
+OFFSETS = "consumerOffset.json"
+DELAYS = "delayOffset.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,18 @@ def export(state: BrokerState, mark: SnapshotMark, time_ms: int) -> dict[str, by
     """All files by name. ``time_ms`` goes into RocketMQ's data versions."""
     version = {"counter": state.topics.version, "stateVersion": 0, "timestamp": time_ms}
     tables: dict[str, dict[str, Any]] = {
-        "topics.json": {
+        TOPICS: {
             "dataVersion": version,
             "topicConfigTable": {config.name: _topic(config) for config in state.topics},
         },
-        "subscriptionGroup.json": {
+        GROUPS: {
             "dataVersion": version,
             "subscriptionGroupTable": {
                 name: _group(settings) for name, settings in state.groups.items()
             },
         },
-        "consumerOffset.json": {"dataVersion": version, "offsetTable": _offsets(state)},
-        "delayOffset.json": {"dataVersion": version, "offsetTable": {}},
+        OFFSETS: {"dataVersion": version, "offsetTable": _offsets(state)},
+        DELAYS: {"dataVersion": version, "offsetTable": state.delays},
     }
     stamp = {"epoch": mark.epoch, "position": mark.position}
     return {name: _render({**table, "cometmq": stamp}).encode() for name, table in tables.items()}
@@ -61,10 +62,7 @@ def export(state: BrokerState, mark: SnapshotMark, time_ms: int) -> dict[str, by
 
 def parse(data: bytes) -> dict[str, Any]:
     """A file of ours or of RocketMQ; the keys of all maps are strings. Raises ``StoreDamaged``."""
-    try:
-        table = json.loads(_STRING_OR_NUMBER_KEY.sub(_quote_number, data.decode()))
-    except ValueError as error:
-        raise StoreDamaged(f"a configuration file cannot be read: {error}") from error
+    table = fastjson.loads(data)
     if not isinstance(table, dict):
         raise StoreDamaged("a configuration file holds something else than a JSON object")
     return table
@@ -134,7 +132,3 @@ def _render(value: Any, indent: int = 0) -> str:
 def _entries(table: dict[Any, Any], indent: int) -> Iterator[str]:
     for key in sorted(table):
         yield f"{key if isinstance(key, int) else json.dumps(key)}:{_render(table[key], indent)}"
-
-
-def _quote_number(match: re.Match[str]) -> str:
-    return f'"{match[1]}"' if match[1] else match[0]

@@ -15,20 +15,23 @@ applied again then, which changes nothing unless a deletion came between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cometmq.errors import LimitExceeded, NoPermission, StateTooNew, StoreDamaged
 from cometmq.messaging import groups, topics
 from cometmq.messaging.changes import (
     Change,
+    DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    QueuesCounted,
     TopicCopied,
     TopicDropped,
     TopicPut,
+    TopicReserved,
     decode,
     encode_change,
     join,
@@ -49,6 +52,9 @@ COPY = "COPY"
 COPY_LAST = "COPY_LAST"
 COPY_ONLY = "COPY_ONLY"  # a copy of one record
 STATE_TAGS = (CHANGE, COPY_FIRST, COPY, COPY_LAST, COPY_ONLY)
+
+# Topic and queue id → the offset of the queue's next message.
+NextOffsetOf = Callable[[str, int], int]
 
 # A record with several changes stays below; a change that is larger has a record of its own.
 RECORD_BYTES_MAX = 256 * 1024
@@ -73,6 +79,7 @@ class BrokerState:
         self.groups: dict[str, GroupSettings] = {}
         self.groups_max = groups_max
         self.offsets = OffsetTable()
+        self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
 
     # --- plan: what is asked for → the change to append ---
 
@@ -85,7 +92,14 @@ class BrokerState:
         topics.check_settings(config)
         self._check_owner(config.name, by_system)
         self.topics.check_room(config.name)
-        return TopicPut(config, self.generations.allocate())
+        return TopicPut(replace(config, reserve_time_ms=0), self.generations.allocate())
+
+    def plan_reserve(self, config: TopicConfig) -> list[TopicReserved]:
+        """What has to follow :meth:`plan_topic` when the topic is to have another reserve time."""
+        before = self.topics.find(config.name)
+        if config.reserve_time_ms == (before.reserve_time_ms if before else 0):
+            return []
+        return [TopicReserved(config.name, config.reserve_time_ms)]
 
     def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
         """The change that deletes a topic.
@@ -147,6 +161,7 @@ class BrokerState:
         self.generations = other.generations
         self.groups = other.groups
         self.offsets = other.offsets
+        self.delays = other.delays
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -157,14 +172,15 @@ class BrokerState:
     # --- apply: the only way that tables change ---
 
     def apply(self, change: Change) -> None:
-        """Takes a change that is in the log.
+        """Takes a change that is in the log. ``QueuesCounted`` is the store's matter.
 
         Raises ``StoreDamaged`` when it does not fit what is there.
         """
         match change:
             case TopicPut(config, generation):
-                self.topics.put(config)
-                self.generations.extend(config.name, _queue_count(config), generation)
+                self._put_topic(config, generation)
+            case TopicReserved(topic, reserve_time_ms):
+                self._reserve_topic(topic, reserve_time_ms)
             case TopicDropped(topic):
                 self._drop_topic(topic)
             case TopicCopied(config, histories):
@@ -173,12 +189,24 @@ class BrokerState:
                 self.generations.raise_all(generation, starts)
             case GenerationsCounted(last):
                 self.generations.count_from(last)
-            case GroupPut(settings):
-                self.groups[settings.name] = settings
-            case GroupDropped(group):
-                self._drop_group(group)
+            case GroupPut() | GroupDropped():
+                self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
+            case DelaysReached(offsets):
+                self.delays = dict(offsets)
+
+    def _put_topic(self, config: TopicConfig, generation: int) -> None:
+        before = self.topics.find(config.name)
+        reserve_time_ms = before.reserve_time_ms if before else 0
+        self.topics.put(replace(config, reserve_time_ms=reserve_time_ms))
+        self.generations.extend(config.name, _queue_count(config), generation)
+
+    def _reserve_topic(self, topic: str, reserve_time_ms: int) -> None:
+        config = self.topics.find(topic)
+        if config is None:
+            raise StoreDamaged(f"a reserve time is given to the topic {topic}, which is not there")
+        self.topics.put(replace(config, reserve_time_ms=reserve_time_ms))
 
     def _drop_topic(self, topic: str) -> None:
         self.topics.drop(topic)
@@ -191,9 +219,12 @@ class BrokerState:
         self.topics.put(config)
         self.generations.put(config.name, histories)
 
-    def _drop_group(self, group: str) -> None:
-        self.groups.pop(group, None)
-        self.offsets.forget_group(group)
+    def _change_group(self, change: GroupPut | GroupDropped) -> None:
+        if isinstance(change, GroupPut):
+            self.groups[change.settings.name] = change.settings
+        else:
+            self.groups.pop(change.group, None)
+            self.offsets.forget_group(change.group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -205,18 +236,36 @@ class BrokerState:
 
     # --- copy: everything, as changes that rebuild it from nothing ---
 
-    def as_changes(self) -> Iterator[Change]:
-        """The changes that make an empty state equal to this one."""
+    def as_changes(self, next_offset_of: NextOffsetOf | None = None) -> Iterator[Change]:
+        """The changes that make an empty state equal to this one; with how far the queues have
+        counted, if that is known.
+        """
         yield GenerationsCounted(self.generations.last)
         for config in self.topics:
-            yield TopicCopied(config, self.generations.topic(config.name))
+            shorn = replace(config, reserve_time_ms=0)
+            yield TopicCopied(shorn, self.generations.topic(config.name))
+            if config.reserve_time_ms:
+                yield TopicReserved(config.name, config.reserve_time_ms)
+            if next_offset_of is not None:
+                yield from self._counted(config.name, next_offset_of)
         for name in sorted(self.groups):
             yield GroupPut(self.groups[name])
         for commits in batched(self.offsets, RECORD_BYTES_MAX):
             yield OffsetsCommitted(commits)
+        if self.delays:
+            yield DelaysReached(self.delays)
+
+    def _counted(self, topic: str, next_offset_of: NextOffsetOf) -> Iterator[QueuesCounted]:
+        queue_ids = range(len(self.generations.topic(topic)))
+        next_offsets = tuple(next_offset_of(topic, queue_id) for queue_id in queue_ids)
+        if any(next_offsets):
+            yield QueuesCounted(topic, next_offsets)
 
     def full_copy(
-        self, in_flight: Iterable[Change] = (), bytes_max: int = RECORD_BYTES_MAX
+        self,
+        in_flight: Iterable[Change] = (),
+        bytes_max: int = RECORD_BYTES_MAX,
+        next_offset_of: NextOffsetOf | None = None,
     ) -> list[StateRecord]:
         """The records of a full copy, to be appended in order; changes may come between them.
 
@@ -224,7 +273,7 @@ class BrokerState:
         copy, so that whoever begins to read at the copy would miss them; therefore they are part of
         it.
         """
-        bodies = list(_bodies([*self.as_changes(), *in_flight], bytes_max))
+        bodies = list(_bodies([*self.as_changes(next_offset_of), *in_flight], bytes_max))
         if len(bodies) == 1:
             return [StateRecord(COPY_ONLY, bodies[0])]
         tags = [COPY_FIRST, *[COPY] * (len(bodies) - 2), COPY_LAST]

@@ -29,6 +29,7 @@ from cometmq.model import (
 )
 
 TOPICS_MAX = 100_000
+RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
 RETRY_PREFIX = "%RETRY%"
@@ -88,6 +89,10 @@ def check_settings(config: TopicConfig) -> None:
     if config.permission not in (PERMISSION_READ, PERMISSION_WRITE, _BOTH):
         raise InvalidRequest(
             f"permission {config.permission} is none of 2 (write), 4 (read), 6 (both)"
+        )
+    if not 0 <= config.reserve_time_ms <= RESERVE_TIME_MS_MAX:
+        raise InvalidRequest(
+            f"a reserve time is 0 (none) to {RESERVE_TIME_MS_MAX} ms, not {config.reserve_time_ms}"
         )
 
 

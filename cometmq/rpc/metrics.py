@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cometmq.clock import Clock
@@ -15,9 +17,14 @@ class RpcMetrics:
 
     ``request_code`` is the method's full name, ``response_code`` is OK, CANCELLED or the error's
     name: both come from the program, never from a client. Implements ``CallObserver``.
+
+    ``awaited``: streams for whose good end an alert waits. Their series exist from the start, for
+    the first one is no increase of a series that was not there.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, clock: Clock, awaited: Iterable[str] = ()
+    ) -> None:
         self._clock = clock
         self._latency_ms = Histogram(
             "rocketmq_rpc_latency",
@@ -35,6 +42,8 @@ class RpcMetrics:
             ["request_code", "response_code"],
             registry=registry,
         )
+        for method in awaited:
+            self._streams_ended.labels(method, "OK")
         self._children: dict[tuple[str, str], Histogram] = {}
 
     def started(self, method: str, *, stream: bool) -> float:

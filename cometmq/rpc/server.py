@@ -27,6 +27,7 @@ from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
 S = TypeVar("S")
 
 READY = "ready"  # the health name that tells whether the process serves; "" tells that it lives
+STARTED = "started"  # that what comes before, a recovery above all, is done: for startup probes
 _HEALTH_PREFIX = "/grpc.health.v1.Health/"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -96,6 +97,7 @@ class RpcServer:
 
     async def start(self) -> int:
         """Bind, answer health checks, return the port. ConfigInvalid: the port is not free."""
+        await self._health.set(STARTED, _NOT_SERVING)
         await self._set_health(_NOT_SERVING)
         try:
             self._port = self._server.add_insecure_port(self.address)
@@ -114,9 +116,14 @@ class RpcServer:
         """Serve ``servicer``; ``add_to_server`` is the generated function. Before set_ready."""
         add_to_server(servicer, _Guarded(self._router, observer))
 
+    async def set_started(self) -> None:
+        """Tell that the start is over, though the process may not serve yet."""
+        await self._health.set(STARTED, _SERVING)
+
     async def set_ready(self) -> None:
         """Open the gate, then tell so."""
         self.gate.open()
+        await self.set_started()
         await self._set_health(_SERVING)
 
     async def begin_drain(self) -> None:

@@ -3,8 +3,8 @@
 Synchronous. One thread writes (``engine.py`` and ``following.py`` tell how), one flushes, one
 prepares log files; any number read.
 
-Invariant: flushed_offset ≤ appended_offset; dispatched_offset ≤ appended_offset; none of the three
-ever goes back.
+Invariant: flushed_offset ≤ written_offset ≤ appended_offset; dispatched_offset ≤ appended_offset;
+none of the four ever goes back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreFailed
 from cometmq.format import queueunit, record
+from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.commitlog import Chunk, Span
+from cometmq.store.foreign import Takeover
+from cometmq.store.indexing import Indexer
 from cometmq.store.opening import OpenedStore
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
@@ -33,6 +36,8 @@ class BaseStore:
         self._opened = opened
         self._log = opened.log
         self._dispatcher = opened.dispatcher
+        # Takes away what is too old, in a thread of its own.
+        self.cleaner = Cleaner(opened, self._guarded)
         self._failure: StoreFailed | None = None  # once set, nothing is written any more
         self._last_units = b""  # of what was appended last; the last of them is the log's last
         assert self.dispatched_offset == self.flushed_offset == self.appended_offset
@@ -41,13 +46,18 @@ class BaseStore:
 
     @property
     def min_offset(self) -> int:
-        """Log offset of the oldest byte."""
-        return self._log.segments.start
+        """Log offset of the oldest byte; rises when retention removes a file."""
+        return self._log.start
 
     @property
     def appended_offset(self) -> int:
         """Log offset behind the last record."""
         return self._log.end[0]
+
+    @property
+    def written_offset(self) -> int:
+        """Log offset below which everything can be read, and outlives the process."""
+        return self._log.written
 
     @property
     def flushed_offset(self) -> int:
@@ -75,6 +85,16 @@ class BaseStore:
         """(topic, queue id) of every queue that ever got a message."""
         for queue in self._dispatcher.queues():
             yield queue.topic, queue.queue_id
+
+    @property
+    def takeover(self) -> Takeover | None:
+        """What another program left here and no writer has settled yet; None: nothing."""
+        return self._opened.takeover
+
+    def queue_offset_at(self, topic: str, queue_id: int, log_offset: int) -> int:
+        """Queue offset of the first message at ``log_offset`` or behind it. Right after opening."""
+        queue = self._dispatcher.find(topic, queue_id)
+        return 0 if queue is None else queue.first_at(log_offset)
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Offset of the first message that is still there, and of the one to come; (0, 0) without
@@ -111,12 +131,12 @@ class BaseStore:
         stands there.
         """
         segment = self._log.segments.find(log_offset)
-        if segment is None or log_offset >= self.appended_offset:
+        end = self.written_offset
+        if segment is None or log_offset >= end:
             raise MessageNotFound(
-                f"no message at {log_offset}: the log goes from {self.min_offset} "
-                f"to {self.appended_offset}"
+                f"no message at {log_offset}: the log goes from {self.min_offset} to {end}"
             )
-        left = min(segment.end, self.appended_offset) - log_offset
+        left = min(segment.end, end) - log_offset
         chunk = self._log.read(log_offset, min(left, FIRST_READ_BYTES), nowait=nowait)
         found = record.check(chunk, 0, log_offset=log_offset, bytes_left=segment.end - log_offset)
         if found.kind is record.Kind.MORE and found.size <= left:
@@ -127,6 +147,12 @@ class BaseStore:
         if found.kind is not record.Kind.RECORD:
             raise MessageNotFound(f"no message starts at {log_offset} of the log")
         return chunk[: found.size]
+
+    def store_time_ms(self, log_offset: int) -> int:
+        """When the record at ``log_offset`` was stored, from its head alone. MessageNotFound unless
+        one seems to stand there.
+        """
+        return store_time_ms(self._log, log_offset)
 
     def read_chunk(self, offset: int, bytes_max: int, *, nowait: bool = False) -> Chunk | None:
         """The log from ``offset``, where a record starts: whole records of one file, at most
@@ -139,9 +165,11 @@ class BaseStore:
 
     def read_raw(self, offset: int, bytes_max: int) -> bytes:
         """Bytes of the log from ``offset`` on, of one file; none at the end. MessageNotFound."""
+        if offset >= self.written_offset:
+            return b""
         segment = self._log.segments.find(offset)
-        left = 0 if segment is None else min(segment.end, self.appended_offset) - offset
-        return self._log.read(offset, min(left, bytes_max), nowait=False) if left > 0 else b""
+        left = 0 if segment is None else min(segment.end, self.written_offset) - offset
+        return self._log.read(offset, min(left, bytes_max), nowait=False)
 
     def last_record(self) -> tuple[int, bytes]:
         """Log offset and bytes of the log's last record; (-1, nothing) in an empty log."""
@@ -165,9 +193,15 @@ class BaseStore:
         """
         return self._guarded(self._log.flush)
 
+    def commit_log(self) -> None:
+        """Write what the transient store pool holds; without it there is nothing to do. After
+        DiskFull the rest stays in memory.
+        """
+        self._guarded(self._log.commit)
+
     def flush_queues(self) -> None:
         """Sync the queues' files and folders, then write the checkpoint."""
-        self._guarded(self._opened.flush_queues)
+        self._guarded(lambda: self._opened.flush_queues(self._last_span))
 
     # --- growing: a thread of its own -------------------------------------------------------------
 
@@ -177,11 +211,21 @@ class BaseStore:
         return self._log.next_file_wanted
 
     def prepare_next_file(self) -> None:
-        """Make the next log file ahead of its use. DiskFull and StoreFailed do no harm: an append
-        will try again.
+        """Make the next log file ahead of its use. DiskFull does no harm: an append tries again."""
+        self._guarded(self._log.prepare_next_file)
+
+    # --- indexing: a thread of its own ------------------------------------------------------------
+
+    @property
+    def index(self) -> Indexer:
+        """The key index: how far it is, and where keys are."""
+        return self._opened.indexer
+
+    def index_some(self) -> bool:
+        """Put the keys of the next piece of the log into the index, less than a millisecond's work;
+        False when there is nothing to do for now. See :meth:`cometmq.store.indexing.Indexer.step`.
         """
-        self._refuse_after_failure()
-        self._log.prepare_next_file()
+        return self._guarded(self._opened.indexer.step)
 
     # --- ending -----------------------------------------------------------------------------------
 
@@ -218,5 +262,7 @@ class BaseStore:
             raise StoreFailed(str(self._failure)) from self._failure
 
     def _failed(self, error: StoreFailed) -> StoreFailed:
-        self._failure = self._failure or error
+        if self._failure is None:
+            self._failure = error
+            self._opened.note_failure()
         return error

@@ -24,7 +24,8 @@ from cometmq.store.base import BaseStore
 from cometmq.store.commitlog import BLANK_BYTES
 from cometmq.store.files import Files, OsFiles
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.recovery import Observer, Progress
+from cometmq.store.recovery import Progress
+from cometmq.store.replay import Observer
 
 __all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
 
@@ -105,8 +106,7 @@ class MessageStore(BaseStore):
         (reading goes on, and a later append may succeed), StoreFailed (nothing will be written any
         more).
         """
-        self._refuse_after_failure()
-        self._dispatcher.catch_up()
+        self._guarded(self._dispatcher.catch_up)
         if len(records) + BLANK_BYTES > self._options.commit_log_file_bytes:
             raise BatchTooLarge(
                 f"{len(records)} bytes do not fit into a log file of "
@@ -155,6 +155,10 @@ class MessageStore(BaseStore):
             dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
         self._last_units = units[-1]
         dispatcher.reached(self._log.end)
+
+    def settle_takeover(self) -> None:
+        """What another program left is in our state and our files now: see ``takeover``."""
+        self._guarded(self._opened.settle_takeover)
 
     def drop_topic(self, topic: str) -> None:
         """Forget all queues of ``topic`` and remove their files; its records stay in the log,

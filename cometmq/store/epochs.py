@@ -48,9 +48,11 @@ def decode(content: bytes, path: Path) -> list[Epoch]:
     return epochs
 
 
-def trim(epochs: Sequence[Epoch], end: int) -> list[Epoch]:
-    """The epochs that still own a byte of a log that ends at ``end``."""
-    return [epoch for epoch in epochs if epoch.start < end]
+def trim(epochs: Sequence[Epoch], start: int, end: int) -> list[Epoch]:
+    """The epochs that still own a byte of a log from ``start`` to ``end``."""
+    ends = [*(epoch.start for epoch in epochs[1:]), end]
+    owned = zip(epochs, ends, strict=False)  # without epochs there is no end to any
+    return [epoch for epoch, its_end in owned if epoch.start < end and its_end > start]
 
 
 def next_number(epochs: Sequence[Epoch], floor: int) -> int:

@@ -2,8 +2,10 @@
 :class:`Files`.
 
 Only this module (and ``dirlock.py``) imports :mod:`os`, so a test can hand in files that lose what
-was not synced. ``mmap`` is not used: ``mmap.flush`` holds the GIL for a whole msync, and a full
-disk under a mapping is SIGBUS.
+was not synced. Reads and writes are calls, which let other threads run; only what is written here
+and there in small pieces is mapped (:meth:`Files.map`). Its room is taken first, because a full
+disk under a mapping is SIGBUS, and it is synced by its descriptor, because ``mmap.flush`` holds the
+GIL for a whole msync.
 
 Errors: a full disk is :class:`~cometmq.errors.DiskFull`, everything else that the kernel refuses is
 :class:`~cometmq.errors.StoreFailed`; a read that would have to wait for the disk is
@@ -13,11 +15,13 @@ Errors: a full disk is :class:`~cometmq.errors.DiskFull`, everything else that t
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 import shutil
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
@@ -30,6 +34,7 @@ StrPath: TypeAlias = str | os.PathLike[str]
 # the most that one call reads or writes while zeros are written or looked for
 CHUNK_BYTES = 1024 * 1024
 SCRATCH_BYTES = 512 * 1024
+PIECES_MAX = 1024  # that one read takes: IOV_MAX of Linux
 # a new log file is synced in steps, so that no other sync waits for a gigabyte
 SYNC_EVERY_BYTES = 32 * CHUNK_BYTES
 ZEROS = bytes(CHUNK_BYTES)
@@ -43,6 +48,13 @@ class Entry(NamedTuple):
     name: str
     is_directory: bool
     size: int
+
+
+class Usage(NamedTuple):
+    """How full the volume of a folder is, as ``df`` counts it."""
+
+    used_bytes: int
+    free_bytes: int  # that this process may still write; what is reserved for root is in neither
 
 
 class File(Protocol):
@@ -73,6 +85,24 @@ class File(Protocol):
         """Let the descriptor go when its last user is done."""
 
 
+class Mapping(Protocol):
+    """A whole file as memory. One thread writes; whoever reads the file sees it at once."""
+
+    view: memoryview
+
+    def scatter(self, places: Sequence[int], data: bytes) -> None:
+        """Write ``data``, cut into equal pieces, to ``places`` in their order. Other threads run
+        meanwhile: a page that is written to may have to wait for the disk, and who writes to the
+        view holds the GIL then.
+        """
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+
+    def close(self) -> None:
+        """Let memory and descriptor go; the view cannot be used any more. Again does nothing."""
+
+
 class Files(Protocol):
     """A file system."""
 
@@ -81,6 +111,11 @@ class Files(Protocol):
 
     def create(self, path: StrPath, size: int) -> File:
         """A new file of ``size`` bytes, all of them a hole."""
+
+    def map(self, path: StrPath, size: int) -> Mapping:
+        """An existing file of ``size`` bytes as memory; its room on the disk is taken before, all
+        of it, so that no write can fail for want of it.
+        """
 
     def read(self, path: StrPath) -> bytes | None:
         """All of a small file; None when there is none."""
@@ -105,6 +140,9 @@ class Files(Protocol):
 
     def sync_directory(self, path: StrPath) -> None:
         """Return when the names in a directory are on the disk; nothing happens when it is gone."""
+
+    def usage(self, path: StrPath) -> Usage:
+        """How full the volume is that ``path``, an existing folder, lies on."""
 
     def boot_id(self) -> str:
         """A text that changes when the machine restarts, and with it the page cache is lost; empty
@@ -180,11 +218,7 @@ class OsFile:
         if fd < 0:
             return
         try:
-            os.fdatasync(fd)
-        except OSError as error:
-            # ENOSPC at a sync means that written bytes are lost, so it is a failure and not a full
-            # disk.
-            raise StoreFailed(f"cannot sync {self.path}: {error.strerror}") from error
+            _fdatasync(fd, self.path)
         finally:
             self._release()
 
@@ -237,21 +271,69 @@ def _next_extent(fd: int, start: int, path: str) -> tuple[int, int]:
         raise store_error(error, "look into", path) from error
 
 
+class OsMapping:
+    """A :class:`Mapping` of the operating system."""
+
+    __slots__ = ("_fd", "_memory", "_path", "_source", "view")
+
+    def __init__(self, fd: int, path: str, size: int) -> None:
+        self._memory = mmap.mmap(fd, size)
+        self._source = os.memfd_create("scatter", os.MFD_CLOEXEC)
+        self._fd = fd
+        self._path = path
+        self.view = memoryview(self._memory)
+
+    def scatter(self, places: Sequence[int], data: bytes) -> None:
+        # A read is what the kernel can put into many places by one call, so that is how it is done.
+        size, rest = divmod(len(data), len(places))
+        assert size > 0, (self._path, len(data), len(places))
+        assert rest == 0, (self._path, len(data), len(places))
+        with _catalogue("write", self._path):
+            os.pwrite(self._source, data, 0)
+            for first in range(0, len(places), PIECES_MAX):
+                pieces = [self.view[at : at + size] for at in places[first : first + PIECES_MAX]]
+                copied = os.preadv(self._source, pieces, first * size)
+                assert copied == len(pieces) * size, (self._path, copied)
+
+    def sync(self) -> None:
+        # As good as msync for what was written through the mapping; other threads run meanwhile.
+        _fdatasync(self._fd, self._path)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self.view.release()
+            self._memory.close()
+            os.close(self._source)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _fdatasync(fd: int, path: str) -> None:
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        # ENOSPC at a sync means that written bytes are lost, so it is a failure and not a full
+        # disk.
+        raise StoreFailed(f"cannot sync {path}: {error.strerror}") from error
+
+
 class OsFiles:
-    """The operating system's files, of which at most ``open_files_max`` are open at a time.
+    """The operating system's files, of which at most ``open_files_max`` are open at a time; without
+    ``writable`` they can only be read.
 
     The cap is soft: files in use are never closed. It is lowered to half of what the process may
     open. A file that is closed by the cap may hold bytes that are not synced; Linux (4.16 and
     later) reports an error of their writing back to the next one who opens and syncs it.
     """
 
-    def __init__(self, open_files_max: int = 4096) -> None:
+    def __init__(self, open_files_max: int = 4096, *, writable: bool = True) -> None:
         assert open_files_max > 0, open_files_max
+        self._flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.open_files_max = max(16, min(open_files_max, allowed // 2))
         self.lock = threading.Lock()
         # in the order of opening; a second chance moves a file to the end
-        self._open: dict[OsFile, None] = {}
+        self._open: OrderedDict[OsFile, None] = OrderedDict()
         self._nowait = hasattr(os, "RWF_NOWAIT")
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._scratch_lock = threading.Lock()
@@ -270,6 +352,16 @@ class OsFiles:
             finally:
                 os.close(fd)
         return self.open(path)
+
+    def map(self, path: StrPath, size: int) -> Mapping:
+        with _catalogue("map", path):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                _reserve(fd, size)
+                return OsMapping(fd, os.fspath(path), size)
+            except BaseException:
+                os.close(fd)
+                raise
 
     def read(self, path: StrPath) -> bytes | None:
         with _catalogue("read", path):
@@ -320,6 +412,12 @@ class OsFiles:
         finally:
             os.close(fd)
 
+    def usage(self, path: StrPath) -> Usage:
+        with _catalogue("ask about the volume of", path):
+            found = os.statvfs(path)
+        used = found.f_blocks - found.f_bfree
+        return Usage(used * found.f_frsize, found.f_bavail * found.f_frsize)
+
     def boot_id(self) -> str:
         known = self.read(BOOT_ID_PATH)
         return known.decode("ascii").strip() if known else ""
@@ -356,7 +454,7 @@ class OsFiles:
         while len(self._open) >= self.open_files_max and self._close_one():
             pass
         with _catalogue("open", file.path):
-            fd = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(file.path, self._flags)
         self._open[file] = None
         return fd
 
@@ -369,16 +467,26 @@ class OsFiles:
             file._fd = -1
 
     def _close_one(self) -> bool:
-        for file in list(self._open):  # two laps at most: the first takes the second chances away
+        for _ in range(2 * len(self._open)):  # the first lap takes the second chances away
+            file = next(iter(self._open))
             if not file._users and not file._recent:
                 self.let_go(file)
                 return True
             file._recent = False
-        for file in list(self._open):
-            if not file._users:
-                self.let_go(file)
-                return True
+            self._open.move_to_end(file)
         return False  # all in use: the cap is soft
+
+
+def _reserve(fd: int, size: int) -> None:
+    """Take the room for ``size`` bytes on the disk, or none of it: what fallocate takes before it
+    fails would be missing to others for a moment.
+    """
+    now = os.fstat(fd)
+    assert now.st_size == size, (now.st_size, size)
+    volume = os.fstatvfs(fd)
+    if size - now.st_blocks * 512 > volume.f_bavail * volume.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.posix_fallocate(fd, 0, size)
 
 
 def _filled(fd: int, room: memoryview, offset: int) -> bytes:

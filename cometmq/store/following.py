@@ -10,19 +10,19 @@ Synchronous and single-writer, like ``engine.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from cometmq.errors import ReplicationBroken, StoreFailed
 from cometmq.format import queueunit, record
-from cometmq.store import recovery
 from cometmq.store.base import BaseStore
 from cometmq.store.commitlog import BLANK_BYTES
 from cometmq.store.epochs import Epoch
 from cometmq.store.files import Files, OsFiles
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.recovery import Observer, Progress
+from cometmq.store.recovery import Progress, last_record_before
+from cometmq.store.replay import LastRecord, Observer, Replay
+from cometmq.store.scanning import Stretch, apart_of, next_stretch
 
 
 class CopyObserver(Observer, Protocol):
@@ -83,8 +83,7 @@ class FollowerStore(BaseStore):
         nothing has changed. After StoreDamaged (the queues do not fit the log) and StoreFailed
         nothing will be written any more.
         """
-        self._refuse_after_failure()
-        self._dispatcher.catch_up()
+        self._guarded(self._dispatcher.catch_up)
         end = self.appended_offset
         if offset != end:
             raise ReplicationBroken(f"the log ends at {end}, what came begins at {offset}")
@@ -92,42 +91,42 @@ class FollowerStore(BaseStore):
             self._guarded(self._log.end_file)
             self._dispatcher.reached(self._log.end)
             return self.appended_offset
-        records = list(self._verified(offset, data))
-        return self._guarded(lambda: self._append(offset, data, records, observer))
+        stretches = list(self._verified(offset, data, apart_of(observer.topics)))
+        return self._guarded(lambda: self._append(offset, data, stretches, observer))
 
     def _append(
-        self, offset: int, data: bytes, records: Sequence[record.Record], observer: CopyObserver
+        self, offset: int, data: bytes, stretches: Sequence[Stretch], observer: CopyObserver
     ) -> int:
-        self._log.append(offset, data, records[-1].store_time_ms)
-        replay = recovery.Replay(self._dispatcher, observer, observer.settled)
-        observer.drop_topic = self._dispatcher.drop
+        self._log.append(offset, data, stretches[-1].run.last_time_ms)
+        replay = Replay(self._dispatcher, observer, observer.settled)
         try:
-            at = 0
-            for found in records:
-                replay.take(found, partial(_piece, data, at, found.size))
-                at += found.size
-            replay.settle()
+            with replay.observed():
+                for stretch in stretches:
+                    replay.take(stretch)
+                replay.settle()
         except Exception as error:  # the queues are no longer the log's
             raise StoreFailed(f"the copy at {offset} cannot be dispatched: {error}") from error
-        finally:
-            observer.drop_topic = None
         last = replay.last
         self._last_units = queueunit.pack(last.log_offset, last.size, 0)
         self._dispatcher.reached(self._log.end)
         return self.appended_offset
 
-    def _verified(self, offset: int, data: bytes) -> Iterator[record.Record]:
+    def _verified(self, offset: int, data: bytes, apart: bytes) -> Iterator[Stretch]:
         file_end = offset - offset % self._file_bytes + self._file_bytes
         at = 0
         time_ms = self.last_store_time_ms
         while at < len(data) or not data:
             place = offset + at
-            found = record.check(data, at, log_offset=place, bytes_left=file_end - place)
-            if found.record is None or found.record.store_time_ms < time_ms:
-                raise ReplicationBroken(f"no record that fits came for {place}: {found.reason}")
-            time_ms = found.record.store_time_ms
-            yield found.record
-            at += found.size
+            found = next_stretch(
+                data, at, log_offset=place, file_left=file_end - place, apart=apart
+            )
+            if isinstance(found, record.Found):
+                raise ReplicationBroken(f"no record came for {place}: {found.reason}")
+            if found.run.times_fall or found.run.first_time_ms < time_ms:
+                raise ReplicationBroken(f"a record came for {place} that is older than one before")
+            time_ms = found.run.last_time_ms
+            yield found
+            at = found.end - offset
 
     # --- cutting: nobody else uses the store ------------------------------------------------------
 
@@ -136,17 +135,17 @@ class FollowerStore(BaseStore):
         good. The flush thread and all readers must be done.
         """
         assert self.min_offset <= offset <= self.appended_offset, offset
-        self._dispatcher.catch_up()
+        self._guarded(self._dispatcher.catch_up)
         last = self._last_before(offset)
         self._guarded(lambda: self._opened.truncate(offset, last))
         self._last_units = b""
 
-    def _last_before(self, offset: int) -> recovery.LastRecord:
+    def _last_before(self, offset: int) -> LastRecord:
         # The queues know it, but for the records of topics that were deleted: from the newest one
         # that is in a queue it is not far.
         positions = [queue.last_below(offset) for queue in self._dispatcher.queues()]
         start = max([self.min_offset, *positions])
-        return recovery.last_record_before(self._log, start, offset)
+        return last_record_before(self._log, start, offset)
 
     def start_anew(self, offset: int) -> None:
         """Forget everything; the log begins again at ``offset``, the start of a file of the
@@ -158,7 +157,3 @@ class FollowerStore(BaseStore):
 
 def _is_end_mark(data: bytes, bytes_left: int) -> bool:
     return len(data) == BLANK_BYTES and data == record.blank(bytes_left)
-
-
-def _piece(data: bytes, at: int, size: int) -> bytes:
-    return data[at : at + size]

@@ -7,30 +7,14 @@ wrote into it since.
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cometmq.errors import StoreDamaged
 from cometmq.store.files import Files, replace
+from cometmq.store.logmark import LogMark
 
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class CleanMark:
-    """What a clean close left behind. An empty log has ``end`` == ``last_offset`` and
-    ``last_bytes`` 0.
-    """
-
-    end: int  # the log's appended position
-    last_offset: int  # where its last record starts
-    last_bytes: int  # that record's size
-    last_crc32: int  # CRC-32 of that record's bytes
-
-    @classmethod
-    def of(cls, end: int, last_offset: int, last_record: bytes) -> CleanMark:
-        return cls(end, last_offset, len(last_record), zlib.crc32(last_record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +23,13 @@ class Identity:
 
     store_id: str  # 32 hexadecimal digits, drawn once
     boot_id: str  # the kernel's, when the store was opened last
-    clean: CleanMark | None
+    clean: LogMark | None
     # A follower has recovered from an unclean stop, and no writer has opened the store since: the
     # next one is told, however clean the stops in between.
     recovered: bool = False
+    # Another program wrote to the log, which is ours up to this log offset; no writer has settled
+    # it since. None: nobody but us.
+    foreign: int | None = None
 
     def encode(self) -> bytes:
         return (json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n").encode("utf-8")
@@ -56,9 +43,16 @@ def decode(content: bytes, path: Path) -> Identity:
                 f"{path} is of version {fields['version']}, this program knows {VERSION}"
             )
         clean = fields["clean"]
-        mark = None if clean is None else CleanMark(**clean)
+        mark = None if clean is None else LogMark(**clean)
         recovered = bool(fields.get("recovered", False))
-        return Identity(str(fields["store_id"]), str(fields["boot_id"]), mark, recovered)
+        foreign = fields.get("foreign")
+        return Identity(
+            str(fields["store_id"]),
+            str(fields["boot_id"]),
+            mark,
+            recovered,
+            None if foreign is None else int(foreign),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise StoreDamaged(f"{path} does not read as a store's identity: {error!r}") from error
 

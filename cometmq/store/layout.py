@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 from cometmq.errors import StoreForeignFile, TopicNameInvalid
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
+INDEX = "index"
 CONFIG = "config"
 CHECKPOINT = "checkpoint"
 ABORT = "abort"
@@ -18,11 +20,14 @@ LOCK = "lock"
 IDENTITY = "cometmq.json"
 EPOCHS = "cometmq.epochs"
 NEXT_LOG_FILE = "cometmq.next"
+LOST_AND_FOUND = "lost+found"
 TRASH_PREFIX = "cometmq.trash."
 SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 
 OFFSET_DIGITS = 20
 OFFSET_NAME = re.compile(r"[0-9]{20}")
+INDEX_DIGITS = 17
+INDEX_NAME = re.compile(r"[0-9]{17}")
 QUEUE_ID_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
 # '.' and '/' are not among the characters, so a topic's name is never a path to somewhere else.
 TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
@@ -35,6 +40,7 @@ class StorePaths:
         self.root = root
         self.commit_log = root / COMMIT_LOG
         self.consume_queue = root / CONSUME_QUEUE
+        self.index = root / INDEX
         self.config = root / CONFIG
         self.checkpoint = root / CHECKPOINT
         self.abort = root / ABORT
@@ -54,6 +60,13 @@ class StorePaths:
     def trash(self, number: int) -> Path:
         """Where a deleted topic's folder waits for its removal."""
         return self.root / f"{TRASH_PREFIX}{number}"
+
+
+def is_ignored(name: str) -> bool:
+    """What is in a folder without being the store's, and does no harm: hidden files, which desktops
+    and editors make, and what a file system makes at its root.
+    """
+    return name.startswith(".") or name == LOST_AND_FOUND
 
 
 def checked_topic(topic: str) -> str:
@@ -78,6 +91,12 @@ def parse_offset_name(name: str, directory: Path) -> int:
             f"{directory / name} is not a file of a store: its name is not an offset of 20 digits"
         )
     return int(name)
+
+
+def index_name(time_ms: int) -> str:
+    """The name of an index file that begins at this time: the year to the millisecond, local."""
+    moment = datetime.fromtimestamp(time_ms // 1000)
+    return f"{moment:%Y%m%d%H%M%S}{time_ms % 1000:03d}"
 
 
 def parse_queue_id(name: str, directory: Path) -> int:

@@ -6,20 +6,28 @@ and §5.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.errors import StoreDamaged
+from cometmq.errors import StoreDamaged, StoreFailed
 from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
-from cometmq.store import checkpoint, epochs, foreign, identity, layout, recovery
-from cometmq.store.commitlog import CommitLog
+from cometmq.format.indexfile import Sizes
+from cometmq.store import abortfile, checkpoint, epochs, foreign, identity, layout, recovery
+from cometmq.store.commitlog import CommitLog, Span
 from cometmq.store.dirlock import DirectoryLock
 from cometmq.store.dispatch import Dispatcher
-from cometmq.store.files import Files, replace
-from cometmq.store.recovery import RECORD_BYTES_MAX, LastRecord, Observer, Progress
+from cometmq.store.files import Files
+from cometmq.store.indexing import Indexer
+from cometmq.store.logmark import UNKNOWN, LogMark
+from cometmq.store.marking import Marker
+from cometmq.store.recovery import Plan, Progress
+from cometmq.store.replay import LastRecord, Loss, Observer
+from cometmq.store.scanning import RECORD_BYTES_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +39,9 @@ class StoreOptions:
     commit_log_file_bytes: int = 1024 * 1024 * 1024
     consume_queue_file_bytes: int = 6_000_000
     open_files_max: int = 4096
+    transient_bytes_max: int = 0  # of the transient store pool; 0: appends are written at once
+    index_sizes: Sizes = field(default_factory=Sizes)  # as fixed as the files' sizes
+    index_enabled: bool = True
     batch_limits: BatchLimits = field(default_factory=BatchLimits)
 
     def __post_init__(self) -> None:
@@ -49,15 +60,24 @@ class OpenedStore:
     def __init__(self, root: Path, options: StoreOptions, files: Files) -> None:
         self.paths = layout.StorePaths(root)
         self.files = files
-        self.log = CommitLog(self.paths, files, options.commit_log_file_bytes)
+        self.log = CommitLog(
+            self.paths, files, options.commit_log_file_bytes, options.transient_bytes_max
+        )
         self.dispatcher = Dispatcher(self.paths, files, options.consume_queue_file_bytes)
+        self.indexer = Indexer(
+            self.log, self.paths.index, files, options.index_sizes, enabled=options.index_enabled
+        )
         self.store_id = ""
         self.epoch = 0  # the highest that is known
         self.epochs: list[epochs.Epoch] = []
         self.clean_start = False
+        self.takeover: foreign.Takeover | None = None
+        self.durable = 0  # log offset before which log and queues are on the disk
         self.last = LastRecord()  # of the log, when it was opened
         self._recovered = False  # an unclean stop, which no writer has taken notice of
         self._checkpoint: checkpoint.CheckpointFile | None = None
+        self._marker = Marker(self.log, self.dispatcher)
+        self.losses: list[Loss] = []  # that recovery found
         self._lock: DirectoryLock | None = DirectoryLock(self.paths.lock)
 
     # --- opening ----------------------------------------------------------------------------------
@@ -66,30 +86,55 @@ class OpenedStore:
         """Take up what the last stop left, whatever it was. Then :meth:`begin_epoch` or
         :meth:`begin_following`.
         """
+        try:
+            self._open(observer, progress)
+        except StoreFailed:
+            self.note_failure()
+            raise
+
+    def _open(self, observer: Observer | None, progress: Progress | None) -> None:
         paths, files = self.paths, self.files
         known = identity.load(files, paths.identity)
-        foreign.refuse_foreign_store(files, paths, known)
         saved_checkpoint = checkpoint.load(files, paths.checkpoint)
-        self.epochs = self._load_epochs()
+        self.epochs = self._load_epochs(known)
         self.log.segments.load(files)
-        if known is not None and known.clean is not None:
-            self.last = recovery.verify_clean(self.log, known.clean)
+        self.indexer.load()
+        self.takeover = foreign.look(files, paths, known, self.log, saved_checkpoint)
+        plan = self._plan(known, saved_checkpoint)
         # From here on the folder is being changed, which RocketMQ sees by the file `abort`.
-        replace(files, paths.abort, str(files.process_id()).encode("ascii"))
+        disk_failed = abortfile.tells_of_failure(files, paths.abort)
+        abortfile.write(files, paths.abort, failed=disk_failed)
         foreign.remove_leftovers(files, paths)
-        if known is None or known.clean is not None:
-            self._take_up(0 if known is None or known.clean is None else known.clean.end)
-        else:
-            self._recover(known.boot_id, saved_checkpoint, observer, progress)
         self._checkpoint = checkpoint.CheckpointFile(files, paths.checkpoint)
-        self.log.flush()
-        self.flush_queues()
-        # Only now: a crash during recovery must find the old boot id, because not everything was on
-        # the disk yet.
         self.store_id = uuid.uuid4().hex if known is None else known.store_id
         self._recovered = known is not None and (known.recovered or known.clean is None)
         self.clean_start = not self._recovered
+        if self.takeover is not None:
+            self._begin_takeover(self.takeover)
+        self._recover(plan, observer, progress)
+        # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
+        trusted_time_ms = 0 if plan.is_foreign else saved_checkpoint.index_time_ms
+        self.indexer.settle(None if plan.is_clean else trusted_time_ms)
+        if disk_failed:
+            self.log.write_again(plan.start)
+        self.log.flush()
+        self.flush_queues(self._last_span)
+        # Only now: a crash during recovery must find the old boot id, because not everything was on
+        # the disk yet.
         self._save_identity(None)
+        if disk_failed:
+            abortfile.write(files, paths.abort, failed=False)
+
+    def _plan(self, known: identity.Identity | None, saved: checkpoint.Checkpoint) -> Plan:
+        """How to go on from the last stop."""
+        if self.takeover is not None and self.takeover.log_changed:
+            return recovery.takeover_plan(self.log, saved)
+        if known is None:
+            return Plan(0, "it is new", is_clean=True)
+        if known.clean is not None:
+            return recovery.clean_plan(self.log, known.clean)
+        same_boot = known.boot_id == self.files.boot_id() != ""
+        return recovery.crash_plan(self.log, saved, same_boot=same_boot)
 
     def begin_epoch(self, floor: int) -> None:
         """Open the log for writing: a new epoch starts at its end."""
@@ -98,7 +143,8 @@ class OpenedStore:
         self._recovered = False
         end = self.log.end[0]
         self.epoch = epochs.next_number(self.epochs, floor)
-        self.save_epochs([*epochs.trim(self.epochs, end), epochs.Epoch(self.epoch, end)])
+        kept = epochs.trim(self.epochs, self.log.start, end)
+        self.save_epochs([*kept, epochs.Epoch(self.epoch, end)])
         self._make_directories()
         if not len(self.log.segments):
             self.log.prepare_next_file()
@@ -114,40 +160,100 @@ class OpenedStore:
         epochs.save(self.files, self.paths.epochs, now)
         self.epochs = now
 
-    def _load_epochs(self) -> list[epochs.Epoch]:
-        if not self.files.exists(self.paths.epochs) and self.files.entries(self.paths.commit_log):
-            raise StoreDamaged(f"{self.paths.epochs} is missing although the store has a log")
+    def _load_epochs(self, known: identity.Identity | None) -> list[epochs.Epoch]:
+        missing = known is not None and not self.files.exists(self.paths.epochs)
+        if missing and self.files.entries(self.paths.commit_log):
+            raise StoreDamaged(
+                f"{self.paths.epochs} is missing although the store has a log. Put it back from a "
+                "copy; or, with a number above every epoch that the group ever had (cometmq broker "
+                "status): cometmq store repair DIRECTORY --epoch NUMBER"
+            )
         return epochs.load(self.files, self.paths.epochs)
 
-    def _take_up(self, end: int) -> None:
-        """What a clean close left, or an empty folder."""
-        self.dispatcher.load(self.log.segments.start, end, durable=end)
-        self._reached(end, durable=end)
-
-    def _recover(
-        self,
-        boot_id: str,
-        saved: checkpoint.Checkpoint,
-        observer: Observer | None,
-        progress: Progress | None,
-    ) -> None:
-        """What a crash left: of the process alone when the machine still runs, else of both."""
-        durable = recovery.durable_position(self.log, saved)
-        same_boot = boot_id == self.files.boot_id() != ""
-        start = recovery.newest_file_with_data(self.log) if same_boot else durable
-        self.dispatcher.load(self.log.segments.start, start, durable)
-        rebuild = recovery.Rebuild(self.log, self.dispatcher, observer)
-        rebuild.run(start, progress)
-        recovery.refuse_damage(self.log, rebuild, saved)
-        recovery.cut_tail(self.log, self.files, rebuild.end)
+    def _recover(self, plan: Plan, observer: Observer | None, progress: Progress | None) -> None:
+        """Bring log and queues to where the last stop left them, or to the end of what it left."""
+        stop = "after a clean close"
+        if not plan.is_clean:
+            stop = "after a crash, " + ("of the process" if plan.process_only else "or a restart")
+            logger.info(
+                "%s, %s: the log is read from %d on: %s",
+                self.paths.root,
+                stop,
+                plan.start,
+                plan.why,
+            )
+        rebuild = recovery.recover(
+            self.log,
+            self.dispatcher,
+            observer,
+            plan,
+            progress=progress,
+            forget_queues=self._forget_queues,
+            disagreement=lambda: foreign.disagreement(
+                self.files, self.paths, self.log, self.dispatcher
+            ),
+        )
+        if not plan.is_clean:
+            recovery.cut_tail(self.log, self.files, rebuild.end)
+            logger.info(
+                "recovered %d records; the log ends at %d: %s",
+                rebuild.record_count,
+                rebuild.end,
+                rebuild.reason,
+            )
+        self.losses = rebuild.losses
+        for loss in rebuild.losses:
+            logger.error(
+                "lost: %d messages from offset %d on of queue %d of %s, damaged at %d of the log",
+                loss.message_count,
+                loss.first_queue_offset,
+                loss.queue_id,
+                loss.topic,
+                loss.log_offset,
+            )
         self.last = rebuild.last
-        self._reached(rebuild.end, durable)
-        logger.info("recovered the log from %d to %d: %s", start, rebuild.end, rebuild.reason)
-
-    def _reached(self, end: int, durable: int) -> None:
-        self.log.end = (end, self.last.store_time_ms)
-        self.log.flushed = (min(durable, end), 0)
+        self.log.end = (rebuild.end, self.last.store_time_ms)
+        self.log.flushed = (min(plan.start, rebuild.end), 0)
+        self.log.trusted_from = min(plan.start, rebuild.end)
         self.dispatcher.reached(self.log.end)
+
+    def _begin_takeover(self, takeover: foreign.Takeover) -> None:
+        """Note that the log is another program's from some place on: first in the identity, so that
+        a crash does not make us take its bytes for ours, then as an epoch.
+        """
+        logger.warning(
+            "%s: another program was here; its records from %d on%s are taken over",
+            self.paths.root,
+            takeover.verified,
+            "".join(f", {name}" for name in takeover.tables),
+        )
+        self._save_identity(None, boot_id="")
+        if takeover.log_changed:
+            number = epochs.next_number(self.epochs, 0)
+            kept = epochs.trim(self.epochs, self.log.segments.start, takeover.verified)
+            self.save_epochs([*kept, epochs.Epoch(number, takeover.verified)])
+
+    def settle_takeover(self) -> None:
+        """All that the other program left is ours now: its tables, too, are in our log and in our
+        files.
+        """
+        self.takeover = None
+        self._save_identity(None)
+
+    def _forget_queues(self) -> None:
+        """The queues are about to be made anew: until that is done and on the disk, a crash must
+        have it done again.
+        """
+        assert self._checkpoint is not None
+        now = self._checkpoint.current
+        mark = now.mark and dataclasses.replace(now.mark, queue_count=UNKNOWN, unit_count=UNKNOWN)
+        self._checkpoint.rewind(
+            dataclasses.replace(now, queue_time_ms=0, durable_offset=0, mark=mark)
+        )
+        self._save_identity(None, boot_id="")
+
+    def _last_span(self) -> Span:
+        return self.last.log_offset, self.last.size
 
     def _make_directories(self) -> None:
         self.files.make_directories(self.paths.commit_log)
@@ -156,15 +262,25 @@ class OpenedStore:
 
     # --- while it is open -------------------------------------------------------------------------
 
-    def flush_queues(self) -> None:
-        """Sync the queues, then note in the checkpoint what is on the disk now."""
+    def flush_queues(self, last_span: Callable[[], Span]) -> None:
+        """Sync the queues, then note in the checkpoint what is on the disk now. ``last_span`` tells
+        where the log's last record stands, which another thread may be moving.
+        """
         assert self._checkpoint is not None
-        log_time_ms = self.log.flushed[1]  # before the queues: nothing newer may be claimed
-        _, queue_time_ms = self.dispatcher.flush()
+        # Before the queues: nothing newer may be claimed.
+        self._marker.sample(last_span)
+        log_offset, log_time_ms = self.log.flushed
+        dispatched, queue_time_ms = self.dispatcher.flush()
+        self.durable = min(log_offset, dispatched)
         before = self._checkpoint.current
         self._checkpoint.write(
-            checkpoint.Checkpoint(
-                max(log_time_ms, before.log_time_ms), max(queue_time_ms, before.queue_time_ms)
+            dataclasses.replace(
+                before,
+                log_time_ms=max(log_time_ms, before.log_time_ms),
+                queue_time_ms=max(queue_time_ms, before.queue_time_ms),
+                index_time_ms=self.indexer.durable_time_ms,
+                durable_offset=self.durable,
+                mark=self._marker.mark_below(log_offset) or before.mark,
             )
         )
 
@@ -175,24 +291,35 @@ class OpenedStore:
         damaged one, no log file may stand behind a gap, and a queue may be ahead of the log but not
         behind it.
         """
-        self._rewind_checkpoint(last.store_time_ms)
+        self.indexer.truncate(offset)
+        self._rewind_checkpoint(offset, last.store_time_ms)
         self.log.truncate(offset, last.store_time_ms)
         self.dispatcher.truncate(self.log.segments.start, self.log.end)
         self.last = last
-        self.flush_queues()
+        self.flush_queues(self._last_span)
 
     def start_anew(self, offset: int) -> None:
         """Forget the whole log and all queues; the next log begins at ``offset``."""
-        self._rewind_checkpoint(0)
+        self._rewind_checkpoint(-1, 0)
         self.log.start_anew(offset)
+        self.indexer.truncate(0)
         self.dispatcher.drop_all(self.log.end)
         self.last = LastRecord(offset)
+        self.durable = offset
 
-    def _rewind_checkpoint(self, time_ms: int) -> None:
+    def _rewind_checkpoint(self, offset: int, time_ms: int) -> None:
         assert self._checkpoint is not None
+        self._marker.forget()
         now = self._checkpoint.current
         self._checkpoint.rewind(
-            checkpoint.Checkpoint(min(now.log_time_ms, time_ms), min(now.queue_time_ms, time_ms))
+            dataclasses.replace(
+                now,
+                log_time_ms=min(now.log_time_ms, time_ms),
+                queue_time_ms=min(now.queue_time_ms, time_ms),
+                index_time_ms=self.indexer.durable_time_ms,
+                durable_offset=min(now.durable_offset, max(offset, 0)),
+                mark=now.mark if now.mark is not None and now.mark.end <= offset else None,
+            )
         )
 
     # --- closing ----------------------------------------------------------------------------------
@@ -205,24 +332,33 @@ class OpenedStore:
         self.dispatcher.catch_up()
         self.dispatcher.reached(self.log.end)
         end = self.log.flush()
-        self.flush_queues()
+        self.indexer.finish()
+        self.flush_queues(lambda: (last_offset, last_size))
         assert self.dispatcher.dispatched[0] == end == self.log.end[0]
         last = self.log.read(last_offset, last_size, nowait=False) if last_size else b""
-        self._save_identity(identity.CleanMark.of(end, last_offset, last))
+        _, tally = self.dispatcher.tallied
+        self._save_identity(LogMark.of(end, last_offset, last, tally))
         self.files.unlink(self.paths.abort)
         self.files.sync_directory(self.paths.root)
+
+    def note_failure(self) -> None:
+        """The disk has refused: let whoever opens the store next know of it."""
+        abortfile.note_failure(self.files, self.paths.abort)
 
     def release(self) -> None:
         """Close all files and let the folder go, writing nothing; again does nothing."""
         self.log.close()
         self.dispatcher.close()
+        self.indexer.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
-    def _save_identity(self, clean: identity.CleanMark | None) -> None:
+    def _save_identity(self, clean: LogMark | None, boot_id: str | None = None) -> None:
         assert self.store_id
-        now = identity.Identity(self.store_id, self.files.boot_id(), clean, self._recovered)
+        boot_id = self.files.boot_id() if boot_id is None else boot_id
+        pending = None if self.takeover is None else self.takeover.verified
+        now = identity.Identity(self.store_id, boot_id, clean, self._recovered, pending)
         identity.save(self.files, self.paths.identity, now)

@@ -1,319 +1,308 @@
 """After a stop: find the end of the log, cut what is behind it, and bring the queues up to it.
 
-``docs/format/store-layout.md`` §5 tells the whole procedure. In short: with a clean mark nothing is
-read. Else every queue forgets the units behind a restart position, and the log is read from there
-on, each record verified and dispatched again, until the first byte that is no record. What stands
-behind it is overwritten with zeros.
+``docs/format/store-layout.md`` §5 tells the whole procedure and why it holds. In short: a mark says
+up to where log and queues are on the disk; from there the log is read, each record verified and
+dispatched again, to the first byte that is no record. What is known to have been written and cannot
+be read is passed over, not cut. Queues that are not the log's are made anew from all of it.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.format import properties, queueunit, record, taghash
+from cometmq.format import record
 from cometmq.store.checkpoint import Checkpoint
 from cometmq.store.commitlog import CommitLog
-from cometmq.store.consumequeue import ConsumeQueue
 from cometmq.store.dispatch import Dispatcher
 from cometmq.store.files import Files, clear
-from cometmq.store.identity import CleanMark
-from cometmq.store.segment import Segment
+from cometmq.store.logmark import LogMark, Tally
+from cometmq.store.replay import LastRecord, Loss, Observer, OutOfStep, Replay
+from cometmq.store.scanning import LogScan, find_good, found_at
 
-CHUNK_BYTES = 1024 * 1024
-# a size above it is taken for garbage rather than read into memory
-RECORD_BYTES_MAX = 64 * 1024 * 1024
+logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
+# How far behind a broken record a good one is looked for, when none needs to be there: a process
+# that died left at most one batch half written.
+LOOK_AHEAD_BYTES = 16 * 1024 * 1024
 
-
-class Observer(Protocol):
-    """Who wants to see records of some topics while the log is read again.
-
-    ``drop_topic`` is the store's, set for the time of recovery: messages of a topic that a record
-    deletes must not come back, and those of its successor count from 0 again.
-    """
-
-    drop_topic: Callable[[str], None] | None
-
-    @property
-    def topics(self) -> frozenset[str]: ...
-
-    def dispatched(self, topic: str, log_offset: int, record: bytes) -> None:
-        """A record of one of ``topics``, in the order of the log, when all before it are in their
-        queues.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class LastRecord:
-    """The record that ends the log; ``size`` 0: there is none."""
-
-    log_offset: int = 0
-    size: int = 0
-    store_time_ms: int = 0
+Progress = Callable[[int, int], None]  # bytes read, bytes to read
 
 
 # --- where to begin -------------------------------------------------------------------------------
 
 
-def first_record(segment: Segment) -> record.Record | None:
-    """The record at the start of a log file, if a good one stands there."""
-    scan = LogFileScan(segment)
-    return next((found for _, found in scan), None)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to begin, and what is known of what should be found."""
+
+    start: int  # a record or a file starts here; before it log and queues are on the disk
+    why: str  # in words
+    is_clean: bool = False  # the log ends at the start, nothing has to be read
+    last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
+    known_end: int = 0  # the log was on the disk at least up to here
+    known_time_ms: int = 0  # … and up to the records of this store time
+    tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
+    process_only: bool = False  # the machine runs on: everything that was written is there
+    is_foreign: bool = False  # another program wrote queues, or may have
 
 
-def durable_position(log: CommitLog, checkpoint: Checkpoint) -> int:
+def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
+    """After our clean close, when nobody was here since."""
+    return Plan(
+        mark.end,
+        "it was closed cleanly",
+        is_clean=True,
+        last=_last_of(log, mark),
+        known_end=mark.end,
+        tally=mark.tally,
+    )
+
+
+def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
+    """After any other stop. ``same_boot``: the machine has not been restarted since.
+
+    Raises StoreForeignFile when the checkpoint speaks of another log.
+    """
+    mark = saved.mark
+    if mark is not None and mark.last_offset < log.segments.start and mark.last_bytes:
+        mark = None  # retention has been there since
+    last = LastRecord()
+    if mark is None:
+        start = durable_position(log, saved)
+        why = "the checkpoint vouches for no more" if saved.log_time_ms else "without a checkpoint"
+    elif not mark.holds(log.segments):
+        _refuse_foreign_mark(log, mark)
+        start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
+    elif not mark.tally.is_known:
+        start, why = log.segments.start, "the queues were being made anew"
+    else:
+        start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
+    return Plan(
+        start,
+        why,
+        last=last,
+        known_end=0 if mark is None else mark.end,
+        known_time_ms=saved.log_time_ms,
+        tally=mark.tally if mark is not None and start == mark.end else Tally(),
+        process_only=same_boot,
+    )
+
+
+def _last_of(log: CommitLog, mark: LogMark) -> LastRecord:
+    found = mark.last_record(log.segments)
+    time_ms = record.decode(found).store_time_ms if found else 0
+    return LastRecord(mark.last_offset, mark.last_bytes, time_ms)
+
+
+def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
+    """The mark does not hold: is the record damaged, or is it another log's mark?"""
+    segment = log.segments.find(mark.last_offset)
+    if segment is None or mark.end > log.segments.end:
+        complaint = f"the log ends at {log.segments.end} at the latest: files are missing"
+    elif found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
+        complaint = f"another record stands at {mark.last_offset}"
+    else:
+        return
+    raise StoreForeignFile(
+        f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
+        f"{mark.end}, but {complaint}. Put back what belongs together, from a copy or another "
+        "member. If the checkpoint is another store's, remove it: the whole log is then read"
+    )
+
+
+def takeover_plan(log: CommitLog, saved: Checkpoint) -> Plan:
+    """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
+    leaves our mark in it as it was.
+    """
+    mark = saved.mark
+    if mark is not None and not mark.holds(log.segments):
+        saved = dataclasses.replace(saved, mark=None)
+    return dataclasses.replace(crash_plan(log, saved, same_boot=False), is_foreign=True)
+
+
+def durable_position(log: CommitLog, saved: Checkpoint) -> int:
     """A file's start before which log and queues are on the disk, as RocketMQ finds it after an
     abnormal stop.
     """
     for segment in reversed(log.segments):
-        first = first_record(segment)
-        if first is not None and first.store_time_ms <= checkpoint.restart_time_ms:
+        first = found_at(segment, segment.start).record
+        if first is not None and first.store_time_ms <= saved.restart_time_ms:
             return segment.start
     return log.segments.start
-
-
-def newest_file_with_data(log: CommitLog) -> int:
-    """The start of the newest file that begins with a good record: after the end of a mere process,
-    all is well before.
-    """
-    for segment in reversed(log.segments):
-        if first_record(segment) is not None:
-            return segment.start
-    return log.segments.start
-
-
-def verify_clean(log: CommitLog, mark: CleanMark) -> LastRecord:
-    """The log's last record, when it ends as our clean close left it; :class:`StoreForeignFile`
-    when somebody wrote since.
-    """
-    last = LastRecord(mark.last_offset)
-    if mark.last_bytes:
-        found = log.segments.pread(mark.last_offset, mark.last_bytes)
-        if zlib.crc32(found) != mark.last_crc32:
-            raise StoreForeignFile(
-                f"{_changed(log)}: its last record, at {mark.last_offset}, is another one"
-            )
-        last = LastRecord(mark.last_offset, mark.last_bytes, record.decode(found).store_time_ms)
-    if any(log.segments.pread(mark.end, record.BLANK_BYTES)):
-        raise StoreForeignFile(f"{_changed(log)}: records stand behind its end, {mark.end}")
-    return last
-
-
-def _changed(log: CommitLog) -> str:
-    return (
-        f"the log in {log.segments.directory} was changed by another program since it was closed; "
-        "taking over what Apache RocketMQ wrote is not possible yet"
-    )
-
-
-# --- reading the log ------------------------------------------------------------------------------
-
-
-class LogFileScan:
-    """Iterates over the good records of one log file, as (log offset, record). Afterwards ``end``
-    is where the next record would stand and ``reason`` why none does; at an end mark ``end`` is the
-    end of the file and the reason is empty."""
-
-    def __init__(self, segment: Segment, start: int | None = None) -> None:
-        self.end = segment.start if start is None else start
-        self.reason = ""
-        self._segment = segment
-        self._chunk = b""
-        self._chunk_start = self.end
-
-    def __iter__(self) -> Iterator[tuple[int, record.Record]]:
-        while self.end < self._segment.end:
-            found = self._check()
-            if found.kind is record.Kind.MORE:
-                if not self._read(found.size):
-                    return
-            elif found.record is not None:
-                yield self.end, found.record
-                self.end += found.size
-            else:
-                self._stop(found)
-                return
-
-    def raw(self, log_offset: int, size: int) -> bytes:
-        """The bytes of the record that was yielded last."""
-        at = log_offset - self._chunk_start
-        return self._chunk[at : at + size]
-
-    def _check(self) -> record.Found:
-        at = self.end - self._chunk_start
-        return record.check(
-            self._chunk, at, log_offset=self.end, bytes_left=self._segment.end - self.end
-        )
-
-    def _read(self, size: int) -> bool:
-        if size > RECORD_BYTES_MAX:
-            self.reason = f"TOTALSIZE {size} is more than any record has"
-            return False
-        room = min(max(size, CHUNK_BYTES), self._segment.end - self.end)
-        self._chunk = self._segment.pread(self.end, room)
-        self._chunk_start = self.end
-        if len(self._chunk) < size:
-            raise StoreDamaged(f"{self._segment.file.path} is shorter than it should be")
-        return True
-
-    def _stop(self, found: record.Found) -> None:
-        if found.kind is record.Kind.BLANK:
-            self.end = self._segment.end
-        else:
-            self.reason = found.reason or "nothing is written there"
 
 
 # --- bringing the queues up to the log ------------------------------------------------------------
 
 
-class Replay:
-    """Dispatches records that are in the log already, in its order. What it has not :meth:`settled
-    <settle>` yet is in no queue.
+class Damage(NamedTuple):
+    """Bytes of the log that should be records and are not."""
 
-    ``settled(topic, queue_id, end, next_offset)`` is told, in the order of the log, that a queue
-    has all its messages up to ``end`` of the log.
-    """
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        observer: Observer | None,
-        settled: Callable[[str, int, int, int], None] | None = None,
-    ) -> None:
-        self.last = LastRecord()
-        self._dispatcher = dispatcher
-        self._observer = observer
-        self._observed = frozenset[str]() if observer is None else observer.topics
-        self._settled = settled
-        self._units: dict[ConsumeQueue, list[bytes]] = {}
-
-    def take(self, found: record.Record, raw: Callable[[], bytes]) -> None:
-        """The next record; ``raw`` gives its bytes."""
-        self._note_unit(found)
-        self.last = LastRecord(found.log_offset, found.size, found.store_time_ms)
-        if found.topic in self._observed:
-            self.settle()
-            assert self._observer is not None
-            self._observer.dispatched(found.topic, found.log_offset, raw())
-
-    def _note_unit(self, found: record.Record) -> None:
-        queue = self._dispatcher.get(found.topic, found.queue_id)
-        units = self._units.setdefault(queue, [])
-        if found.queue_offset != queue.next_offset + len(units):
-            self.settle()
-            queue = self._continued_at(queue, found)
-            units = self._units.setdefault(queue, [])
-        units.append(queueunit.pack(found.log_offset, found.size, taghash.tags_code(_tag(found))))
-
-    def _continued_at(self, queue: ConsumeQueue, found: record.Record) -> ConsumeQueue:
-        """The queue, made to go on at the record's offset although it is not the next one."""
-        if found.queue_offset == 0:
-            # The topic was deleted and created again. Whoever deletes observes the deletion and
-            # drops the topic, so this is only for a record that slipped in between.
-            self._dispatcher.restart(queue)
-            queue = self._dispatcher.get(found.topic, found.queue_id)
-        elif queue.next_offset == 0:
-            queue.start_at(found.queue_offset)  # the messages before it went with older log files
-        if found.queue_offset != queue.next_offset:
-            raise StoreDamaged(
-                f"the record at {found.log_offset} of the log is message {found.queue_offset} of "
-                f"queue {found.queue_id} of {found.topic}, whose next is {queue.next_offset}"
-            )
-        return queue
-
-    def settle(self) -> None:
-        """Put all that was taken into the queues."""
-        ends: list[tuple[int, ConsumeQueue]] = []
-        for queue, units in self._units.items():
-            if units:
-                self._dispatcher.dispatch(queue, b"".join(units))
-                if self._settled is not None:
-                    position, size, _ = queueunit.unit_at(units[-1], 0)
-                    ends.append((position + size, queue))
-        self._units.clear()
-        if self._settled is not None:
-            for end, queue in sorted(ends, key=lambda entry: entry[0]):
-                self._settled(queue.topic, queue.queue_id, end, queue.next_offset)
+    start: int
+    end: int  # where the log goes on
+    reason: str
+    time_ms: int = 0  # store time of the last record before it
 
 
 class Rebuild:
     """Reads the log from ``start`` on and dispatches its records again."""
 
-    def __init__(self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None) -> None:
-        self.end = log.segments.start
-        self.reason = "the log has no file"
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
+    ) -> None:
+        self.end = plan.start
+        self.reason = ""
+        self.last = plan.last
+        self.record_count = 0
+        self.damages: list[Damage] = []
+        self.losses: list[Loss] = []
+        self.explains_absence = False  # of queues: a topic was deleted that had none any more
         self._log = log
         self._dispatcher = dispatcher
         self._observer = observer
-        self._replay = Replay(dispatcher, observer)
-
-    @property
-    def last(self) -> LastRecord:
-        """The last good record."""
-        return self._replay.last
+        self._plan = plan
 
     def run(self, start: int, progress: Progress | None) -> None:
-        """Everything from ``start``, the start of a file, to the first byte that is no record."""
-        if self._observer is not None:
-            self._observer.drop_topic = self._dispatcher.drop
-        try:
-            self._run(start, progress)
-        finally:
-            if self._observer is not None:
-                self._observer.drop_topic = None
+        """Everything from ``start`` to the first byte that is no record and was none.
 
-    def _run(self, start: int, progress: Progress | None) -> None:
-        self.end = start
-        for segment in self._log.segments:
-            if segment.end <= start:
-                continue
-            self._file(segment)
-            if progress is not None:
-                progress(segment.end - start, self._log.segments.end - start)
-            if self.reason:
-                return
-
-    def _file(self, segment: Segment) -> None:
-        scan = LogFileScan(segment)
-        pending_max = scan.end + CHUNK_BYTES
-        for log_offset, found in scan:
-            self._replay.take(found, partial(scan.raw, log_offset, found.size))
-            if log_offset > pending_max:
-                self._settle()
-                pending_max = log_offset + CHUNK_BYTES
-        self._settle()
-        self.end, self.reason = scan.end, scan.reason
-
-    def _settle(self) -> None:
-        self._replay.settle()
+        Raises StoreDamaged when more should be there, and OutOfStep.
+        """
+        # Without a tally a queue that lacks its beginning may lack it by mistake.
+        is_whole = start == self._log.segments.start or self._plan.tally.is_known
+        replay = Replay(self._dispatcher, self._observer, may_start_late=is_whole)
+        if start == self._plan.start:
+            replay.last = self._plan.last
+        scan = LogScan(self._log.segments, start, replay.topics)
+        total = self._bytes_behind(start)
+        with replay.observed():
+            goes_on: int | None = start
+            while goes_on is not None:
+                scan.end = goes_on
+                for stretch in scan:
+                    replay.take(stretch)
+                    if progress is not None:
+                        progress(min(stretch.end - start, total), total)
+                goes_on = self._behind(scan, replay)
+            replay.settle()
         self._dispatcher.catch_up()
+        self.end, self.reason, self.last = scan.end, scan.reason, replay.last
+        self.record_count, self.losses = replay.record_count, replay.losses
+        self.explains_absence = replay.deleted_what_was_gone
+        if progress is not None:
+            progress(total, total)
+
+    def _bytes_behind(self, start: int) -> int:
+        """About as many bytes as are going to be read: files are made ahead of their use."""
+        for segment in reversed(self._log.segments):
+            if any(segment.pread(segment.start, record.BLANK_BYTES)):
+                return segment.end - start
+        return 0
+
+    def _behind(self, scan: LogScan, replay: Replay) -> int | None:
+        """Where the log goes on behind the scan's end; None when it ends there."""
+        plan, place = self._plan, scan.end
+        is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
+        if is_known:
+            behind = find_good(self._log.segments, place, self._log.segments.end)
+            if behind is None:
+                raise _ends_too_early(self._log, scan, plan)
+        elif plan.process_only and scan.kind is record.Kind.BAD:
+            behind = find_good(self._log.segments, place, place + LOOK_AHEAD_BYTES)
+            if behind is None:
+                return None
+        else:
+            return None
+        logger.error(
+            "the log is damaged from %d to %d (%s): passed over; messages that stood there cannot "
+            "be read. `cometmq store verify` lists them, `cometmq store repair` writes them off",
+            place,
+            behind,
+            scan.reason,
+        )
+        self.damages.append(Damage(place, behind, scan.reason))
+        replay.pass_over(place)
+        return behind
 
 
-def _tag(found: record.Record) -> bytes:
-    return properties.tag_of(found.raw_properties)
-
-
-# --- the end --------------------------------------------------------------------------------------
-
-
-def refuse_damage(log: CommitLog, rebuild: Rebuild, checkpoint: Checkpoint) -> None:
-    """The log must reach as far as the checkpoint says that it was on the disk: a shorter one was
-    not torn, it was damaged.
+def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan) -> StoreDamaged:
+    """A shorter log than was on the disk was not torn, it was damaged.
 
     Store times never decrease, so when the last good record is older than the checkpoint's time, a
     record of that time stood behind it.
     """
-    if rebuild.last.store_time_ms < checkpoint.log_time_ms:
-        raise StoreDamaged(
-            f"the log in {log.segments.directory} ends at {rebuild.end} ({rebuild.reason}), "
-            f"but records up to store time {checkpoint.log_time_ms} were on the disk"
-        )
+    known = (
+        f"up to {plan.known_end}"
+        if scan.end < plan.known_end
+        else f"up to store time {plan.known_time_ms}"
+    )
+    return StoreDamaged(
+        f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but it was on "
+        f"the disk {known}. Nothing was cut. Take the log from a copy or another member; or accept "
+        "that the rest is lost: cometmq store repair DIRECTORY --accept-end"
+    )
+
+
+def recover(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    observer: Observer | None,
+    plan: Plan,
+    *,
+    progress: Progress | None,
+    forget_queues: Callable[[], None],
+    disagreement: Callable[[], str],
+) -> Rebuild:
+    """Bring log and queues in step. ``forget_queues`` notes on the disk that nothing is known of
+    the queues any more; it is called before they are made anew. ``disagreement`` tells why queues
+    that another program wrote cannot be taken as they are.
+    """
+    missing = dispatcher.load(log.segments.start, plan.start, plan.start, is_clean=plan.is_clean)
+    if plan.is_foreign:
+        missing = missing or disagreement()
+    _, found = dispatcher.tallied
+    fits = not plan.tally.is_known or found == plan.tally
+    rebuild = Rebuild(log, dispatcher, observer, plan)
+    if not missing:
+        try:
+            if not plan.is_clean:
+                rebuild.run(plan.start, progress)
+            if fits or rebuild.explains_absence:
+                return rebuild
+            missing = (
+                f"{found.queue_count} queues with {found.unit_count} units were found, "
+                f"{plan.tally.queue_count} with {plan.tally.unit_count} were there"
+            )
+        except OutOfStep as error:
+            missing = str(error)
+    return _made_anew(log, dispatcher, observer, plan, progress, forget_queues, missing)
+
+
+def _made_anew(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    observer: Observer | None,
+    plan: Plan,
+    progress: Progress | None,
+    forget_queues: Callable[[], None],
+    why: str,
+) -> Rebuild:
+    start = log.segments.start
+    logger.warning("all queues are made anew from the log, from %d on: %s", start, why)
+    forget_queues()
+    dispatcher.wipe()
+    rebuild = Rebuild(log, dispatcher, observer, plan)
+    try:
+        rebuild.run(start, progress)
+    except OutOfStep as error:
+        raise StoreDamaged(str(error)) from error
+    return rebuild
+
+
+# --- the end --------------------------------------------------------------------------------------
 
 
 def cut_tail(log: CommitLog, files: Files, end: int) -> None:
@@ -332,11 +321,23 @@ def last_record_before(log: CommitLog, start: int, end: int) -> LastRecord:
     at ``start``.
     """
     last = LastRecord(start)
-    for segment in log.segments:
-        if segment.end <= start or segment.start >= end:
-            continue
-        for log_offset, found in LogFileScan(segment, max(start, segment.start)):
-            if log_offset >= end:
-                break
-            last = LastRecord(log_offset, found.size, found.store_time_ms)
+    for stretch in LogScan(log.segments, start):
+        if stretch.start >= end:
+            break
+        if stretch.end > end:
+            return _last_within(log, stretch.start, end)
+        last = LastRecord(stretch.last_offset, stretch.run.last_bytes, stretch.run.last_time_ms)
+    return last
+
+
+def _last_within(log: CommitLog, start: int, end: int) -> LastRecord:
+    """As :func:`last_record_before`, one record after the other; one starts at ``start``."""
+    segment = log.segments.find(start)
+    assert segment is not None, start
+    last = LastRecord(start)
+    while start < end:
+        found = found_at(segment, start).record
+        assert found is not None, start
+        last = LastRecord(start, found.size, found.store_time_ms)
+        start += found.size
     return last

@@ -20,6 +20,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _SendStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SendStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SendStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEND_STATUS_UNSPECIFIED: _SendStatus.ValueType  # 0
+    """The batch was refused, or the broker is older than this field."""
+    SEND_STATUS_SEND_OK: _SendStatus.ValueType  # 1
+    """Stored under everything that its topics demand."""
+    SEND_STATUS_FLUSH_DISK_TIMEOUT: _SendStatus.ValueType  # 2
+    """Stored, but not on the broker's disk within its time (sync_flush_timeout). It will be, unless the machine dies first."""
+
+class SendStatus(_SendStatus, metaclass=_SendStatusEnumTypeWrapper):
+    """What a stored batch is assured of. In all cases the messages are stored: sending them again stores them twice."""
+
+SEND_STATUS_UNSPECIFIED: SendStatus.ValueType  # 0
+"""The batch was refused, or the broker is older than this field."""
+SEND_STATUS_SEND_OK: SendStatus.ValueType  # 1
+"""Stored under everything that its topics demand."""
+SEND_STATUS_FLUSH_DISK_TIMEOUT: SendStatus.ValueType  # 2
+"""Stored, but not on the broker's disk within its time (sync_flush_timeout). It will be, unless the machine dies first."""
+Global___SendStatus: _TypeAlias = SendStatus  # noqa: Y015
+
 class _MessageForm:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -75,6 +99,30 @@ PULL_STATUS_NOT_FOUND: PullStatus.ValueType  # 3
 PULL_STATUS_OFFSET_MOVED: PullStatus.ValueType  # 4
 """The position lies outside the queue: go on at next_position."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
+
+class _TimeBoundary:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimeBoundaryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimeBoundary.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIME_BOUNDARY_UNSPECIFIED: _TimeBoundary.ValueType  # 0
+    """The same as TIME_BOUNDARY_LOWER."""
+    TIME_BOUNDARY_LOWER: _TimeBoundary.ValueType  # 1
+    """The first that was not stored before; behind the last one when there is none."""
+    TIME_BOUNDARY_UPPER: _TimeBoundary.ValueType  # 2
+    """The last that was not stored after; the first of the queue when there is none."""
+
+class TimeBoundary(_TimeBoundary, metaclass=_TimeBoundaryEnumTypeWrapper):
+    """Which message a time means when it is not the store time of exactly one."""
+
+TIME_BOUNDARY_UNSPECIFIED: TimeBoundary.ValueType  # 0
+"""The same as TIME_BOUNDARY_LOWER."""
+TIME_BOUNDARY_LOWER: TimeBoundary.ValueType  # 1
+"""The first that was not stored before; behind the last one when there is none."""
+TIME_BOUNDARY_UPPER: TimeBoundary.ValueType  # 2
+"""The last that was not stored after; the first of the queue when there is none."""
+Global___TimeBoundary: _TypeAlias = TimeBoundary  # noqa: Y015
 
 @_typing.final
 class Segment(_message.Message):
@@ -239,12 +287,15 @@ class SendBatchResult(_message.Message):
     LOG_OFFSET_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
     STORE_TIME_MS_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch that is answered."""
     log_offset: _builtins.int
     """Log offset of the batch's first record; the others follow without gaps."""
     store_time_ms: _builtins.int
     """Store time of all records of the batch."""
+    status: Global___SendStatus.ValueType
+    """How far the batch has come; set when it was stored."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent."""
@@ -261,10 +312,11 @@ class SendBatchResult(_message.Message):
         log_offset: _builtins.int = ...,
         queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
         store_time_ms: _builtins.int = ...,
+        status: Global___SendStatus.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "queue_offsets", b"queue_offsets", "store_time_ms", b"store_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -412,8 +464,11 @@ class SendResponse(_message.Message):
 
     SENT_FIELD_NUMBER: _builtins.int
     STORE_TIME_MS_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
     store_time_ms: _builtins.int
     """Store time of all of them."""
+    status: Global___SendStatus.ValueType
+    """How far they have come."""
     @_builtins.property
     def sent(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentMessage]:
         """One for each message, in their order."""
@@ -423,10 +478,11 @@ class SendResponse(_message.Message):
         *,
         sent: _abc.Iterable[Global___SentMessage] | None = ...,
         store_time_ms: _builtins.int = ...,
+        status: Global___SendStatus.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent", b"sent", "store_time_ms", b"store_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sent", b"sent", "status", b"status", "store_time_ms", b"store_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1065,6 +1121,199 @@ class GetMessageResponse(_message.Message):
 Global___GetMessageResponse: _TypeAlias = GetMessageResponse  # noqa: Y015
 
 @_typing.final
+class QueryMessagesRequest(_message.Message):
+    """See BrokerService.QueryMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    BEGIN_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic name."""
+    key: _builtins.str
+    """One of the message's keys, or its unique id; upper and lower case differ."""
+    unique_id: _builtins.str
+    """The producer's unique id of the message (property UNIQ_KEY)."""
+    begin_ms: _builtins.int
+    """Only messages stored at this time or later; absent = from the first on."""
+    end_ms: _builtins.int
+    """Only messages stored at this time or earlier; absent = up to now."""
+    max_count: _builtins.int
+    """Messages wanted at most, 1 to 64; 0 = 32. More is answered as the limit."""
+    form: Global___MessageForm.ValueType
+    """Form of the answer."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        key: _builtins.str = ...,
+        unique_id: _builtins.str = ...,
+        begin_ms: _builtins.int | None = ...,
+        end_ms: _builtins.int | None = ...,
+        max_count: _builtins.int = ...,
+        form: Global___MessageForm.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_begin_ms", b"_begin_ms", "_end_ms", b"_end_ms", "begin_ms", b"begin_ms", "by", b"by", "end_ms", b"end_ms", "key", b"key", "unique_id", b"unique_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_begin_ms", b"_begin_ms", "_end_ms", b"_end_ms", "begin_ms", b"begin_ms", "by", b"by", "end_ms", b"end_ms", "form", b"form", "key", b"key", "max_count", b"max_count", "topic", b"topic", "unique_id", b"unique_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__begin_ms: _TypeAlias = _typing.Literal["begin_ms"]  # noqa: Y015
+    _WhichOneofArgType__begin_ms: _TypeAlias = _typing.Literal["_begin_ms", b"_begin_ms"]  # noqa: Y015
+    _WhichOneofReturnType__end_ms: _TypeAlias = _typing.Literal["end_ms"]  # noqa: Y015
+    _WhichOneofArgType__end_ms: _TypeAlias = _typing.Literal["_end_ms", b"_end_ms"]  # noqa: Y015
+    _WhichOneofReturnType_by: _TypeAlias = _typing.Literal["key", "unique_id"]  # noqa: Y015
+    _WhichOneofArgType_by: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__begin_ms) -> _WhichOneofReturnType__begin_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__end_ms) -> _WhichOneofReturnType__end_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_by) -> _WhichOneofReturnType_by | None: ...
+
+Global___QueryMessagesRequest: _TypeAlias = QueryMessagesRequest  # noqa: Y015
+
+@_typing.final
+class QueryMessagesResponse(_message.Message):
+    """See BrokerService.QueryMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    INDEXED_OFFSET_FIELD_NUMBER: _builtins.int
+    records: _builtins.bytes
+    """Records, when asked for in that form; newest first, 4 MiB together unless the first alone is larger."""
+    count: _builtins.int
+    """Messages in this answer."""
+    has_more: _builtins.bool
+    """There are more, older ones: the limits cut the answer short."""
+    indexed_offset: _builtins.int
+    """The index knows all messages before this log offset, and none behind it."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:
+        """Messages, when asked for in that form; as above."""
+
+    def __init__(
+        self,
+        *,
+        records: _builtins.bytes = ...,
+        messages: _abc.Iterable[Global___StoredMessage] | None = ...,
+        count: _builtins.int = ...,
+        has_more: _builtins.bool = ...,
+        indexed_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "has_more", b"has_more", "indexed_offset", b"indexed_offset", "messages", b"messages", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryMessagesResponse: _TypeAlias = QueryMessagesResponse  # noqa: Y015
+
+@_typing.final
+class QueryOffsetsByTimeRequest(_message.Message):
+    """See BrokerService.QueryOffsetsByTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    BOUNDARY_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    """Store time in milliseconds since 1970."""
+    boundary: Global___TimeBoundary.ValueType
+    """Which one of several, and what when there is none."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
+        """At most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+        time_ms: _builtins.int = ...,
+        boundary: Global___TimeBoundary.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "queues", b"queues", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryOffsetsByTimeRequest: _TypeAlias = QueryOffsetsByTimeRequest  # noqa: Y015
+
+@_typing.final
+class OffsetByTime(_message.Message):
+    """What a time means in one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    STORE_TIME_MS_FIELD_NUMBER: _builtins.int
+    store_time_ms: _builtins.int
+    """Its store time; 0 = no message stands at the position (yet)."""
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue."""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why there is no answer; absent = the fields below hold."""
+
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The message, with the queue's generation."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        error: _common_pb2.Error | None = ...,
+        position: _common_pb2.Position | None = ...,
+        store_time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue", "store_time_ms", b"store_time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffsetByTime: _TypeAlias = OffsetByTime  # noqa: Y015
+
+@_typing.final
+class QueryOffsetsByTimeResponse(_message.Message):
+    """See BrokerService.QueryOffsetsByTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetByTime]:
+        """One for each queue, in their order."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___OffsetByTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryOffsetsByTimeResponse: _TypeAlias = QueryOffsetsByTimeResponse  # noqa: Y015
+
+@_typing.final
 class PutTopicRequest(_message.Message):
     """See BrokerAdminService.PutTopic."""
 
@@ -1461,6 +1710,7 @@ class DescribeBrokerResponse(_message.Message):
     LOG_APPENDED_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     STARTED_MS_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster name."""
     broker_group: _builtins.str
@@ -1479,6 +1729,8 @@ class DescribeBrokerResponse(_message.Message):
     """The log is on disk up to here."""
     started_ms: _builtins.int
     """When the process started."""
+    refusal: _builtins.str
+    """Why sends are refused for want of room, for a person; empty: they are not."""
     def __init__(
         self,
         *,
@@ -1491,14 +1743,72 @@ class DescribeBrokerResponse(_message.Message):
         log_appended_offset: _builtins.int = ...,
         log_flushed_offset: _builtins.int = ...,
         started_ms: _builtins.int = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epoch", b"epoch", "log_appended_offset", b"log_appended_offset", "log_flushed_offset", b"log_flushed_offset", "log_min_offset", b"log_min_offset", "started_ms", b"started_ms", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epoch", b"epoch", "log_appended_offset", b"log_appended_offset", "log_flushed_offset", b"log_flushed_offset", "log_min_offset", b"log_min_offset", "refusal", b"refusal", "started_ms", b"started_ms", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeBrokerResponse: _TypeAlias = DescribeBrokerResponse  # noqa: Y015
+
+@_typing.final
+class CleanStoreRequest(_message.Message):
+    """See BrokerAdminService.CleanStore."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CleanStoreRequest: _TypeAlias = CleanStoreRequest  # noqa: Y015
+
+@_typing.final
+class CleanStoreResponse(_message.Message):
+    """See BrokerAdminService.CleanStore."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_FILE_COUNT_FIELD_NUMBER: _builtins.int
+    LOG_BYTES_FIELD_NUMBER: _builtins.int
+    QUEUE_FILE_COUNT_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    LOG_MIN_OFFSET_FIELD_NUMBER: _builtins.int
+    log_file_count: _builtins.int
+    """Log files removed."""
+    log_bytes: _builtins.int
+    """Their bytes."""
+    queue_file_count: _builtins.int
+    """Files of queues removed."""
+    log_min_offset: _builtins.int
+    """Lowest log offset kept."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics that do not exist, whose queues were removed. Always empty at a follower."""
+
+    def __init__(
+        self,
+        *,
+        log_file_count: _builtins.int = ...,
+        log_bytes: _builtins.int = ...,
+        queue_file_count: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        log_min_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_bytes", b"log_bytes", "log_file_count", b"log_file_count", "log_min_offset", b"log_min_offset", "queue_file_count", b"queue_file_count", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CleanStoreResponse: _TypeAlias = CleanStoreResponse  # noqa: Y015
 
 @_typing.final
 class SnapshotOffsetsRequest(_message.Message):

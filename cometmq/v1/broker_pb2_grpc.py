@@ -76,6 +76,16 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.GetMessageRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.GetMessageResponse.FromString,
                 _registered_method=True)
+        self.QueryMessages = channel.unary_unary(
+                '/cometmq.v1.BrokerService/QueryMessages',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryMessagesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryMessagesResponse.FromString,
+                _registered_method=True)
+        self.QueryOffsetsByTime = channel.unary_unary(
+                '/cometmq.v1.BrokerService/QueryOffsetsByTime',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServiceServicer:
@@ -156,6 +166,22 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryMessages(self, request, context):
+        """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
+        the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryOffsetsByTime(self, request, context):
+        """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
+        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -198,6 +224,16 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.GetMessage,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.GetMessageRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.GetMessageResponse.SerializeToString,
+            ),
+            'QueryMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryMessages,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryMessagesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.QueryMessagesResponse.SerializeToString,
+            ),
+            'QueryOffsetsByTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryOffsetsByTime,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -428,6 +464,60 @@ class BrokerService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def QueryMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/QueryMessages',
+            cometmq_dot_v1_dot_broker__pb2.QueryMessagesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.QueryMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryOffsetsByTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/QueryOffsetsByTime',
+            cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class BrokerAdminServiceStub:
     """What operators ask of a broker, on its internal port.
@@ -478,6 +568,11 @@ class BrokerAdminServiceStub:
                 '/cometmq.v1.BrokerAdminService/SnapshotOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsResponse.FromString,
+                _registered_method=True)
+        self.CleanStore = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/CleanStore',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.CleanStoreRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.CleanStoreResponse.FromString,
                 _registered_method=True)
 
 
@@ -547,6 +642,14 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CleanStore(self, request, context):
+        """Removes, now, what retention would remove sooner or later: expired log files, whatever the hour; files of queues of
+        which nothing is left; queues of topics that do not exist. Idempotent. Errors: STORE_FAILED. Deadline 60 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -589,6 +692,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.SnapshotOffsets,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsResponse.SerializeToString,
+            ),
+            'CleanStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.CleanStore,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.CleanStoreRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.CleanStoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -808,6 +916,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/SnapshotOffsets',
             cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.SnapshotOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CleanStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/CleanStore',
+            cometmq_dot_v1_dot_broker__pb2.CleanStoreRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.CleanStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

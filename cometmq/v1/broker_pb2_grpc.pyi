@@ -75,6 +75,14 @@ class BrokerServiceStub:
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]
     """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
+    QueryMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]
+    """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
+    the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+    """
+    QueryOffsetsByTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]
+    """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
+    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+    """
 
 @_typing.type_check_only
 class BrokerServiceAsyncStub(BrokerServiceStub):
@@ -123,6 +131,14 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]  # type: ignore[assignment]
     """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
+    QueryMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryMessagesRequest, _broker_pb2.QueryMessagesResponse]  # type: ignore[assignment]
+    """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
+    the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+    """
+    QueryOffsetsByTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsByTimeRequest, _broker_pb2.QueryOffsetsByTimeResponse]  # type: ignore[assignment]
+    """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
+    TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+    """
 
 class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What producers and consumers ask of a broker, on its client port.
@@ -217,6 +233,26 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.GetMessageResponse, _abc.Awaitable[_broker_pb2.GetMessageResponse]]:
         """One message by its id. A read. Errors: MESSAGE_ID_INVALID, MESSAGE_NOT_FOUND. Deadline 3 s."""
 
+    @_abc_1.abstractmethod
+    def QueryMessages(
+        self,
+        request: _broker_pb2.QueryMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.QueryMessagesResponse, _abc.Awaitable[_broker_pb2.QueryMessagesResponse]]:
+        """The messages of a topic that have a key, or the one with a unique id, newest first, as far as they can be read and
+        the key index has come. A read. Errors: TOPIC_NOT_FOUND, INVALID_REQUEST, INDEX_DISABLED. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryOffsetsByTime(
+        self,
+        request: _broker_pb2.QueryOffsetsByTimeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.QueryOffsetsByTimeResponse, _abc.Awaitable[_broker_pb2.QueryOffsetsByTimeResponse]]:
+        """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
+        TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+        """
+
 def add_BrokerServiceServicer_to_server(servicer: BrokerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class BrokerAdminServiceStub:
@@ -252,6 +288,10 @@ class BrokerAdminServiceStub:
     """Progress of all groups in all queues, for the lag job. The numbers of one queue are read at the same instant; store
     times are read afterwards, of the same messages. A read. Deadline 60 s.
     """
+    CleanStore: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CleanStoreRequest, _broker_pb2.CleanStoreResponse]
+    """Removes, now, what retention would remove sooner or later: expired log files, whatever the hour; files of queues of
+    which nothing is left; queues of topics that do not exist. Idempotent. Errors: STORE_FAILED. Deadline 60 s.
+    """
 
 @_typing.type_check_only
 class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
@@ -283,6 +323,10 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     SnapshotOffsets: _aio.UnaryStreamMultiCallable[_broker_pb2.SnapshotOffsetsRequest, _broker_pb2.SnapshotOffsetsResponse]  # type: ignore[assignment]
     """Progress of all groups in all queues, for the lag job. The numbers of one queue are read at the same instant; store
     times are read afterwards, of the same messages. A read. Deadline 60 s.
+    """
+    CleanStore: _aio.UnaryUnaryMultiCallable[_broker_pb2.CleanStoreRequest, _broker_pb2.CleanStoreResponse]  # type: ignore[assignment]
+    """Removes, now, what retention would remove sooner or later: expired log files, whatever the hour; files of queues of
+    which nothing is left; queues of topics that do not exist. Idempotent. Errors: STORE_FAILED. Deadline 60 s.
     """
 
 class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -360,6 +404,16 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_broker_pb2.SnapshotOffsetsResponse], _abc.AsyncIterator[_broker_pb2.SnapshotOffsetsResponse]]:
         """Progress of all groups in all queues, for the lag job. The numbers of one queue are read at the same instant; store
         times are read afterwards, of the same messages. A read. Deadline 60 s.
+        """
+
+    @_abc_1.abstractmethod
+    def CleanStore(
+        self,
+        request: _broker_pb2.CleanStoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.CleanStoreResponse, _abc.Awaitable[_broker_pb2.CleanStoreResponse]]:
+        """Removes, now, what retention would remove sooner or later: expired log files, whatever the hour; files of queues of
+        which nothing is left; queues of topics that do not exist. Idempotent. Errors: STORE_FAILED. Deadline 60 s.
         """
 
 def add_BrokerAdminServiceServicer_to_server(servicer: BrokerAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -221,6 +221,7 @@ class TopicConfig(_message.Message):
     WRITE_QUEUE_COUNT_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
     FLUSH_MODE_FIELD_NUMBER: _builtins.int
+    RESERVE_TIME_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Topic name, 1 to 127 characters of %|a-zA-Z0-9_- ."""
     read_queue_count: _builtins.int
@@ -231,6 +232,10 @@ class TopicConfig(_message.Message):
     """RocketMQ's permission bits: 4 read, 2 write, 6 both. In a request 0 = both."""
     flush_mode: Global___FlushMode.ValueType
     """When a message counts as stored."""
+    reserve_time_ms: _builtins.int
+    """Messages that were stored longer ago are not shown any more; 0 = whatever the log still has is. In a request absent =
+    as it was. It may not be longer than the broker keeps its log (file_reserved_time).
+    """
     def __init__(
         self,
         *,
@@ -239,12 +244,15 @@ class TopicConfig(_message.Message):
         write_queue_count: _builtins.int = ...,
         permission: _builtins.int = ...,
         flush_mode: Global___FlushMode.ValueType = ...,
+        reserve_time_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "reserve_time_ms", b"reserve_time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flush_mode", b"flush_mode", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "write_queue_count", b"write_queue_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "flush_mode", b"flush_mode", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "reserve_time_ms", b"reserve_time_ms", "write_queue_count", b"write_queue_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reserve_time_ms: _TypeAlias = _typing.Literal["reserve_time_ms"]  # noqa: Y015
+    _WhichOneofArgType__reserve_time_ms: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reserve_time_ms) -> _WhichOneofReturnType__reserve_time_ms | None: ...
 
 Global___TopicConfig: _TypeAlias = TopicConfig  # noqa: Y015
 

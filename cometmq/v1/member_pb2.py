@@ -26,45 +26,49 @@ from cometmq.v1 import broker_pb2 as cometmq_dot_v1_dot_broker__pb2
 from cometmq.v1 import common_pb2 as cometmq_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"_\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\"\x8b\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\":\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x8b\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\"=\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\x95\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\"\xb2\x01\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1c\n\x14visible_async_offset\x18\x06 \x01(\x03\x12\x1b\n\x13visible_sync_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\x9f\x03\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\xad\x01\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12\"\n\x04want\x18\x03 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12(\n\tdelivered\x18\x04 \x03(\x0b\x32\x15.cometmq.v1.Delivered\"V\n\tDelivered\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x15\n\rmessage_count\x18\x03 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x04 \x01(\x04\"\xb6\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\x12)\n\x08messages\x18\x06 \x01(\x0b\x32\x17.cometmq.v1.NewMessages\"j\n\x0bNewMessages\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x03\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x03(\x05\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\":\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x8b\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\"=\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\x95\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\"\xb2\x01\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1c\n\x14visible_async_offset\x18\x06 \x01(\x03\x12\x1b\n\x13visible_sync_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\x9f\x03\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cometmq.v1.member_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WATCHARRIVALSREQUEST']._serialized_start=89
-  _globals['_WATCHARRIVALSREQUEST']._serialized_end=184
-  _globals['_ARRIVAL']._serialized_start=187
-  _globals['_ARRIVAL']._serialized_end=326
-  _globals['_WATCHARRIVALSRESPONSE']._serialized_start=328
-  _globals['_WATCHARRIVALSRESPONSE']._serialized_end=390
-  _globals['_PULLSTREAMREQUEST']._serialized_start=392
-  _globals['_PULLSTREAMREQUEST']._serialized_end=450
-  _globals['_PULLSTREAMRESPONSE']._serialized_start=452
-  _globals['_PULLSTREAMRESPONSE']._serialized_end=550
-  _globals['_EPOCHSTART']._serialized_start=552
-  _globals['_EPOCHSTART']._serialized_end=601
-  _globals['_REPLICATEREQUEST']._serialized_start=603
-  _globals['_REPLICATEREQUEST']._serialized_end=712
-  _globals['_FOLLOWERHELLO']._serialized_start=715
-  _globals['_FOLLOWERHELLO']._serialized_end=982
-  _globals['_REPLICAACK']._serialized_start=984
-  _globals['_REPLICAACK']._serialized_end=1045
-  _globals['_REPLICATERESPONSE']._serialized_start=1047
-  _globals['_REPLICATERESPONSE']._serialized_end=1155
-  _globals['_WRITERHELLO']._serialized_start=1158
-  _globals['_WRITERHELLO']._serialized_end=1307
-  _globals['_LOGCHUNK']._serialized_start=1310
-  _globals['_LOGCHUNK']._serialized_end=1488
-  _globals['_STEPDOWNREQUEST']._serialized_start=1490
-  _globals['_STEPDOWNREQUEST']._serialized_end=1545
-  _globals['_STEPDOWNRESPONSE']._serialized_start=1547
-  _globals['_STEPDOWNRESPONSE']._serialized_end=1608
-  _globals['_CHECKSUMLOGREQUEST']._serialized_start=1610
-  _globals['_CHECKSUMLOGREQUEST']._serialized_end=1670
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=1672
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=1757
-  _globals['_MEMBERSERVICE']._serialized_start=1760
-  _globals['_MEMBERSERVICE']._serialized_end=2175
+  _globals['_WATCHARRIVALSREQUEST']._serialized_start=90
+  _globals['_WATCHARRIVALSREQUEST']._serialized_end=263
+  _globals['_DELIVERED']._serialized_start=265
+  _globals['_DELIVERED']._serialized_end=351
+  _globals['_ARRIVAL']._serialized_start=354
+  _globals['_ARRIVAL']._serialized_end=536
+  _globals['_NEWMESSAGES']._serialized_start=538
+  _globals['_NEWMESSAGES']._serialized_end=644
+  _globals['_WATCHARRIVALSRESPONSE']._serialized_start=646
+  _globals['_WATCHARRIVALSRESPONSE']._serialized_end=708
+  _globals['_PULLSTREAMREQUEST']._serialized_start=710
+  _globals['_PULLSTREAMREQUEST']._serialized_end=768
+  _globals['_PULLSTREAMRESPONSE']._serialized_start=770
+  _globals['_PULLSTREAMRESPONSE']._serialized_end=868
+  _globals['_EPOCHSTART']._serialized_start=870
+  _globals['_EPOCHSTART']._serialized_end=919
+  _globals['_REPLICATEREQUEST']._serialized_start=921
+  _globals['_REPLICATEREQUEST']._serialized_end=1030
+  _globals['_FOLLOWERHELLO']._serialized_start=1033
+  _globals['_FOLLOWERHELLO']._serialized_end=1300
+  _globals['_REPLICAACK']._serialized_start=1302
+  _globals['_REPLICAACK']._serialized_end=1363
+  _globals['_REPLICATERESPONSE']._serialized_start=1365
+  _globals['_REPLICATERESPONSE']._serialized_end=1473
+  _globals['_WRITERHELLO']._serialized_start=1476
+  _globals['_WRITERHELLO']._serialized_end=1625
+  _globals['_LOGCHUNK']._serialized_start=1628
+  _globals['_LOGCHUNK']._serialized_end=1806
+  _globals['_STEPDOWNREQUEST']._serialized_start=1808
+  _globals['_STEPDOWNREQUEST']._serialized_end=1863
+  _globals['_STEPDOWNRESPONSE']._serialized_start=1865
+  _globals['_STEPDOWNRESPONSE']._serialized_end=1926
+  _globals['_CHECKSUMLOGREQUEST']._serialized_start=1928
+  _globals['_CHECKSUMLOGREQUEST']._serialized_end=1988
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=1990
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=2075
+  _globals['_MEMBERSERVICE']._serialized_start=2078
+  _globals['_MEMBERSERVICE']._serialized_end=2493
 # @@protoc_insertion_point(module_scope)

@@ -28,6 +28,8 @@ class WatchArrivalsRequest(_message.Message):
 
     ADD_FIELD_NUMBER: _builtins.int
     REMOVE_FIELD_NUMBER: _builtins.int
+    WANT_FIELD_NUMBER: _builtins.int
+    DELIVERED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
         """Queues to watch from now on; known ones are told again. At most 100,000 a stream."""
@@ -36,19 +38,65 @@ class WatchArrivalsRequest(_message.Message):
     def remove(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
         """Queues to forget."""
 
+    @_builtins.property
+    def want(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
+        """Watched queues at whose end somebody waits: their next 16 arrivals come with the messages, where they are few. Said
+        again it is 16 from then on. Queues that are not watched do not matter.
+        """
+
+    @_builtins.property
+    def delivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivered]:
+        """What was answered to consumers out of arrivals since the last request: pulls that the broker did not see."""
+
     def __init__(
         self,
         *,
         add: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
         remove: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+        want: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+        delivered: _abc.Iterable[Global___Delivered] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "remove", b"remove"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "delivered", b"delivered", "remove", b"remove", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchArrivalsRequest: _TypeAlias = WatchArrivalsRequest  # noqa: Y015
+
+@_typing.final
+class Delivered(_message.Message):
+    """Messages that a group got out of arrivals."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Their topic."""
+    group: _builtins.str
+    """The consumer group, as its pulls name it."""
+    message_count: _builtins.int
+    """How many messages; each counts once for each consumer that got it."""
+    record_bytes: _builtins.int
+    """Bytes of their records."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        message_count: _builtins.int = ...,
+        record_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message_count", b"message_count", "record_bytes", b"record_bytes", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Delivered: _TypeAlias = Delivered  # noqa: Y015
 
 @_typing.final
 class Arrival(_message.Message):
@@ -61,6 +109,7 @@ class Arrival(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     MAX_OFFSET_FIELD_NUMBER: _builtins.int
     TAG_CODES_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The queue's generation, from 1."""
     max_offset: _builtins.int
@@ -77,6 +126,10 @@ class Arrival(_message.Message):
     def tag_codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Low 32 bits of the tag hashes of the messages since the last arrival told on this stream. Empty = could be any."""
 
+    @_builtins.property
+    def messages(self) -> Global___NewMessages:
+        """All messages since the last arrival told on this stream; absent = pull them."""
+
     def __init__(
         self,
         *,
@@ -85,14 +138,57 @@ class Arrival(_message.Message):
         generation: _builtins.int = ...,
         max_offset: _builtins.int = ...,
         tag_codes: _abc.Iterable[_builtins.int] | None = ...,
+        messages: Global___NewMessages | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "max_offset", b"max_offset", "queue", b"queue", "tag_codes", b"tag_codes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "generation", b"generation", "max_offset", b"max_offset", "messages", b"messages", "queue", b"queue", "tag_codes", b"tag_codes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Arrival: _TypeAlias = Arrival  # noqa: Y015
+
+@_typing.final
+class NewMessages(_message.Message):
+    """The messages of a queue between two tellings, at most 32 and 16 KiB: what a pull of them would find."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    MIN_OFFSET_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    TAG_CODES_FIELD_NUMBER: _builtins.int
+    first_offset: _builtins.int
+    """Queue offset of the first; the last is the one before the arrival's `max_offset`."""
+    min_offset: _builtins.int
+    """Lowest offset of the queue."""
+    records: _builtins.bytes
+    """Encoded records, end to end, in queue order."""
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Size of each record in bytes."""
+
+    @_builtins.property
+    def tag_codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Low 32 bits of the tag hash of each."""
+
+    def __init__(
+        self,
+        *,
+        first_offset: _builtins.int = ...,
+        min_offset: _builtins.int = ...,
+        records: _builtins.bytes = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
+        tag_codes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_offset", b"first_offset", "min_offset", b"min_offset", "records", b"records", "sizes", b"sizes", "tag_codes", b"tag_codes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewMessages: _TypeAlias = NewMessages  # noqa: Y015
 
 @_typing.final
 class WatchArrivalsResponse(_message.Message):

@@ -69,8 +69,9 @@ class MemberServiceServicer:
     def WatchArrivals(self, request_iterator, context):
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that
-        queue is over). Errors that end the stream: LIMIT_EXCEEDED. No deadline.
+        a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+        Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
+        stream: LIMIT_EXCEEDED. No deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,9 @@ class MemberServiceStub:
     WatchArrivals: _grpc.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that
-    queue is over). Errors that end the stream: LIMIT_EXCEEDED. No deadline.
+    a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+    Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
+    stream: LIMIT_EXCEEDED. No deadline.
     """
     PullStream: _grpc.StreamStreamMultiCallable[_member_pb2.PullStreamRequest, _member_pb2.PullStreamResponse]
     """Pulls of a pullhold, many on one stream: a message each way costs a fraction of a call. Each is answered once, in
@@ -64,8 +65,9 @@ class MemberServiceAsyncStub(MemberServiceStub):
     WatchArrivals: _aio.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]  # type: ignore[assignment]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that
-    queue is over). Errors that end the stream: LIMIT_EXCEEDED. No deadline.
+    a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+    Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
+    stream: LIMIT_EXCEEDED. No deadline.
     """
     PullStream: _aio.StreamStreamMultiCallable[_member_pb2.PullStreamRequest, _member_pb2.PullStreamResponse]  # type: ignore[assignment]
     """Pulls of a pullhold, many on one stream: a message each way costs a fraction of a call. Each is answered once, in
@@ -95,8 +97,9 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_member_pb2.WatchArrivalsResponse], _abc.AsyncIterator[_member_pb2.WatchArrivalsResponse]]:
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that
-        queue is over). Errors that end the stream: LIMIT_EXCEEDED. No deadline.
+        a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+        Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
+        stream: LIMIT_EXCEEDED. No deadline.
         """
 
     @_abc_1.abstractmethod

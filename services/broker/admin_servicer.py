@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cometmq.errors import InvalidRequest
 from cometmq.member import convert
 from cometmq.member.admin_servicer import AdminReadServicer, Context, Holdings
 from cometmq.member.statekeeper import StateKeeper
@@ -14,6 +15,7 @@ class BrokerAdminServicer(AdminReadServicer):
 
     def __init__(self, holdings: Holdings, keeper: StateKeeper, new_topic: TopicConfig) -> None:
         super().__init__(holdings)
+        self._reserved_ms = holdings.retention.rules.reserved_ms
         self._keeper = keeper
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
@@ -22,8 +24,20 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.PutTopicResponse:
         before = self._state.topics.find(request.topic.name)
         config = convert.topic(request.topic, before or self._new_topic)
+        if config.reserve_time_ms > self._reserved_ms and config != before:
+            raise InvalidRequest(
+                f"reserve_time_ms: {config.reserve_time_ms} is more than the {self._reserved_ms} "
+                "for which the log is kept (file_reserved_time), which all topics share"
+            )
         created = await self._keeper.put_topic(config)
         return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)
+
+    async def CleanStore(
+        self, request: broker_pb2.CleanStoreRequest, context: Context
+    ) -> broker_pb2.CleanStoreResponse:
+        response = await super().CleanStore(request, context)
+        response.topics.extend(self._keeper.drop_orphans())
+        return response
 
     async def DeleteTopic(
         self, request: broker_pb2.DeleteTopicRequest, context: Context

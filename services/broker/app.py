@@ -24,15 +24,19 @@ from cometmq.member.app import (
     MemberApp,
     Surroundings,
 )
-from cometmq.member.arrivals_servicer import ArrivalsServicer
+from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
 from cometmq.member.config import MemberConfig
 from cometmq.member.leases import Lease, Reading, open_lease
 from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import MemberCollector
 from cometmq.member.opening import Opened, open_writer
+from cometmq.member.pacing import CatchUpPace
 from cometmq.member.pulls_servicer import PullsServicer
 from cometmq.member.reading import Reader
+from cometmq.member.recovering import RecoveryProgress
 from cometmq.member.registration import Registrar
+from cometmq.member.retaining import Retention, rules_of
+from cometmq.member.retaining_metrics import RetentionCollector
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import Deposed, LeaseHolder
@@ -109,6 +113,7 @@ class App(MemberApp):
             self._clock,
             epoch_floor=epoch_floor,
             log_end=before.log_end if before is not None and handed_over else None,
+            progress=RecoveryProgress(around.metrics, self._clock),
         )
 
     def _parts(self, around: Surroundings, opened: Opened, holder: LeaseHolder | None) -> _Parts:
@@ -158,7 +163,8 @@ class _Parts:
             opened.state, self.storage, identity.store_host, clock, changed, forget
         )
         self._state_writer = StateWriter(config, self.keeper, self.storage, clock)
-        self.reader = Reader(self.storage, opened.state)
+        pace = CatchUpPace(config.catch_up_bytes_per_s)
+        self.reader = Reader(self.storage, opened.state, pace, clock)
         groups = Groups(MemberTable(config.groups_max))
         consuming = Consuming(
             self.keeper,
@@ -167,6 +173,14 @@ class _Parts:
             groups,
             auto_create_groups=config.auto_create_subscription_group,
         )
+        self.retention = Retention(
+            self.storage,
+            opened.state,
+            rules_of(config),
+            clock,
+            pause_s=config.delete_commit_log_files_interval / 1000,
+            write_copy=self.keeper.write_copy,
+        )
         self._replicas = Replicas(self.storage, clock)
         intake = Intake(
             self.storage, self.keeper, _intake_policy(config), identity.store_host, metrics, clock
@@ -174,6 +188,7 @@ class _Parts:
         self.collectors: Iterable[Collector] = (
             MemberCollector(metrics, self.storage, opened.state, groups, intake),
             ReplicationCollector(self._replicas, holder),
+            RetentionCollector(metrics, self.retention, clock),
         )
         self.servicer = BrokerServicer(
             identity,
@@ -186,7 +201,16 @@ class _Parts:
         )
         store, state, members = opened.store, opened.state, groups.table
         self.admin_servicer = BrokerAdminServicer(
-            Holdings(identity, store, state, self.reader, consuming, members, clock.wall_ms()),
+            Holdings(
+                identity,
+                store,
+                state,
+                self.reader,
+                consuming,
+                members,
+                self.retention,
+                clock.wall_ms(),
+            ),
             self.keeper,
             _new_topic(config),
         )
@@ -194,7 +218,11 @@ class _Parts:
         file_bytes = config.mapped_file_size_commit_log
         self.member_servicer = MemberServicer(
             arrivals=ArrivalsServicer(
-                self.storage.arrivals, self.reader, self.storage.hurry, ports.gate
+                self.storage.arrivals,
+                self.reader,
+                self.storage.hurry,
+                ports.gate,
+                ArrivalCounts(metrics, consuming, state),
             ),
             pulls=PullsServicer(self.servicer.Pull, ports.gate),
             replication=ReplicationServicer(
@@ -209,10 +237,16 @@ class _Parts:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""
         return [
-            self.storage.run(self._config.flush_interval_consume_queue / 1000),
+            self.storage.run(
+                self._config.flush_interval_consume_queue / 1000,
+                self._config.commit_interval_commit_log / 1000
+                if self._config.transient_store_pool_enable
+                else 0.0,
+            ),
             self.registrar.run(),
             self._state_writer.write(),
             self._state_writer.export(),
+            self.retention.run(),
             *([] if self._holder is None else [self._holder.run()]),
         ]
 
@@ -238,6 +272,7 @@ class _Parts:
         finally:
             self.reader.close()
             self._replicas.close()
+            await asyncio.to_thread(self.retention.close)
             await asyncio.to_thread(self.storage.close)
 
 
@@ -259,6 +294,7 @@ def _intake_policy(config: MemberConfig) -> IntakePolicy:
         auto_create_topics=config.auto_create_topic_enable,
         default_queue_count=config.default_topic_queue_nums,
         default_flush_mode=config.flush_disk_type.value,
+        sync_flush_timeout_s=config.sync_flush_timeout / 1000,
     )
 
 

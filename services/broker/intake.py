@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-from zlib import crc32
+from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.topics import is_system
-from cometmq.model import FlushMode, TopicConfig
+from cometmq.model import FlushMode, SendStatus, TopicConfig
+from cometmq.native import crc32
 from cometmq.replication.watermarks import DurabilityClass
 
 AUTO_CREATED_QUEUES_MAX = (
@@ -29,6 +29,7 @@ class IntakeObserver(Protocol):
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None: ...
     def appended(self, seconds: float) -> None: ...
     def acknowledged(self, seconds: float) -> None: ...
+    def late(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,14 @@ class IntakePolicy:
     auto_create_topics: bool
     default_queue_count: int
     default_flush_mode: FlushMode
+    sync_flush_timeout_s: float
+
+
+class Accepted(NamedTuple):
+    """A batch that is in the log, and when its sender has to be answered."""
+
+    ticket: Ticket
+    answer_by_s: float  # on the monotonic clock
 
 
 class Intake:
@@ -64,7 +73,7 @@ class Intake:
 
     async def take(
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None = None
-    ) -> Ticket:
+    ) -> Accepted:
         """Append a batch whole, or raise what is wrong with it. Creates missing topics where
         that is allowed.
         """
@@ -76,9 +85,26 @@ class Intake:
                     raise
                 await self._create(claims[missing.segment][0], missing)
 
+    async def settled(self, accepted: Accepted) -> SendStatus:
+        """Wait until the batch is acknowledged or its sender cannot wait any longer. StoreFailed:
+        the disk refused, and whether the batch survives is not known.
+        """
+        acked = accepted.ticket.acked
+        if acked is None:
+            return SendStatus.SEND_OK
+        if not acked.done():
+            # Not wait_for: the batch stays in flight, whether its sender still waits or not.
+            left_s = accepted.answer_by_s - self._clock.monotonic_s()
+            await asyncio.wait([acked], timeout=max(0.0, left_s))
+        if not acked.done():
+            self._observer.late()
+            return SendStatus.FLUSH_DISK_TIMEOUT
+        acked.result()
+        return SendStatus.SEND_OK
+
     def _append(
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None
-    ) -> Ticket:
+    ) -> Accepted:
         came_s = self._clock.monotonic_s()
         self._check_room(len(records))
         if checksum is not None and crc32(records) != checksum:
@@ -95,7 +121,7 @@ class Intake:
             self._track(ticket.acked, len(records), came_s)
         for segment, size_bytes in zip(segments, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(segment.topic, segment.count, size_bytes)
-        return ticket
+        return Accepted(ticket, came_s + self._policy.sync_flush_timeout_s)
 
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
@@ -124,6 +150,7 @@ class Intake:
             raise
 
     def _check_room(self, size_bytes: int) -> None:
+        self._storage.check_room()
         # A single batch always gets in, else one above the limit could never be sent.
         if self.in_flight_bytes and (
             self.in_flight_bytes + size_bytes > self._policy.in_flight_bytes_max

@@ -25,6 +25,7 @@ from cometmq.replication.follower import (
     start_of_copy,
 )
 from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.cleaner import Pin
 from cometmq.store.commitlog import Chunk
 
 COLD_READ_THREADS = 2
@@ -85,10 +86,12 @@ class Replicas:
         replica = Replica(member_id, store_id, start, self.clock.monotonic_s())
         self._by_member[member_id] = replica
         self.changed.ring()
-        sender = Sender(self, replica)
+        pins = self.storage.store.cleaner.pins
         try:
-            with self.storage.moved.heard_by(sender.wake):
-                yield sender
+            with pins.hold(start) as pin:
+                sender = Sender(self, replica, pin)
+                with self.storage.moved.heard_by(sender.wake):
+                    yield sender
         finally:
             if self._by_member.get(member_id) is replica:
                 del self._by_member[member_id]
@@ -116,10 +119,11 @@ class Replicas:
 class Sender:
     """One follower's stream."""
 
-    def __init__(self, replicas: Replicas, replica: Replica) -> None:
+    def __init__(self, replicas: Replicas, replica: Replica, pin: Pin) -> None:
         self.replica = replica
         self.wake = asyncio.Event()
         self._replicas = replicas
+        self._pin = pin  # what was not sent yet is wanted
         self._told = (-1, -1)  # the visible positions that the follower was told last
         self._told_s = 0.0
 
@@ -165,6 +169,7 @@ class Sender:
         if chunk is not None:
             data = chunk.data
             self.replica.sent_to(chunk.next_offset)
+            self._pin.offset = chunk.next_offset
             self._replicas.bytes_sent += len(data)
         self._told, self._told_s = self._visible(), now_s
         return Frame(offset, data, self._replicas.storage.store.appended_offset, *self._told)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from zlib import crc32
 
 import grpc
 
 from cometmq.errors import InvalidRequest, VersionUnsupported
 from cometmq.member.checksum import checksum_log
+from cometmq.native import crc32
 from cometmq.replication.follower import FORMAT_VERSION, PROTOCOL_VERSION, LogView, check_view
 from cometmq.rpc.gate import Gate
 from cometmq.v1 import member_pb2

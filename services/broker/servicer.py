@@ -14,17 +14,16 @@ from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read_servicer import ReadServicer, check_items
 from cometmq.member.reading import Reader
-from cometmq.member.storage import Ticket
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, common_pb2
 from services.broker.consuming import Consuming
-from services.broker.intake import Intake
+from services.broker.intake import Accepted, Intake
 from services.broker.membership import MemberStream
 from services.broker.structured import StructuredEncoder
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
-Answers = asyncio.Queue[tuple[int, Ticket | CometError] | None]
+Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
 
 BATCHES_IN_FLIGHT_MAX = (
     64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
@@ -62,7 +61,7 @@ class BrokerServicer(ReadServicer):
                 reading = tasks.create_task(self._read_batches(context, born_host, answers, room))
                 stopping = tasks.create_task(self._cancel_when_draining(reading))
                 while (answer := await answers.get()) is not None:
-                    result = await _batch_result(*answer)
+                    result = await self._batch_result(*answer)
                     await context.write(broker_pb2.SendStreamResponse(result=result))
                     room.release()
                 stopping.cancel()
@@ -82,7 +81,7 @@ class BrokerServicer(ReadServicer):
 
     async def _take(
         self, request: broker_pb2.SendStreamRequest, born_host: bytes
-    ) -> Ticket | CometError:
+    ) -> Accepted | CometError:
         claims = [(s.topic, s.queue_id, s.count) for s in request.segments]
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
@@ -91,6 +90,24 @@ class BrokerServicer(ReadServicer):
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             return error
+
+    async def _batch_result(
+        self, batch_id: int, taken: Accepted | CometError
+    ) -> broker_pb2.SendBatchResult:
+        try:
+            if isinstance(taken, CometError):
+                raise taken
+            status = await self._intake.settled(taken)
+        except CometError as error:  # refused, or the disk failed after it was appended
+            return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(error))
+        appended = taken.ticket.appended
+        return broker_pb2.SendBatchResult(
+            batch_id=batch_id,
+            log_offset=appended.log_offset,
+            queue_offsets=appended.queue_offsets,
+            store_time_ms=appended.store_time_ms,
+            status=convert.status_proto(status),
+        )
 
     async def _cancel_when_draining(self, reading: asyncio.Task[None]) -> None:
         await self._gate.wait_draining()
@@ -117,14 +134,13 @@ class BrokerServicer(ReadServicer):
         born_host = host_of_peer(context.peer())
         batch = self._encoder.encode(request.messages, born_host)
         try:
-            ticket = await self._intake.take(batch.records, batch.claims, born_host)
+            accepted = await self._intake.take(batch.records, batch.claims, born_host)
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             error.segment = batch.first_message_of(error.segment)
             raise
-        if ticket.acked is not None:
-            await ticket.acked
-        appended = ticket.appended
+        status = await self._intake.settled(accepted)
+        appended = accepted.ticket.appended
         sent = []
         for segment, place, byte in batch.order:
             topic, queue_id, _ = batch.claims[segment]
@@ -140,7 +156,9 @@ class BrokerServicer(ReadServicer):
                     ),
                 )
             )
-        return broker_pb2.SendResponse(sent=sent, store_time_ms=appended.store_time_ms)
+        return broker_pb2.SendResponse(
+            sent=sent, store_time_ms=appended.store_time_ms, status=convert.status_proto(status)
+        )
 
     # --- consuming ---
 
@@ -193,21 +211,3 @@ class BrokerServicer(ReadServicer):
         except CometError as error:
             return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
         return broker_pb2.OffsetResult(queue=queue, position=convert.position_proto(kept))
-
-
-async def _batch_result(batch_id: int, taken: Ticket | CometError) -> broker_pb2.SendBatchResult:
-    if isinstance(taken, Ticket):
-        try:
-            if taken.acked is not None:
-                await taken.acked
-        except CometError as failure:  # the disk failed after the batch was appended
-            taken = failure
-        else:
-            appended = taken.appended
-            return broker_pb2.SendBatchResult(
-                batch_id=batch_id,
-                log_offset=appended.log_offset,
-                queue_offsets=appended.queue_offsets,
-                store_time_ms=appended.store_time_ms,
-            )
-    return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(taken))

@@ -25,17 +25,21 @@ from cometmq.member.app import (
     MemberApp,
     Surroundings,
 )
-from cometmq.member.arrivals_servicer import ArrivalsServicer
+from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
 from cometmq.member.copying import CopyStorage, cut
 from cometmq.member.leases import open_lease
 from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import StoreCollector
 from cometmq.member.opening import OpenedCopy, open_copy
+from cometmq.member.pacing import CatchUpPace
 from cometmq.member.progress import GroupReads
 from cometmq.member.pulls_servicer import PullsServicer
 from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.reading import Reader
+from cometmq.member.recovering import RecoveryProgress
 from cometmq.member.registration import Registrar
+from cometmq.member.retaining import Retention, rules_of
+from cometmq.member.retaining_metrics import RetentionCollector
 from cometmq.messaging.groups import MemberTable
 from cometmq.replication.lease import Lead, Standing
 from cometmq.store.following import FollowerStore
@@ -59,7 +63,8 @@ class App(MemberApp):
         if not self._config.lease:
             self.become(WRITER_MODULE, "alone")
             return None
-        opened = await asyncio.to_thread(open_copy, self._config, self._clock)
+        progress = RecoveryProgress(around.metrics, self._clock)
+        opened = await asyncio.to_thread(open_copy, self._config, self._clock, progress=progress)
         candidate = self._candidate(around, opened.store)
         step = await candidate.look()
         if isinstance(step, Lead):
@@ -115,7 +120,8 @@ class _Parts:
             metrics.flush_s.observe,
             metrics.forget_topic,
         )
-        self._reader = Reader(self.storage, state)
+        pace = CatchUpPace(config.catch_up_bytes_per_s)
+        self._reader = Reader(self.storage, state, pace, clock)
         follower = Follower(
             identity.broker_group, config.member_id, config.mapped_file_size_commit_log
         )
@@ -126,17 +132,35 @@ class _Parts:
             config.register_namesrv_period / 1000,
             stale_ends=False,
         )
+        self.retention = Retention(
+            self.storage,
+            state,
+            rules_of(config),
+            clock,
+            pause_s=config.delete_commit_log_files_interval / 1000,
+        )
         members = MemberTable(config.groups_max)
         group_reads = GroupReads(state, self._reader, members)
         self.servicer = ReadServicer(identity, self._reader, group_reads, metrics)
         self.admin_servicer = AdminReadServicer(
             Holdings(
-                identity, opened.store, state, self._reader, group_reads, members, clock.wall_ms()
+                identity,
+                opened.store,
+                state,
+                self._reader,
+                group_reads,
+                members,
+                self.retention,
+                clock.wall_ms(),
             )
         )
         self.member_servicer = MemberServicer(
             arrivals=ArrivalsServicer(
-                self.storage.arrivals, self._reader, self.storage.hurry, around.ports.gate
+                self.storage.arrivals,
+                self._reader,
+                self.storage.hurry,
+                around.ports.gate,
+                ArrivalCounts(metrics, group_reads, state),
             ),
             pulls=PullsServicer(self.servicer.Pull, around.ports.gate),
             replication=FollowerServicer(identity, opened.store),
@@ -144,6 +168,7 @@ class _Parts:
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, self.storage, state),
             CopyCollector(self.following, config.member_id),
+            RetentionCollector(metrics, self.retention, clock),
         )
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
@@ -151,6 +176,7 @@ class _Parts:
         return [
             self.storage.run(self._around.config.flush_interval_consume_queue / 1000),
             self.registrar.run(),
+            self.retention.run(),
             self._follow(),
             self._watch_lease(),
             self._tell_epochs(),
@@ -201,6 +227,7 @@ class _Parts:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self.retention.close()
         self.storage.end_threads()
         if self._cut is not None and not self.storage.failed:
             if self._cut.anew:

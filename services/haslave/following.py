@@ -13,13 +13,13 @@ import random
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from zlib import crc32
 
 import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
 from cometmq.member.copying import CopyStorage
+from cometmq.native import crc32
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,

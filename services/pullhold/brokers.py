@@ -13,17 +13,20 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
+from cometmq.messaging.news import News
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
+from services.pullhold.handing import Deliveries, Handout
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, HoldState, QueueKey
-from services.pullhold.peers import ArrivalStream, BrokerPeer, Directory, Told
+from services.pullhold.peers import ArrivalStream, BrokerPeer, Change, Directory, Told
 
 QUEUES_PER_QUESTION_MAX = 4_096
 QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
@@ -31,6 +34,8 @@ QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
 SUSPICION_S = 1.0
 TEND_INTERVAL_S = 0.5
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +73,8 @@ class Link:
         self._metrics = metrics
         self._peer: BrokerPeer | None = None
         self._changes: dict[QueueKey, bool] = {}  # not yet said on the watch: True = watch it
+        self._wants: dict[QueueKey, None] = {}  # not yet said: messages are to come with arrivals
+        self._deliveries = Deliveries()  # not yet said either
         self._changed = asyncio.Event()
         self._wanted: deque[Hold] = deque()  # PULLING, in the order in which they woke
         self._pulls: set[asyncio.Task[None]] = set()
@@ -78,12 +85,24 @@ class Link:
         """Ask how the queue stands, now and on every change."""
         self._change(key, True)
 
-    def drop_idle(self) -> bool:
-        """Stop watching what nobody waits for; True when that is everything."""
+    def want_news(self, hold: Hold) -> None:
+        """A hold waits: what it waits for is to come with its arrival, where that will do."""
+        if hold.limits is not None and self._holds.queues[hold.key].want():
+            self._wants[hold.key] = None
+            self._changed.set()
+
+    def tend(self) -> bool:
+        """Stop watching what nobody waits for, tell what was delivered; True when nothing is left
+        to do.
+        """
         now_s, linger_s = self._clock.monotonic_s(), self._policy.watch_linger_s
         for key in self._holds.queues.drop_idle(self.broker_group, now_s, linger_s):
+            self._wants.pop(key, None)
             self._change(key, False)
-        return not self._holds.queues.of(self.broker_group)
+        told = not self._deliveries or self._peer is None
+        if not told:
+            self._changed.set()
+        return told and not self._holds.queues.of(self.broker_group)
 
     def _change(self, key: QueueKey, wanted: bool) -> None:
         self._changes[key] = wanted
@@ -131,29 +150,58 @@ class Link:
     def _take(self, told: Iterable[Told]) -> None:
         for one in told:
             if one.error is None:
-                self._wake(one.key, one.generation, one.maximum, one.codes)
+                self._wake(one.key, one.generation, one.maximum, one.codes, one.news)
                 continue
             for hold in self._holds.gone(one.key, self._clock.monotonic_s()):
                 self._answers.send_error(hold, one.error)
 
     def _wake(
-        self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int] = frozenset()
+        self,
+        key: QueueKey,
+        generation: int,
+        maximum: int,
+        codes: frozenset[int] = frozenset(),
+        news: News | None = None,
     ) -> None:
         woken = self._holds.told(key, generation, maximum, codes)
-        if woken:
-            self._metrics.wakes.inc(len(woken))
-            self.pull(woken)
+        if not woken:
+            return
+        self._metrics.wakes.inc(len(woken))
+        if news is not None:
+            handout = Handout(generation, news)
+            woken = [hold for hold in woken if not self._hand_out(handout, hold)]
+        self.pull(woken)
+
+    def _hand_out(self, handout: Handout, hold: Hold) -> bool:
+        """Answer a hold with what came; False: it has to be pulled for."""
+        response = None if self._answers.full(hold.session) else handout.response(hold)
+        if response is None:
+            return False
+        if response.status == broker_pb2.PULL_STATUS_FOUND:
+            self._deliveries.add(hold, response)
+            self._metrics.direct.inc()
+            self._answers.found(hold, response)
+        else:
+            position = response.next_position
+            self._continue(hold, position.generation, position.offset)
+        return True
 
     async def _tell(self, stream: ArrivalStream) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._changes:
-                some = list(itertools.islice(self._changes.items(), QUEUES_PER_CHANGE_MAX))
-                for key, _ in some:
-                    del self._changes[key]
-                add = [key for key, wanted in some if wanted]
-                await stream.change(add, [key for key, wanted in some if not wanted])
+            while change := self._next_change():
+                await stream.change(change)
+
+    def _next_change(self) -> Change:
+        """What one request takes; nothing is wanted of a queue before it is watched."""
+        some = _take_some(self._changes)
+        return Change(
+            add=[key for key, wanted in some if wanted],
+            remove=[key for key, wanted in some if not wanted],
+            want=[] if self._changes else [key for key, _ in _take_some(self._wants)],
+            delivered=self._deliveries.take(),
+        )
 
     # --- the safety check -------------------------------------------------------------------------
 
@@ -231,10 +279,19 @@ class Link:
             self._wanted.append(hold)
         elif state is HoldState.DONE:
             self._answers.nothing(hold)
+        else:
+            self.want_news(hold)
 
     async def close(self) -> None:
         """End the pulls; nobody waits for what they find any more."""
         await _end(list(self._pulls))
+
+
+def _take_some(changes: dict[QueueKey, T]) -> list[tuple[QueueKey, T]]:
+    some = list(itertools.islice(changes.items(), QUEUES_PER_CHANGE_MAX))
+    for key, _ in some:
+        del changes[key]
+    return some
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -282,14 +339,14 @@ class Brokers:
         return sum(link.pulls_count for link in list(self._links.values()))
 
     async def run(self) -> None:
-        """Drops queues and links that nobody waits for; until cancelled, or until a link fails in a
-        way that it must not.
+        """Tends the links, ends those that have nothing to do; until cancelled, or until a link
+        fails in a way that it must not.
         """
         async with asyncio.TaskGroup() as self._group:
             while True:
                 await asyncio.sleep(TEND_INTERVAL_S)
                 for broker_group, link in list(self._links.items()):
-                    if link.drop_idle():
+                    if link.tend():
                         await self._close(broker_group)
 
     async def _close(self, broker_group: str) -> None:

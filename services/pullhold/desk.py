@@ -52,6 +52,8 @@ class Desk:
             link.watch(want.key)
         if hold.state is HoldState.PULLING:
             link.pull([hold])
+        else:
+            link.want_news(hold)
         if hold.deadline_s < self._looks_at_s:
             self._sooner.set()
 

@@ -110,6 +110,7 @@ class Holds:
         elif before[0] == generation and maximum <= before[1]:
             return []  # told before
         queue.known = (generation, maximum)
+        queue.arrived()
         moved = before is not None and before[0] != generation
         woken = [h for h in queue.holds if h.state is HoldState.WAITING]
         woken = [
@@ -146,8 +147,7 @@ class Holds:
         """Nothing is known of the group's queues any more: their watch broke."""
         for queue in self.queues.of(broker_group).values():
             if queue.known is not None:
-                queue.known = None
-                queue.unknown_since_s = now_s
+                queue.lose(now_s)
                 for hold in queue.holds:
                     self._give_grace(hold, queue)
 

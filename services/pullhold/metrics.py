@@ -30,6 +30,11 @@ class HoldMetrics:
         self.pulls = Counter(
             "cometmq_hold_pulls", "Pulls at brokers for woken holds.", registry=registry
         )
+        self.direct = Counter(
+            "cometmq_hold_direct",
+            "Holds answered out of an arrival, without a pull.",
+            registry=registry,
+        )
         self.safety_finds = Counter(
             "cometmq_hold_safety_finds",
             "Queues with messages that no arrival had told of: always 0.",

@@ -15,6 +15,9 @@ class QueueKey(NamedTuple):
     queue_id: int
 
 
+PullLimits = tuple[int, int]  # of an answer: messages, bytes
+
+
 class HoldState(Enum):
     """A hold is WAITING, then PULLING whenever there may be something for it, then DONE."""
 
@@ -44,7 +47,8 @@ class HoldLimits:
 @dataclass(frozen=True, slots=True)
 class Want:
     """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
-    ``generation`` 0: not tracked.
+    ``generation`` 0: not tracked. ``limits``: None when only the broker can answer, because the
+    pull asks for another form than encoded records, or for something that it may not.
     """
 
     key: QueueKey
@@ -53,6 +57,7 @@ class Want:
     codes: frozenset[int]
     hold_s: float
     request: Any = None  # the pull as it came; opaque here
+    limits: PullLimits | None = None
 
 
 class Session:
@@ -78,6 +83,7 @@ class Hold:
         "generation",
         "hold_id",
         "key",
+        "limits",
         "offset",
         "parked_s",
         "request",
@@ -93,6 +99,7 @@ class Hold:
         self.offset = want.offset  # the next message that it has not looked at
         self.codes = want.codes
         self.request = want.request
+        self.limits = want.limits
         self.parked_s = now_s
         self.deadline_s = now_s + want.hold_s
         self.empty_pulls = 0  # in a row

@@ -13,6 +13,7 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
+from cometmq.messaging.news import News
 from cometmq.rpc.channels import open_channel, resolve
 from cometmq.rpc.interceptors import from_proto, wire_errors
 from cometmq.rpc.registrar import Call
@@ -127,13 +128,31 @@ def unregister_call(cluster: str, address: str) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A queue as the broker says it stands; with ``error`` its watch is over."""
+    """A queue as the broker says it stands; with ``error`` its watch is over. ``news``: all
+    messages since it was last told; None = pull them.
+    """
 
     key: QueueKey
     generation: int
     maximum: int
     codes: frozenset[int]
+    news: News | None
     error: CometError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What to say on a watch: queues to watch too, those no longer, those whose next arrivals are
+    to come with their messages, and what was answered out of arrivals.
+    """
+
+    add: Sequence[QueueKey] = ()
+    remove: Sequence[QueueKey] = ()
+    want: Sequence[QueueKey] = ()
+    delivered: Sequence[member_pb2.Delivered] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.add or self.remove or self.want or self.delivered)
 
 
 class BrokerPeer:
@@ -261,10 +280,12 @@ class ArrivalStream:
         self._broker_group = broker_group
         self._call = call
 
-    async def change(self, add: Iterable[QueueKey], remove: Iterable[QueueKey]) -> None:
-        """Watch these queues too, and those no longer."""
+    async def change(self, change: Change) -> None:
         request = member_pb2.WatchArrivalsRequest(
-            add=map(_queue_proto, add), remove=map(_queue_proto, remove)
+            add=map(_queue_proto, change.add),
+            remove=map(_queue_proto, change.remove),
+            want=map(_queue_proto, change.want),
+            delivered=change.delivered,
         )
         await _write(self._call, request)
 
@@ -282,11 +303,25 @@ class ArrivalStream:
             arrival.generation,
             arrival.max_offset,
             frozenset(arrival.tag_codes),
+            _news(arrival) if arrival.HasField("messages") else None,
             from_proto(arrival.error) if arrival.HasField("error") else None,
         )
 
     def cancel(self) -> None:
         self._call.cancel()
+
+
+def _news(arrival: member_pb2.Arrival) -> News | None:
+    """None: what does not fit together is pulled."""
+    proto = arrival.messages
+    news = News(
+        proto.first_offset,
+        proto.min_offset,
+        proto.records,
+        list(proto.sizes),
+        list(proto.tag_codes),
+    )
+    return news if news.whole and news.end_offset == arrival.max_offset else None
 
 
 def _queue_proto(key: QueueKey) -> common_pb2.QueueRef:

@@ -5,17 +5,39 @@ from __future__ import annotations
 from cometmq.errors import LimitExceeded
 from services.pullhold.model import Hold, QueueKey
 
+WANTED_ARRIVALS = 16  # that a broker sends with their messages, each time that it is asked
+
 
 class Queue:
     """``known`` is (generation, maximum); None: nothing since ``unknown_since_s``."""
 
-    __slots__ = ("holds", "idle_since_s", "known", "unknown_since_s")
+    __slots__ = ("_wanted", "holds", "idle_since_s", "known", "unknown_since_s")
 
     def __init__(self, now_s: float) -> None:
         self.known: tuple[int, int] | None = None
         self.unknown_since_s = now_s
         self.idle_since_s = now_s  # when it lost its last hold
         self.holds: dict[Hold, None] = {}  # in order of parking
+        self._wanted = 0  # arrivals that are still to come with their messages, we believe
+
+    def want(self) -> bool:
+        """Somebody waits here who can be answered with the messages of an arrival: whether to ask
+        for them again. So often that they do not end while that goes on, and seldom.
+        """
+        if self._wanted > WANTED_ARRIVALS // 2:
+            return False
+        self._wanted = WANTED_ARRIVALS
+        return True
+
+    def arrived(self) -> None:
+        """An arrival was told, with its messages or without."""
+        self._wanted = max(0, self._wanted - 1)
+
+    def lose(self, now_s: float) -> None:
+        """Its watch broke."""
+        self.known = None
+        self.unknown_since_s = now_s
+        self._wanted = 0
 
 
 class Queues:

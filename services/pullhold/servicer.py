@@ -9,12 +9,14 @@ import grpc
 
 from cometmq.errors import CometError, InvalidRequest
 from cometmq.filters import tags
+from cometmq.messaging import groups
+from cometmq.messaging.pull import clamp
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
-from cometmq.v1 import hold_pb2, hold_pb2_grpc
+from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
 from services.pullhold.answers import Answer
 from services.pullhold.desk import Desk
-from services.pullhold.model import QueueKey, Session, Want
+from services.pullhold.model import PullLimits, QueueKey, Session, Want
 
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
@@ -95,7 +97,20 @@ def _want(request: hold_pb2.HoldRequest) -> Want:
         codes=tags.codes(tags.check(pull.filter.tags)),
         hold_s=(request.hold_ms or HOLD_MS_DEFAULT) / 1000,
         request=pull,
+        limits=_limits(pull),
     )
+
+
+def _limits(pull: broker_pb2.PullRequest) -> PullLimits | None:
+    """How much an answer may hold; None: the broker has to answer, or to refuse."""
+    if pull.form == broker_pb2.MESSAGE_FORM_MESSAGES or pull.position.offset < 0:
+        return None
+    try:
+        if pull.group:
+            groups.check_name(pull.group)
+        return clamp(pull.max_count, pull.max_bytes)
+    except CometError:
+        return None
 
 
 def _stream_response(answer: Answer) -> hold_pb2.HoldStreamResponse:

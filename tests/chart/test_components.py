@@ -180,6 +180,17 @@ def test_dashboards_and_rules_are_passed_on_byte_for_byte(tmp_path: Path) -> Non
     assert rule["spec"] == yaml.safe_load(rules)
 
 
+def test_alerts_link_to_where_the_runbooks_can_be_read() -> None:
+    (rule,) = rendered("everything").of("PrometheusRule")
+    links = [
+        each["annotations"]["runbook_url"]
+        for group in rule["spec"]["groups"]
+        for each in group["rules"]
+    ]
+    assert links
+    assert all(link.startswith("https://docs.example.com/runbooks#cometmq") for link in links)
+
+
 # --- what users add -------------------------------------------------------------------------------
 
 

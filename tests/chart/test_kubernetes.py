@@ -100,7 +100,9 @@ def test_monitor(values: str, kind: str, endpoints: str) -> None:
     known = {"namespaceSelector", "selector", "podTargetLabels", endpoints}
     assert set(monitor["spec"]) == known
     (endpoint,) = monitor["spec"][endpoints]
-    assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout"}
+    assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout", "relabelings"}
+    (relabeling,) = endpoint["relabelings"]
+    assert set(relabeling) == {"sourceLabels", "targetLabel"}
 
 
 def test_rules() -> None:

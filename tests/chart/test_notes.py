@@ -6,15 +6,7 @@ import re
 
 import pytest
 
-from tests.support.chart import CHART, HELMS, NAMESPACE, RELEASE, VALUES, VALUES_FILES, run_helm
-
-
-def notes(values: str) -> str:
-    """The notes for a file of values. Helm 3 would want a cluster for them."""
-    place = ["--namespace", NAMESPACE, "--values", str(VALUES / f"{values}.yaml")]
-    done = run_helm(HELMS[-1], "install", RELEASE, CHART, *place, "--dry-run=client")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.partition("NOTES:\n")[2]
+from tests.support.chart import NAMESPACE, VALUES_FILES, notes
 
 
 @pytest.mark.parametrize("values", VALUES_FILES)
@@ -22,6 +14,13 @@ def test_every_command_is_complete(values: str) -> None:
     commands = re.findall(r"^ +(kubectl .*)$", notes(values), re.M)
     assert len(commands) >= 6
     assert all(f"--namespace {NAMESPACE} " in command for command in commands)
+    (alias,) = re.findall(r"^ +alias cometmq='(.*)'$", notes(values), re.M)
+    assert f"{alias.replace(' --stdin', '')} cluster" in commands
+
+
+def test_counts_are_spoken_well() -> None:
+    assert "1 broker group with 2 members" in notes("defaults")
+    assert "3 broker groups with 7 members" in notes("three-groups")
 
 
 @pytest.mark.parametrize(

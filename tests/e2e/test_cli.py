@@ -113,6 +113,14 @@ def test_a_message_there_and_back(shell: Shell) -> None:
     assert (found["tag"], found["keys"]) == ("greeting", ["k1", "k2"])
     assert found["properties"]["colour"] == "blue"
     assert shell.json("message", "get", sent["message_id"]) == found
+    assert shell.json("message", "query", "--topic", "T", "--key", "k2") == [found]
+    assert shell.json("message", "query", "--topic", "T", "--key", "k3") == []
+    rows = shell.json("topic", "offset-by-time", "T", str(sent["store_time_ms"]))
+    here = next(r for r in rows if (r["broker_group"], r["queue_id"]) == ("g2", 1))
+    assert (here["offset"], here["store_time_ms"]) == (
+        sent["queue_offset"],
+        sent["store_time_ms"],
+    )
 
 
 def test_bytes_from_standard_input(shell: Shell) -> None:

@@ -6,198 +6,57 @@ command. Every byte that was sent must be found where its receipt says, and noth
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from cometmq.client import (
-    Message,
-    Producer,
-    ProducerOptions,
-    PullConsumer,
-    QueueRef,
-    SendReceipt,
+from cometmq.client import Message, QueueRef
+from tests.support.cluster_story import (
+    INDEX_SHAPE,
+    Cluster,
+    Kept,
+    expect_equal,
+    found_in,
 )
+from tests.support.independent_changes import STATE_QUEUE
+from tests.support.independent_index import Shape
 from tests.support.independent_reader import Store
 from tests.support.independent_record import Broken, tag_hash
-from tests.support.independent_record import Message as StoredMessage
-from tests.support.independent_state import EXPORTS, STATE_QUEUE, State, raise_history
+from tests.support.independent_state import State, raise_history
+from tests.support.independent_tables import EXPORTS
 
 pytestmark = pytest.mark.timeout(180)  # a dozen commands, each of them a process
 
 PROJECT = Path(__file__).resolve().parents[2]
-COMMAND = Path(sys.executable).with_name("cometmq")
 GROUPS = ("g1", "g2")
 QUEUES = {"orders": 12, "bills": 2, "gone": 1}  # of each broker
-# Small files, so that the log and the queues have several and the state is copied now and then.
-OPTIONS = (
-    "mapped_file_size_commit_log=1048576",
-    "mapped_file_size_consume_queue=2000",
-    "state_copy_interval_bytes=1048576",
-    "flush_disk_type=ASYNC_FLUSH",
-)
-COMMAND_S_MAX = 50
-# Nothing is sent twice merely because the machine is busy.
-PATIENT = ProducerOptions(answer_timeout_ms=50_000, delivery_timeout_ms=60_000)
+LOCAL_INDEX_SHAPE = Shape(slots=100_000, entries=400_000)  # of `cometmq local up`
 ROUND_TRIP_S_MAX = 500
+BODY_CRC_AT = 8
+SECONDS_TO_2021 = 1_609_459_200
 TAGS = ("TagA", "polygenelubricants", "Aa", "BB", "é", "😀", "two words", "", "tag-\U0001f680-ä")
 
-Place = tuple[str, int]  # broker group, log offset
-
 
 @dataclass(frozen=True)
-class Sent:
-    """A message as it was sent, and where the receipt says that it is."""
+class Story(Kept):
+    """What the command told at the end, and how many messages went with their topics, by group."""
 
-    topic: str
-    queue_id: int
-    queue_offset: int
-    store_time_ms: int
-    body: bytes
-    tag: str = ""
-    keys: tuple[str, ...] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
-    flag: int = 0
-    unique_id: str | None = None  # None: the command does not tell
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class Cluster:
-    """A local cluster in a folder, and what was sent to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.sent: dict[Place, Sent] = {}
-        self.namesrv = ""
-        self.pids: dict[str, int] = {}
-
-    def command(self, *arguments: str, body: bytes | None = None) -> Any:
-        """The JSON that ``cometmq`` answers."""
-        environment = {**os.environ, "COMETMQ_LOCAL_DIR": str(self.folder)}
-        environment.pop("COMETMQ_NAMESRV", None)
-        done = subprocess.run(
-            [COMMAND, *arguments, "--output", "json"],
-            input=body,
-            env=environment,
-            capture_output=True,
-            timeout=COMMAND_S_MAX,
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        return json.loads(done.stdout)
-
-    def up(self) -> None:
-        options = [text for option in OPTIONS for text in ("--option", option)]
-        view = self.command("local", "up", "--brokers", "2", *options)
-        self.namesrv = view["namesrv"]
-        self.pids = {process["name"]: process["pid"] for process in view["processes"]}
-
-    def down(self) -> None:
-        self.command("local", "down")
-
-    def kill(self, name: str) -> None:
-        """``kill -9``; returns when the process is no more."""
-        process = os.pidfd_open(self.pids[name])
-        try:
-            os.kill(self.pids[name], signal.SIGKILL)
-            gone, _, _ = select.select([process], [], [], COMMAND_S_MAX)
-            assert gone, f"{name} does not die"
-        finally:
-            os.close(process)
-
-    def store(self, name: str) -> Path:
-        return self.folder / name / "store"
-
-    def send_by_command(self, topic: str, body: bytes, tag: str, key: str) -> None:
-        options = ("--tag", tag, "--key", key, "--property", f"by={key}", "--file", "-")
-        view = self.command("message", "send", topic, *options, body=body)
-        where, offset = view["message_id"].split("/")
-        self.sent[where, int(offset)] = Sent(
-            topic,
-            view["queue_id"],
-            view["queue_offset"],
-            view["store_time_ms"],
-            body,
-            tag,
-            (key,),
-            {"by": key},
-        )
-
-    def send(self, messages: list[Message]) -> None:
-        asyncio.run(self._send(messages))
-
-    async def _send(self, messages: list[Message]) -> None:
-        async with Producer(self.namesrv, options=PATIENT) as producer:
-            futures = [await producer.send(message) for message in messages]
-            for message, receipt in zip(messages, await asyncio.gather(*futures), strict=True):
-                self._note(message, receipt)
-
-    def _note(self, message: Message, receipt: SendReceipt) -> None:
-        where, offset = receipt.message_id.split("/")
-        assert where == receipt.queue.broker_group
-        self.sent[where, int(offset)] = Sent(
-            receipt.queue.topic,
-            receipt.queue.queue_id,
-            receipt.queue_offset,
-            receipt.store_time_ms,
-            message.body,
-            message.tag,
-            tuple(message.keys),
-            dict(message.properties),
-            message.flag,
-            receipt.unique_id,
-        )
-
-    def consume(self, topic: str, group: str, count: int) -> None:
-        """Reads ``count`` messages of the topic, or some more, and commits them."""
-        asyncio.run(self._consume(topic, group, count))
-
-    async def _consume(self, topic: str, group: str, count: int) -> None:
-        async with PullConsumer(self.namesrv, group) as consumer:
-            await consumer.assign(await consumer.queues(topic))
-            seen = 0
-            async with asyncio.timeout(COMMAND_S_MAX):
-                while seen < count:
-                    seen += len(await consumer.poll(timeout_ms=1000))
-            await consumer.commit()
-
-
-@dataclass(frozen=True)
-class Story:
-    """Copies of the stores at some moments, and what should be in them by then."""
-
-    folder: Path
-    sent: dict[str, dict[Place, Sent]] = field(default_factory=dict)
     topics: list[Any] = field(default_factory=list)
     progress: dict[str, Any] = field(default_factory=dict)
-    started_ms: int = field(default_factory=now_ms)
-    deleted: Counter[str] = field(default_factory=Counter)  # messages of deleted topics, by group
-
-    def keep(self, moment: str, cluster: Cluster, *names: str) -> None:
-        self.sent[moment] = dict(cluster.sent)
-        for name in names:
-            shutil.copytree(cluster.store(name), self.folder / moment / name)
-
-    def store(self, moment: str, name: str) -> Store:
-        return Store(self.folder / moment / name)
+    deleted: Counter[str] = field(default_factory=Counter)
 
 
 def assorted() -> list[Message]:
@@ -230,10 +89,11 @@ def numbered(topic: str, count: int, body_bytes: int) -> list[Message]:
 
 def play(cluster: Cluster, story: Story) -> None:
     """Send, stop; start, send, kill one broker; start it, send, stop."""
-    cluster.up()
+    cluster.up(brokers=2)
     for topic, count in QUEUES.items():
         flush = "sync" if topic == "bills" else "async"
         cluster.command("topic", "create", topic, "--queues", str(count), "--flush", flush)
+    cluster.command("topic", "create", "bills", "--queues", "2", "--reserve-hours", "48")
     cluster.send_by_command("bills", b"by hand\n", "TagA", "hand-1")
     cluster.send([*assorted(), *numbered("orders", 2000, 1000), *numbered("gone", 40, 80)])
     cluster.consume("orders", "readers", 2000)
@@ -248,11 +108,11 @@ def play(cluster: Cluster, story: Story) -> None:
     cluster.down()
     story.keep("stopped", cluster, *GROUPS)
 
-    cluster.up()
+    cluster.up(brokers=2)
     cluster.send([*assorted(), *numbered("bills", 300, 400), *numbered("gone", 10, 8)])
     cluster.kill("g1")
     story.keep("killed", cluster, "g1")
-    cluster.up()
+    cluster.up(brokers=2)
     cluster.send([*assorted(), *numbered("orders", 500, 1000)])
     cluster.consume("orders", "readers", 10)
     cluster.consume("bills", "readers", 10)
@@ -277,48 +137,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 # --- the quick tests ----------------------------------------------------------------------------
 
 
-def as_sent(message: StoredMessage) -> Sent:
-    """A record in the words of its sender."""
-    properties = message.properties
-    unique_id = properties.pop("UNIQ_KEY", None)
-    tag, keys = properties.pop("TAGS", ""), tuple(properties.pop("KEYS", "").split())
-    return Sent(
-        message.topic,
-        message.queue_id,
-        message.queue_offset,
-        message.store_time_ms,
-        message.body,
-        tag,
-        keys,
-        properties,
-        message.flag,
-        unique_id,
-    )
-
-
-def found_in(store: Store, name: str) -> dict[Place, Sent]:
-    """All messages of the store's queues but the system's, each in its place of its queue."""
-    found = {}
-    for topic, queue_id in store.queues():
-        if (topic, queue_id) == STATE_QUEUE:
-            continue
-        first, end = store.bounds(topic, queue_id)
-        messages = list(store.messages(topic, queue_id))
-        assert [message.queue_offset for message in messages] == list(range(first, end))
-        for message in messages:
-            assert (message.topic, message.queue_id) == (topic, queue_id)
-            found[name, message.log_offset] = as_sent(message)
-    return found
-
-
-def expect_equal(found: Mapping[Place, Sent], sent: Mapping[Place, Sent]) -> None:
-    """Neither more nor less, and every field the same."""
-    assert found.keys() == sent.keys()
-    for place, wanted in sent.items():
-        unique_id = wanted.unique_id or found[place].unique_id
-        assert found[place] == replace(wanted, unique_id=unique_id), place
-
-
 @pytest.mark.parametrize(
     ("moment", "name"),
     [
@@ -338,6 +156,22 @@ def test_every_message_is_where_its_receipt_says(story: Story, moment: str, name
         assert store.log.deleted["gone"] == story.deleted[name] > 0
 
 
+@pytest.mark.parametrize(
+    ("moment", "name"), [("stopped", "g1"), ("stopped", "g2"), ("recovered", "g1")]
+)
+def test_every_message_is_found_by_its_keys(story: Story, moment: str, name: str) -> None:
+    wanted: dict[tuple[str, str], list[int]] = {}
+    for (group, log_offset), one in story.sent[moment].items():
+        if group == name:
+            for key in {one.unique_id or one.keys[0], *one.keys}:
+                wanted.setdefault((one.topic, key), []).append(log_offset)
+    with story.store(moment, name) as store:
+        assert len(store.index.files) > 1, "the index should have several files"
+        for (topic, key), places in wanted.items():
+            found = [message.log_offset for message in store.find(topic, key)]
+            assert found == sorted(places, reverse=True), (topic, key)
+
+
 @pytest.mark.parametrize("name", GROUPS)
 def test_born_and_stored_by_whom_and_when(story: Story, name: str) -> None:
     with story.store("recovered", name) as store:
@@ -345,6 +179,24 @@ def test_born_and_stored_by_whom_and_when(story: Story, name: str) -> None:
     assert {one.born_host.address for one in messages} == {"127.0.0.1"}
     assert {one.store_host.address for one in messages} == {"127.0.0.1"}
     assert all(story.started_ms <= one.born_time_ms <= one.store_time_ms for one in messages)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_unique_ids_count_each_streams_messages(story: Story, name: str) -> None:
+    """As ids.md tells them; the command's messages and the SDK's are streams of their own."""
+    with story.store("recovered", name) as store:
+        messages = [one for key in store.queues() for one in store.messages(*key)]
+    streams: dict[bytes, list[int]] = {}
+    for message in sorted(messages, key=lambda one: one.log_offset):
+        text = message.properties.get("UNIQ_KEY")
+        if text is not None:
+            assert re.fullmatch("01[0-9A-F]{32}", text)
+            unique_id = bytes.fromhex(text)
+            streams.setdefault(unique_id[:13], []).append(int.from_bytes(unique_id[13:], "big"))
+            began_s = int.from_bytes(unique_id[9:13], "big") + SECONDS_TO_2021
+            assert story.started_ms // 1000 <= began_s <= message.store_time_ms // 1000
+    assert len(streams) > 1
+    assert all(numbers == sorted(numbers) for numbers in streams.values())
 
 
 @pytest.mark.parametrize(("name", "epoch_count"), [("g1", 3), ("g2", 2)])
@@ -446,6 +298,24 @@ def change(path: Path, at: int, byte: int | None = None) -> None:
     path.write_bytes(data)
 
 
+def mark(store: Path, at: int) -> None:
+    """Another byte of the checkpoint's mark, which is sealed again."""
+    path = store / "checkpoint"
+    change(path, at)
+    data = bytearray(path.read_bytes())
+    data[300:304] = zlib.crc32(data[256:300]).to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def later(path: Path) -> None:
+    """Its name is a millisecond more."""
+    path.rename(path.with_name(str(int(path.name) + 1)))
+
+
 def edit(path: Path, pattern: str, replacement: str) -> None:
     text, count = re.subn(pattern, replacement, path.read_text(), count=1)
     assert count, f"{pattern} is not in {path.name}"
@@ -481,10 +351,28 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "an epoch": lambda store: edit(store / "cometmq.epochs", "1 0", "1 1"),
     "a checkpoint": lambda store: change(store / "checkpoint", 4000),
     "a checkpoint ahead": lambda store: change(store / "checkpoint", 0, 1),
+    "a checkpoint behind": lambda store: change(store / "checkpoint", 15),
+    "a checkpoint's end": lambda store: change(store / "checkpoint", 41),
+    "a mark's end": lambda store: mark(store, 264 + 7),
+    "a mark's record": lambda store: mark(store, 287),
+    "a mark's queues": lambda store: mark(store, 291),
+    "a mark's units": lambda store: mark(store, 299),
     "a clean mark": lambda store: edit(store / "cometmq.json", r'"end": \d', r'"end": 9'),
     "another's visit": lambda store: edit(
         store / "cometmq.json", r'"clean": \{[^}]*\}', '"clean": null'
     ),
+    "a store id": lambda store: edit(store / "cometmq.json", r'"store_id": "..', '"store_id": "'),
+    "a name in the root": lambda store: (store / "cometmq.new").write_text(""),
+    "a draft of a log file": lambda store: (store / "cometmq.next").write_bytes(b"\0\0\1"),
+    "a name among the tables": lambda store: (store / "config" / "notes.json").write_text("{}"),
+    "an elder of nothing": lambda store: (store / "config" / "topics.json").unlink(),
+    "the log's last file too short": lambda store: shorten(max((store / "commitlog").iterdir())),
+    "an index file's name": lambda store: later(max((store / "index").iterdir())),
+    "an index entry": lambda store: change(_first(store, "index"), 40 + 4 * 100 + 20 * 5 + 11),
+    "an index slot": lambda store: change(_first(store, "index"), 40 + 4 * 7 + 3),
+    "an index header": lambda store: change(_first(store, "index"), 35),
+    "an index file lost": lambda store: _first(store, "index").unlink(),
+    "an index lost": lambda store: shutil.rmtree(store / "index"),
     "a lock": lambda store: (store / "lock").write_text("key"),
     "an offset": lambda store: edit(
         store / "config/consumerOffset.json", r"\d+(?=\n\t\t})", "12345"
@@ -499,11 +387,73 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", DAMAGES)
 def test_damage_is_seen(story: Story, tmp_path: Path, what: str) -> None:
     store = shutil.copytree(story.folder / "recovered" / "g1", tmp_path / "store")
-    with Store(store):
+    with Store(store, INDEX_SHAPE):
         pass  # nothing to complain about yet
     DAMAGES[what](store)
     with pytest.raises(Broken):
-        Store(store)
+        Store(store, INDEX_SHAPE)
+
+
+def remains(store: Path) -> None:
+    """What a crash at another moment would have left, too."""
+    (store / "cometmq.next").write_bytes(bytes(1000))
+    (store / "cometmq.json.new").write_text("{")
+    (store / "cometmq.trash.3" / "0").mkdir(parents=True)
+    (store / "lost+found").mkdir()
+    (store / "abort").write_text("failed 77")
+    files = sorted((store / "commitlog").iterdir())
+    (store / "commitlog" / f"{int(files[-1].name) + (1 << 20):020}").write_bytes(b"")
+    (store / "commitlog" / ".hidden").write_text("")
+    files[-1].write_bytes(files[-1].read_bytes().rstrip(b"\0") + bytes(8))
+    max((store / "consumequeue/bills/1").iterdir()).write_bytes(b"")
+
+
+LATER_DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "the text of abort": lambda store: (store / "abort").write_text("lost"),
+    "another's visit": lambda store: (store / "abort").unlink(),
+    "a log file": lambda store: sorted((store / "commitlog").iterdir())[1].unlink(),
+    "a unit": lambda store: _unit(store, 11),
+    "a record before the mark": lambda store: _log(store, 90),
+    "a mark's units": lambda store: mark(store, 299),
+    "an index file that is full": lambda store: change(_first(store, "index"), 40 + 4 * 7 + 3),
+}
+
+
+def test_what_a_crash_may_leave(story: Story, tmp_path: Path) -> None:
+    store = shutil.copytree(story.folder / "killed" / "g1", tmp_path / "store")
+    with Store(store, INDEX_SHAPE) as read:
+        wanted = found_in(read, "g1")
+    remains(store)
+    with Store(store, INDEX_SHAPE) as read:
+        assert found_in(read, "g1") == wanted
+        assert read.log.row.mended
+
+
+@pytest.mark.parametrize("what", LATER_DAMAGES)
+def test_damage_is_seen_after_a_crash(story: Story, tmp_path: Path, what: str) -> None:
+    store = shutil.copytree(story.folder / "killed" / "g1", tmp_path / "store")
+    LATER_DAMAGES[what](store)
+    with pytest.raises(Broken):
+        Store(store, INDEX_SHAPE)
+
+
+def test_what_a_repair_wrote_off_is_lost_and_nothing_else(story: Story, tmp_path: Path) -> None:
+    store = shutil.copytree(story.folder / "recovered" / "g1", tmp_path / "store")
+    with Store(store, INDEX_SHAPE) as before:
+        messages = list(before.messages("orders", 3))
+        keys = before.queues()
+        left = {key: list(before.messages(*key)) for key in keys}
+    for gone in (messages[0], messages[10], messages[11]):
+        _log(store, gone.log_offset + BODY_CRC_AT)
+        left["orders", 3].remove(gone)
+    places = [f"{one.log_offset}-{one.log_offset + one.size}" for one in messages]
+    options = [word for number in (0, 10, 11) for word in ("--write-off", places[number])]
+    shape = ("--hash-slots", str(INDEX_SHAPE.slots), "--index-entries", str(INDEX_SHAPE.entries))
+    Cluster(tmp_path).command("store", "repair", *options, *shape, str(store))
+    with Store(store, INDEX_SHAPE) as after:
+        assert len(after.log.lost) == 3
+        assert {key: list(after.messages(*key)) for key in after.queues()} == left
+        assert after.bounds("orders", 3) == (1, len(messages))
 
 
 # --- the round trip of `make run` ---------------------------------------------------------------
@@ -534,7 +484,7 @@ def expect_all_lines(cluster: Path, files: Mapping[str, list[bytes]]) -> None:
     # Members g1-0, g1-1 … of a group hold the same log: one of them is read.
     stores = {path.parent.name.partition("-")[0]: path for path in cluster.glob("g*/store")}
     for folder in stores.values():
-        with Store(folder) as store:
+        with Store(folder, LOCAL_INDEX_SHAPE) as store:
             for key in store.queues():
                 for message in store.messages(*key) if key != STATE_QUEUE else ():
                     name = os.fsdecode(unquote_to_bytes(message.properties["file"]))

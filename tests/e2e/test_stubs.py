@@ -86,6 +86,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             internal_port=0,
             store_path=folder / "store",
             mapped_file_size_commit_log=32 * 1024 * 1024,
+            max_hash_slot_num=1_000,
+            max_index_num=4_000,
         )
         pullhold = processes.service("pullhold", "pullhold", namesrv=first.address)
         yield Cluster(first, second, broker, pullhold)

@@ -15,7 +15,10 @@ from tests.support.broker import SYNC, BrokerProcess, batch, refusal, until
 from tests.support.forgeries import FORGERIES, TOPIC, Forgery
 
 # Log files that hold even the largest forgery, so that it is refused for what it is.
-FILE_BYTES = ("--mapped_file_size_commit_log", str(8 * 1024 * 1024))
+FILE_BYTES = (
+    *("--mapped_file_size_commit_log", str(8 * 1024 * 1024)),
+    *("--max_hash_slot_num", "1000", "--max_index_num", "4000"),
+)
 
 
 async def forge(process: BrokerProcess, forgery: Forgery) -> None:

@@ -12,6 +12,8 @@ import pytest
 from cometmq.format import batch, properties, record
 from cometmq.format.taghash import tags_code
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 GOLDEN = Path(__file__).parent / "golden"
 ROCKETMQ = bytes.fromhex((GOLDEN / "rocketmq-4.9.8-record.hex").read_text())
 RECORDS: list[dict[str, Any]] = json.loads((GOLDEN / "records-v1.json").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.admin import brokers
+from cometmq.admin import brokers, ops
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, NoFollower
 from tests.support.broker import SYNC, running_namesrv, until_async
@@ -51,3 +51,45 @@ async def test_status_hand_over_checksum(tmp_path: Path) -> None:
         assert all(view.equal and view.to_offset > done.log_end_offset - 1 for view in sums)
         with pytest.raises(GroupNotFound, match="g7"):
             await brokers.compare_logs(connection, ("g7",))
+
+
+async def test_cleaning_asks_every_member_for_its_own_disk(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,)) as group,
+        Connection(namesrv) as connection,
+    ):
+        await group[0].client.put_topic("T", 1, SYNC)
+        store = group[0].store
+        assert store is not None
+        store._dispatcher.get("orphan", 0)  # as a crash in the middle of a deletion leaves it
+
+        async def both_there() -> bool:
+            return len(await brokers.describe(connection)) == 2
+
+        await until_async(both_there)
+        cleaned = await brokers.clean(connection)
+        assert [(view.member_id, view.role, view.topics) for view in cleaned] == [
+            (0, "writer", ["orphan"]),
+            (1, "follower", []),
+        ]
+        assert all(view.log_file_count == view.log_min_offset == 0 for view in cleaned)
+        assert [view.refusal for view in await brokers.describe(connection)] == ["", ""]
+        with pytest.raises(GroupNotFound, match="g7"):
+            await brokers.clean(connection, ("g7",))
+
+
+async def test_a_topic_gets_and_keeps_its_reserve_time(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, members=1, namesrv=(namesrv,)),
+        Connection(namesrv) as connection,
+    ):
+        [created] = await ops.create_topic(connection, "T", reserve_time_ms=3_600_000)
+        assert created.reserve_time_ms == 3_600_000
+        [kept] = await ops.create_topic(connection, "T", read_queue_count=2)
+        assert (kept.reserve_time_ms, kept.read_queue_count) == (3_600_000, 2)
+        [topic] = await ops.list_topics(connection)
+        assert topic.reserve_time_ms == 3_600_000
+        [none] = await ops.create_topic(connection, "T", reserve_time_ms=0)
+        assert none.reserve_time_ms == 0

@@ -57,6 +57,39 @@ async def test_pipelined_batches_are_answered_in_order(tmp_path: Path) -> None:
         assert await broker.bodies("T", 0) == [b"%d" % n for n in range(200)]
 
 
+async def test_a_late_disk_is_told_and_what_was_sent_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(tmp_path, sync_flush_timeout=20) as broker:
+        await broker.put_topic("T", 1, SYNC)
+        lane = await broker.lane()
+        assert (await lane.send(("T", 0, [b"0"]))).status == pb.SEND_STATUS_SEND_OK
+        held = HeldFlush(monkeypatch)
+        held.hold()
+        late = await lane.send(("T", 0, [b"1"]))
+        assert (late.status, list(late.queue_offsets)) == (pb.SEND_STATUS_FLUSH_DISK_TIMEOUT, [1])
+        answer = await broker.send("T", 0, b"2")
+        assert answer.status == pb.SEND_STATUS_FLUSH_DISK_TIMEOUT
+        held.release()
+        assert (await lane.send(("T", 0, [b"3"]))).status == pb.SEND_STATUS_SEND_OK
+        assert await broker.bodies("T", 0) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_transient_store_pool_changes_nothing_for_those_who_read(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, transient_store_pool_enable=True) as broker:
+        await broker.put_topic("A", 1)
+        await broker.put_topic("S", 1, SYNC)
+        lane = await broker.lane()
+        for number in range(50):
+            await lane.send(("A", 0, [b"%d" % number]), ("S", 0, [b"%d" % number]))
+        await lane.send(("A", 0, [b"last"]))
+        wanted = [b"%d" % n for n in range(50)]
+        assert await broker.bodies("S", 0) == wanted  # acknowledged = on the disk, as ever
+        assert await broker.bodies("A", 0) == [*wanted, b"last"]
+    async with running_broker(tmp_path) as broker:
+        assert await broker.bodies("A", 0) == [*wanted, b"last"]
+
+
 async def test_half_closing_the_stream_ends_it_after_the_last_answer(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1, SYNC)

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from cometmq.client import Message, Producer, ProducerOptions, QueueRef, SendReceipt
+from cometmq.client import (
+    Message,
+    Producer,
+    ProducerOptions,
+    QueueRef,
+    SendReceipt,
+    SendStatus,
+)
 from cometmq.errors import (
     BodyTooLarge,
     BrokerDraining,
@@ -25,7 +32,7 @@ from cometmq.errors import (
     SendTimeout,
     TopicNotFound,
 )
-from cometmq.v1.broker_pb2 import SendBatchResult
+from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, SendBatchResult
 from tests.support.fake_cluster import FakeBroker, FakeNameServer, fake_cluster, until
 
 
@@ -209,6 +216,15 @@ async def test_without_an_answer_a_message_times_out() -> None:
         with pytest.raises(SendTimeout):
             await producer.send_and_wait(Message("T", b"0"))
         broker.answering.set()
+
+
+async def test_a_receipt_tells_that_the_disk_was_late_and_nothing_is_sent_again() -> None:
+    async with sending() as (producer, _, [broker]):
+        assert (await producer.send_and_wait(Message("T", b"0"))).status is SendStatus.SEND_OK
+        broker.status = SEND_STATUS_FLUSH_DISK_TIMEOUT
+        late = await producer.send_and_wait(Message("T", b"1"))
+        assert late.status is SendStatus.FLUSH_DISK_TIMEOUT
+    assert sum(map(len, broker.queues.values())) == 2
 
 
 async def test_a_silent_broker_is_given_up_and_asked_again() -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from cometmq import errors
+from cometmq.messaging import news
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
@@ -31,9 +32,12 @@ from tests.support.pullhold import (
     hold_request,
     rpc_count,
     running_pullhold,
+    sample,
 )
 
 FOUND, NOT_FOUND = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NOT_FOUND
+ARRIVAL_BYTES = "cometmq_arrival_bytes_total"
+LARGE = bytes(news.BYTES_MAX)  # a body that does not come along with its arrival
 
 
 @asynccontextmanager
@@ -56,6 +60,10 @@ async def parked(pullhold: LivePullhold, *wants: tuple[Any, ...], **options: Any
         await lane.hold(hold_id, *want, **options)
     await until(lambda: pullhold.waiting == len(wants) and pullhold.all_known)
     return lane
+
+
+async def until_known(pullhold: LivePullhold, maximum: int) -> None:
+    await until(lambda: pullhold.known("t", 0) == maximum)
 
 
 async def send_tagged(broker: LiveBroker, tag: str, body: bytes = b"x") -> None:
@@ -102,7 +110,7 @@ async def test_messages_with_other_tags_wake_nobody(tmp_path: Path) -> None:
         await send_tagged(broker, "red", b"wanted")
         pulled = (await lane.answer()).response.pull
         assert (pulled.status, pulled.count, pulled.next_position.offset) == (FOUND, 1, 4)
-        assert pullhold.pulls == 1
+        assert pullhold.direct + pullhold.pulls == 1
 
 
 async def test_a_backlog_without_wanted_tags_moves_the_hold_on(tmp_path: Path) -> None:
@@ -126,7 +134,10 @@ async def test_a_sync_topic_wakes_too(tmp_path: Path) -> None:
 
 
 async def test_a_watched_queue_is_synced_without_waiting_for_the_interval(tmp_path: Path) -> None:
-    slow = {"flush_interval_commit_log": 60_000, "flush_commit_log_thorough_interval": 60_000}
+    slow: dict[str, Any] = {
+        "flush_interval_commit_log": 60_000,
+        "flush_commit_log_thorough_interval": 60_000,
+    }
     async with AsyncExitStack() as stack:
         namesrv = await stack.enter_async_context(running_namesrv(tmp_path))
         running = running_broker(tmp_path, namesrv=(namesrv,), **slow)
@@ -339,13 +350,98 @@ async def test_refusals_wait_for_their_client_too(
 async def test_a_herd_is_answered_in_order_a_few_pulls_at_a_time(tmp_path: Path) -> None:
     async with cluster(tmp_path, pulls_per_broker_max=3) as (broker, pullhold):
         lane = await parked(pullhold, *[("t", 0, 0)] * 100)
-        await broker.send("t", 0, b"one")
+        await broker.send("t", 0, LARGE)
         most, order = 0, []
         for _ in range(100):
             order.append((await lane.answer()).hold_id)
             most = max(most, int(pullhold.metric("cometmq_hold_pulls_in_flight")))
         assert 0 < most <= 3
         assert all(abs(hold_id - place) <= 6 for place, hold_id in enumerate(order, 1))
+
+
+# --- messages that come along with their arrival --------------------------------------------------
+
+
+async def test_small_messages_need_no_pull_and_count_at_the_broker(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        for offset in range(40):  # longer than the broker sends messages for one request
+            await until(lambda: pullhold.waiting == 1)
+            await broker.send("t", 0, b"one")
+            pulled = (await lane.answer()).response.pull
+            assert (pulled.count, pulled.next_position.offset) == (1, offset + 1)
+            await lane.hold(1, "t", 0, offset + 1, generation=pulled.next_position.generation)
+        assert pullhold.direct + pullhold.pulls == 40
+        assert pullhold.direct > 20
+
+        async def counted() -> bool:
+            name = "rocketmq_messages_out_total"
+            return await sample(broker.metrics_address, name, 'topic="t"') == 40
+
+        await until_async(counted)
+
+
+async def test_holds_are_answered_as_pulls_are(tmp_path: Path) -> None:
+    """Whatever they ask for, out of the arrival or by a pull."""
+    async with cluster(tmp_path) as (broker, pullhold):
+        asked: list[dict[str, Any]] = [
+            {"tags": tags, "max_count": count, "max_bytes": size, "form": form}
+            for tags in ((), ("red",), ("blue", "red"))
+            for count in (0, 1, 2)
+            for size in (0, 1, 200)
+            for form in (pb.MESSAGE_FORM_RECORDS, pb.MESSAGE_FORM_MESSAGES)
+        ]
+        lane = pullhold.lane()
+        for hold_id, options in enumerate(asked):
+            await lane.hold(hold_id, "t", 0, 0, **options)
+        await until(lambda: pullhold.waiting == len(asked) and pullhold.all_known)
+        records = [encoded("t", 0, b"x", tag=tag) for tag in ("red", "blue", "red", "green")]
+        sender = await broker.lane()
+        batch = b"".join(records)
+        await sender.exchange(
+            batch, [pb.Segment(topic="t", queue_id=0, count=4)], zlib.crc32(batch)
+        )
+        sender.call.cancel()
+        for _ in asked:
+            answer = await lane.answer()
+            request = hold_request("t", 0, 0, **asked[answer.hold_id]).pull
+            assert answer.response.pull == await broker.stub.Pull(request)
+        assert pullhold.direct == len(asked) / 2
+        assert pullhold.pulls == len(asked) / 2
+
+
+async def test_what_may_not_be_read_does_not_come_along(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        topic = common_pb2.TopicConfig(name="t", permission=2)
+        await broker.admin.PutTopic(pb.PutTopicRequest(topic=topic))
+        await broker.send("t", 0, b"secret")
+        assert isinstance(from_proto((await lane.answer()).error), errors.NoPermission)
+        assert await sample(broker.metrics_address, ARRIVAL_BYTES) == 0
+
+
+async def test_a_busy_queue_whose_holds_are_gone_soon_sends_nothing_along(tmp_path: Path) -> None:
+    async with cluster(tmp_path, watch_linger_s=60.0) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0))
+        await broker.send("t", 0, b"one")
+        await lane.answer()
+        for count in range(2, 42):
+            await broker.send("t", 0, b"one")
+            await until_known(pullhold, count)
+        sent = await sample(broker.metrics_address, ARRIVAL_BYTES)
+        await broker.send("t", 0, b"one")
+        await until_known(pullhold, 42)
+        assert await sample(broker.metrics_address, ARRIVAL_BYTES) == sent > 0
+
+
+async def test_many_groups_on_one_queue_share_what_came(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, *[("t", 0, 0)] * 1_000)
+        await broker.send("t", 0, b"one")
+        answers = [await lane.answer() for _ in range(1_000)]
+        assert [answer.hold_id for answer in answers] == list(range(1, 1_001))
+        assert {answer.response.pull.count for answer in answers} == {1}
+        assert (pullhold.direct, pullhold.pulls) == (1_000, 0)
 
 
 # --- brokers that go and come ---------------------------------------------------------------------
@@ -425,4 +521,4 @@ async def test_many_queues_are_told_and_asked_for_in_few_messages(tmp_path: Path
             return await rpc_count(broker.metrics_address, "QueryQueues") >= before + 2
 
         await until_async(asked_again)
-        assert pullhold.pulls == 1
+        assert pullhold.direct + pullhold.pulls == 1

@@ -97,6 +97,8 @@ class WriterAndFollower(RuleBasedStateMachine):
             self.folder / name,
             mapped_file_size_commit_log=LOG_FILE_BYTES,
             mapped_file_size_consume_queue=140,
+            max_hash_slot_num=4,
+            max_index_num=8,
         )
 
     def open_writer(self) -> None:

@@ -14,7 +14,7 @@ from tests.support.dashboards import DASHBOARDS, load, panels, questions, variab
 from tests.support.promql import selectors, substituted
 
 BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}
-UNITS = {"short", "none", "s", "ms", "bytes", "binBps", "mps", "cps", "reqps", "percentunit"}
+UNITS = {"short", "none", "s", "ms", "bytes", "binBps", "mps", "eps", "reqps", "percentunit"}
 COLUMNS = 24
 
 board_by_board = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

@@ -46,6 +46,7 @@ EXPECTED_ALERTS = {
     "CometMQConsumerFallingBehind",
     "CometMQDiskFillingUp",
     "CometMQDiskNearlyFull",
+    "CometMQMessagesRemovedEarly",
 }
 
 BOARDS = [load(path) for path in DASHBOARDS]
@@ -159,7 +160,7 @@ def test_every_sample_says_whose_it_is(scene: Scene) -> None:
 
 
 def test_no_label_carries_addresses_or_clients(scene: Scene) -> None:
-    allowed = {"le", "error", "generation", "outcome", "role", "service", "version"}
+    allowed = {"le", "error", "generation", "outcome", "reason", "role", "service", "version"}
     allowed |= {"cluster", "node_type", "node_id", "broker_group", "topic", "consumer_group"}
     allowed |= {"is_system", "is_retry", "protocol_type", "request_code", "response_code", "member"}
     found = {

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.dashboards import ROOT, RULES, rules
+from cometmq.member.app import OFFSET_EXPORT
+from cometmq.v1 import broker_pb2
+from tests.support.dashboards import DASHBOARDS, ROOT, RULES, load, panels, rules
 from tests.support.prometheus import promtool
 from tests.support.promql import selectors
 
@@ -67,6 +69,24 @@ def test_a_rule_has_its_chapter_in_the_runbook(rule: dict[str, Any]) -> None:
     assert f"({rule['labels']['severity']})" in chapter.group(1)
 
 
+def test_the_exports_that_a_rule_waits_for_are_counted_from_the_start() -> None:
+    """By the name that members count them under."""
+    service, method = OFFSET_EXPORT[1:].split("/")
+    assert method in broker_pb2.DESCRIPTOR.services_by_name[service.split(".")[-1]].methods_by_name
+    (rule,) = (rule for rule in rules() if rule["alert"] == "CometMQLagExportStale")
+    asked = {m.value for s in selectors(rule["expr"]) for m in s.matchers.matchers}
+    assert {OFFSET_EXPORT, "OK"} <= asked
+
+
 def test_the_runbook_has_no_chapter_too_many() -> None:
     chapters = re.findall(r"^## (CometMQ\w+)$", RUNBOOKS, re.M)
     assert chapters == [rule["alert"] for rule in rules()]
+
+
+def test_the_panels_that_the_runbook_names_are_there() -> None:
+    boards = [load(path) for path in DASHBOARDS]
+    titles = {panel["title"] for board in boards for panel in panels(board)}
+    titles |= {title.partition(" (")[0] for title in titles} | {board["title"] for board in boards}
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", RUNBOOKS))
+    assert len(named) > 10
+    assert named <= titles

@@ -21,6 +21,7 @@ from unittest import mock
 
 import grpc
 
+from cometmq.clock import SystemClock
 from cometmq.errors import CometError, StoreFailed
 from cometmq.format import properties, record
 from cometmq.format.record import Record
@@ -38,7 +39,18 @@ from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import new_server
 
 DEADLINE_S = 20.0
-SMALL_FILES = {"mapped_file_size_commit_log": 256 * 1024, "mapped_file_size_consume_queue": 400}
+SMALL_FILES = {
+    "mapped_file_size_commit_log": 256 * 1024,
+    "mapped_file_size_consume_queue": 400,
+    "max_hash_slot_num": 64,
+    "max_index_num": 256,
+}
+# The machine's own disk may be nearly full: that is no matter of most tests.
+ANY_DISK = {
+    "disk_max_used_space_ratio": 99.0,
+    "disk_space_clean_forcibly_ratio": 99.0,
+    "disk_space_warning_level_ratio": 99.0,
+}
 ASYNC, SYNC = common.FLUSH_MODE_ASYNC, common.FLUSH_MODE_SYNC
 HOST = record.host_bytes("127.0.0.1", 1)  # what a producer writes: only its length matters
 
@@ -311,14 +323,28 @@ def config_for(directory: Path, **options: Any) -> MemberConfig:
             "flush_interval_consume_queue": 20,
             "offset_record_interval_s": 0.02,
             **SMALL_FILES,
+            **ANY_DISK,
             **options,
         }
     )
 
 
+class LaterClock(SystemClock):
+    """The machine's clock, but for what a test adds to the time of day."""
+
+    def __init__(self) -> None:
+        self.later_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.later_ms
+
+
 @asynccontextmanager
 async def running_broker(directory: Path, **options: Any) -> AsyncIterator[LiveBroker]:
-    """A broker over the store in ``directory``, ready; stopped in order at the end of the block."""
+    """A broker over the store in ``directory``, ready; stopped in order at the end of the block.
+    ``clock`` is not among its options but taken all the same.
+    """
+    clock = options.pop("clock", None)
     config = config_for(directory, **options)
     opened: list[Opened] = []
 
@@ -331,7 +357,7 @@ async def running_broker(directory: Path, **options: Any) -> AsyncIterator[LiveB
     try:
         await ports.start()
         with mock.patch.object(broker_app, "open_writer", open_and_keep):
-            app = broker_app.App(config, ports)
+            app = broker_app.App(config, ports, clock=clock)
             async with app:
                 address = ports.clients.address, ports.internal.address
                 live = LiveBroker(*address, opened[0].store)
@@ -368,8 +394,15 @@ class BrokerProcess:
     present life.
     """
 
-    def __init__(self, directory: Path, *flags: str, store: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        store: Path | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.store_path = store or directory / "store"
+        self.wrapper = wrapper  # the command that runs the broker's, if any
         self._directory = directory
         self._flags = flags
         self._process: subprocess.Popen[bytes] | None = None
@@ -406,7 +439,8 @@ class BrokerProcess:
     def spawn(self, *more: str) -> subprocess.Popen[bytes]:
         """The bare process, with what it says in a file."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
-        command = [sys.executable, "-m", "services.broker", *self._default_flags(), *more]
+        broker = [sys.executable, "-m", "services.broker", *self._default_flags(), *more]
+        command = [*self.wrapper, *broker]
         with (self._directory / "broker.log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -420,6 +454,7 @@ class BrokerProcess:
             "internal_port": 0,
             "metrics_port": 0,
             **SMALL_FILES,
+            **ANY_DISK,
         }
         return [word for k, v in flags.items() for word in (f"--{k}", str(v))] + list(self._flags)
 
@@ -435,6 +470,13 @@ class BrokerProcess:
         """SIGTERM, and do not wait."""
         assert self._process is not None, "not started"
         self._process.terminate()
+
+    async def ended(self) -> int:
+        """Wait until it ends by itself; the exit status."""
+        process = self._process
+        assert process is not None, "not started"
+        await until(lambda: process.poll() is not None)
+        return process.returncode
 
     async def stop(self) -> int:
         """SIGTERM; the exit status."""

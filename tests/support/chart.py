@@ -90,6 +90,17 @@ def rendered(values: str, major: int = HELMS[-1]) -> Rendered:
     return Rendered(values, tuple(template(major, "--values", path)))
 
 
+def notes(values: str, *arguments: str) -> str:
+    """What Helm tells after an installation with a file of values. Helm 3 would want a cluster for
+    it.
+    """
+    file = VALUES / f"{values}.yaml"
+    place = ["--namespace", NAMESPACE, "--values", str(file), "--dry-run=client"]
+    done = run_helm(HELMS[-1], "install", RELEASE, CHART, *place, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:\n")[2]
+
+
 # --- inside an object -----------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -40,6 +41,7 @@ class Images:
                     ignored = shutil.ignore_patterns("__pycache__")
                     shutil.copytree(ROOT / name, trees / target / name, ignore=ignored)
         _readable(trees)
+        _write_commands(trees / "bin")
         return Images(trees, stages)
 
     def stage(self, image: str) -> Stage:
@@ -49,6 +51,10 @@ class Images:
         """The Python environment where the image has it; the code where the environment looks
         for it: its one path file names this repository. Nothing else of the repository is there."""
         lines = [bind(Path(sys.prefix), ENVIRONMENT), bind(self.trees / _target(image), str(ROOT))]
+        lines += [
+            f"mount --bind {quote(str(script))} $R{ENVIRONMENT}/bin/{script.name}"
+            for script in (self.trees / "bin").iterdir()
+        ]
         base = Path(sys.base_prefix)
         if not base.is_relative_to("/usr"):
             lines.append(bind(base, str(base)))
@@ -110,6 +116,18 @@ class Roots:
                 (folder / file).write_text(text)
                 (folder / file).chmod(0o644)
         return bind(folder, mount["mountPath"], writable=not mount.get("readOnly", False))
+
+
+def _write_commands(folder: Path) -> None:
+    """The package's commands as an installer writes them, for the place of the environment in the
+    image: those of this machine's environment name its own Python."""
+    folder.mkdir()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, entry in project["scripts"].items():
+        module, _, function = entry.partition(":")
+        call = f"from {module} import {function}\n\n{function}()\n"
+        (folder / name).write_text(f"#!{ENVIRONMENT}/bin/python\n{call}")
+        (folder / name).chmod(0o755)
 
 
 def bind(source: Path, target: str, *, writable: bool = False) -> str:

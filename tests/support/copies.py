@@ -21,6 +21,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.drop_topic: Callable[[str], None] | None = None
+        self.start_queue: Callable[[str, int, int], None] | None = None
         self.heard: list[tuple[object, ...]] = []
 
     def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:

@@ -129,6 +129,7 @@ class FakeBroker(_Servicer):
         self.streams = 0  # send streams opened
         self.most_unanswered = 0  # batches at a time
         self.refuse: list[CometError] = []  # for the next batches, one each
+        self.status = broker_pb2.SEND_STATUS_SEND_OK  # of what is stored
         self.lose_answers = 0  # so many batches are stored and then the stream breaks
         self.answering = asyncio.Event()  # cleared: batches are taken, nothing is answered
         self.answering.set()
@@ -281,6 +282,7 @@ class FakeBroker(_Servicer):
             log_offset=log_offset,
             queue_offsets=[claim.first_queue_offset for claim in claims],
             store_time_ms=STORE_TIME_MS,
+            status=self.status,
         )
 
     def _check(self, topic: str, queue_id: int, segment: int | None = None) -> None:

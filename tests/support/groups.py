@@ -14,13 +14,16 @@ from cometmq.admin import brokers, local, ops, processes
 from cometmq.admin.connection import Connection, until
 from cometmq.admin.views import BrokerMemberView, HandoverView
 from cometmq.errors import CometError
-from tests.support.broker import BrokerClient
+from tests.support.broker import ANY_DISK, BrokerClient
 
 DEADLINE_S = 30.0
 # Small files, so that copies cross their ends; short intervals, so that nothing waits.
 OPTIONS = {
     "mapped_file_size_commit_log": str(1024 * 1024),
     "mapped_file_size_consume_queue": "4000",
+    "max_hash_slot_num": "64",
+    "max_index_num": "256",
+    **{name: str(ratio) for name, ratio in ANY_DISK.items()},
     "flush_interval_commit_log": "20",
     "flush_commit_log_least_pages": "0",
     "offset_record_interval_s": "0.05",

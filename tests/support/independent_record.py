@@ -19,6 +19,11 @@ RECORD_HEAD = struct.Struct(">i4siiiqqiq")  # the first nine fields
 RECORD_HEAD_BYTES = 48
 RECORD_BYTES_MIN = 91
 FREE_BYTES = 8  # stay free behind each record of a log file
+TRANSACTION = 12  # bits of SYSFLAG
+PREPARED, ROLLED_BACK = 4, 12
+SCHEDULED = "SCHEDULE_TOPIC_XXXX"
+# By delay level, from 1.
+DELAYS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
 TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
 INT32_MAX = 2**31 - 1
 
@@ -99,7 +104,20 @@ def _is_framed(properties: bytes) -> bool:
     return b"\x00" not in properties and all(not piece or b"\x01" in piece for piece in pieces)
 
 
-def decode(view: mmap.mmap, at: int, log_offset: int) -> Message:
+def has_unit(message: Message) -> bool:
+    """A message that was only prepared, or taken back, is in no queue."""
+    return message.sys_flag & TRANSACTION not in (PREPARED, ROLLED_BACK)
+
+
+def tags_code(message: Message) -> int:
+    """What a unit says of its message's tag; of a delayed message, when it is due, in ms."""
+    level = message.properties.get("DELAY", "")
+    if message.topic == SCHEDULED and level.isdigit() and int(level):
+        return message.store_time_ms + 1000 * DELAYS_S[min(int(level), len(DELAYS_S)) - 1]
+    return tag_hash(message.tag)
+
+
+def decode(view: mmap.mmap | bytes, at: int, log_offset: int) -> Message:
     """The record that starts at ``view[at]``, checked by all that makes a good record."""
     place = log_offset
     size, magic, crc, queue_id, flag, queue_offset, own_offset, sys_flag, born_ms = (

@@ -1,118 +1,23 @@
-"""The state log (``docs/format/state.md``) and its exports (``snapshots.md``): a part of the
-independent reader (:mod:`tests.support.independent_reader`), with the standard library alone.
+"""What the state log says, as ``docs/format/state.md`` tells it: a part of the independent reader
+(:mod:`tests.support.independent_reader`), with the standard library alone.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.support.independent_record import INT32_MAX, Message, QueueKey, expect
-
-Json = dict[str, Any]
-
-NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
-STATE_QUEUE: QueueKey = ("rmq_sys_cometmq_state", 0)
-PART_BYTES_MAX = 256 * 1024
-HISTORY_PAIRS_MAX = 16
-
-
-def _number(low: int, high: int) -> Callable[[object], bool]:
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and NAME.fullmatch(value) is not None
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_history(value: object) -> bool:
-    """1 to 16 pairs; the first start is 0, generations rise, starts never fall."""
-    if not isinstance(value, list) or not 1 <= len(value) <= HISTORY_PAIRS_MAX:
-        return False
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        return False
-    generations, starts = zip(*value, strict=True)
-    if not all(map(_generation, generations)) or not all(map(_offset, starts)):
-        return False
-    rising = all(low < high for low, high in pairwise(generations))
-    return rising and starts[0] == 0 and list(starts) == sorted(starts)
-
-
-def _is_list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def _is_map_to(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: (
-        isinstance(value, dict) and all(map(_is_name, value)) and all(map(check, value.values()))
-    )
-
-
-def _is_commit(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 3:
-        return False
-    queue_id, generation, offset = value
-    return _number(0, INT32_MAX)(queue_id) and _number(0, 2**64 - 1)(generation) and _offset(offset)
-
-
-_generation = _number(1, 2**64 - 1)
-_offset = _number(0, 2**63 - 1)
-_count = _number(0, 2**63 - 1)
-_SETTINGS = {
-    "n": _is_name,
-    "r": _number(1, 1024),
-    "w": _number(1, 1024),
-    "p": lambda value: type(value) is int and value in (2, 4, 6),
-    "f": lambda value: type(value) is int and value in (1, 2),
-}
-# Kind → field → is it of the right type; fields in the order in which they must stand.
-KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
-    "topic": {**_SETTINGS, "g": _generation},
-    "topic-drop": {"n": _is_name},
-    "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
-    "raise": {"g": _generation, "s": _is_map_to(_is_list_of(_offset))},
-    "counter": {"g": _number(0, 2**64 - 1)},
-    "group": {
-        "n": _is_name,
-        **dict.fromkeys(("c", "m", "b"), _is_bool),
-        **dict.fromkeys(("rq", "rt", "i", "s"), _count),
-        "y": _is_bool,
-    },
-    "group-drop": {"n": _is_name},
-    "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
-}
-TOPIC_KINDS = frozenset({"topic", "topic-drop", "topic-copy"})
-COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
-COPY_TAGS = frozenset({"COPY_FIRST", "COPY", "COPY_LAST", "COPY_ONLY"})
-
-
-def changes_of(record: Message) -> list[Json]:
-    """The changes of a state record, each of a known kind with all its fields in their order."""
-    place = f"state record at {record.log_offset}"
-    expect(record.tag == "CHANGE" or record.tag in COPY_TAGS, place, f"unknown tag {record.tag}")
-    body = json.loads(record.body)
-    plain = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
-    expect(plain == record.body, place, "blanks, line ends or a number in another form")
-    expect(list(body) == ["v", "c"] and body["v"] == 1, place, "not version 1")
-    changes: list[Json] = body["c"]
-    for change in changes:
-        kind = str(change.get("k"))
-        expect(kind in KINDS, place, f"unknown kind {kind}")
-        expect(list(change) == ["k", *KINDS[kind]], place, f"fields {list(change)} of {kind}")
-        for name, is_right in KINDS[kind].items():
-            expect(is_right(change[name]), place, f"{kind}: {name} is {change[name]!r}")
-    small = len(record.body) <= PART_BYTES_MAX or len(changes) == 1
-    expect(small, place, f"{len(record.body)} bytes of several changes")
-    return changes
+from tests.support.independent_changes import (
+    COPY_BEGINS,
+    HISTORY_PAIRS_MAX,
+    STATE_QUEUE,
+    TOPIC_KINDS,
+    Json,
+    changes_of,
+)
+from tests.support.independent_record import Message, QueueKey, expect
 
 
 def raise_history(history: list[tuple[int, int]], generation: int, start: int) -> None:
@@ -139,6 +44,7 @@ class Topic:
     write_queues: int
     permission: int
     flush_mode: int
+    reserve_time_ms: int = 0
     histories: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
@@ -149,6 +55,7 @@ class State:
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, Json] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
+    delays: dict[int, int] = field(default_factory=dict)
     generation: int = 0  # the highest ever given
     topic_changes: int = field(default=0, compare=False)  # applied so far to the topics
 
@@ -169,10 +76,18 @@ class State:
         known = self.topics.get(change["n"])
         histories = known.histories if known else []
         new = max(read, write) - len(histories)
-        if new > 0:
+        if new <= 0:
+            self.generation = max(self.generation, change["g"])
+        else:
             self._give(change["g"], place)
             histories = [*histories, *([(change["g"], 0)] for _ in range(new))]
-        self.topics[change["n"]] = Topic(read, write, permission, flush, histories)
+        reserve_time_ms = known.reserve_time_ms if known else 0
+        settings = (read, write, permission, flush, reserve_time_ms)
+        self.topics[change["n"]] = Topic(*settings, histories)
+
+    def _topic_reserve(self, change: Json, place: object) -> None:
+        expect(change["n"] in self.topics, place, f"topic {change['n']} is not there")
+        self.topics[change["n"]].reserve_time_ms = change["t"]
 
     def _topic_drop(self, change: Json, place: object) -> None:
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
@@ -184,7 +99,12 @@ class State:
         read, write, permission, flush = (change[name] for name in "rwpf")
         histories = [[(one, start) for one, start in history] for history in change["h"]]
         expect(len(histories) >= max(read, write), place, "a queue without a history")
-        self.topics[change["n"]] = Topic(read, write, permission, flush, histories)
+        self.topics[change["n"]] = Topic(read, write, permission, flush, 0, histories)
+
+    def _queues(self, change: Json, place: object) -> None:
+        """Tells of queues, not of the tables."""
+        histories = self.topics[change["n"]].histories if change["n"] in self.topics else []
+        expect(len(change["o"]) == len(histories), place, f"not each queue of {change['n']}")
 
     def _raise(self, change: Json, place: object) -> None:
         """Several changes may raise to the same generation, each topic in one of them."""
@@ -216,6 +136,9 @@ class State:
             for topic, commits in topics.items():
                 for queue_id, generation, offset in commits:
                     self._commit((group, topic, queue_id), Commit(generation, offset))
+
+    def _delays(self, change: Json, _: object) -> None:
+        self.delays = {level: offset for level, offset in change["o"]}
 
     def _commit(self, key: tuple[str, str, int], commit: Commit) -> None:
         _, topic, queue_id = key
@@ -285,13 +208,17 @@ def expect_copy(copied: State, running: State, place: object) -> None:
 
 class StateScan:
     """Follows the state records in the order of the log and checks each against what came before;
-    ``next_offsets`` are the queues' next offsets at this place of the log.
+    ``next_offsets`` are the queues' next offsets at this place of the log; ``whole``: all that the
+    log ever had is there.
     """
 
-    def __init__(self, next_offsets: Mapping[QueueKey, int]) -> None:
+    def __init__(self, next_offsets: Mapping[QueueKey, int], whole: bool) -> None:
         self.records: list[Message] = []
+        self.counted: dict[QueueKey, int] = {}  # of queues whose messages are all gone
         self._next_offsets = next_offsets
+        self.whole = whole
         self._running: State | None = None
+        self._foreign = False  # another program wrote, and no copy has come since
         self._copied: State | None = None
         self._before: State | None = None  # the state at the beginning of the copy
         self._raised: State | None = None  # the same after an unclean start
@@ -299,10 +226,13 @@ class StateScan:
     def add(self, record: Message, begins_epoch: bool) -> list[str]:
         """The names of topics that are deleted here."""
         place = f"state record at {record.log_offset}"
-        if not record.queue_offset:
+        if not record.queue_offset and not self._foreign:
             self._running = State()
         self.records.append(record)
         changes = changes_of(record)
+        for change in changes:
+            if change["k"] == "queues":
+                self._count(change["n"], change["o"], place)
         if record.tag in COPY_BEGINS:
             self._copied, self._before = State(), copy.deepcopy(self._running)
             self._raised = self._raise() if begins_epoch else None
@@ -337,14 +267,32 @@ class StateScan:
             raised.generation += 1
             for name, topic in raised.topics.items():
                 for queue_id, history in enumerate(topic.histories):
-                    start = self._next_offsets.get((name, queue_id), 0)
-                    raise_history(history, raised.generation, start)
+                    raise_history(history, raised.generation, self._end_of((name, queue_id)))
         return raised
+
+    def _end_of(self, key: QueueKey) -> int:
+        return self._next_offsets.get(key, self.counted.get(key, 0))
 
     def _expect_maxima(self, raised: Mapping[str, Sequence[int]], place: str) -> None:
         for topic, maxima in raised.items():
-            here = [self._next_offsets.get((topic, number), 0) for number in range(len(maxima))]
+            here = [self._end_of((topic, number)) for number in range(len(maxima))]
             expect(here == list(maxima), place, f"raises {topic} at {maxima}, which ends at {here}")
+
+    def _count(self, topic: str, offsets: Sequence[int], place: str) -> None:
+        """How far queues have counted; of some the log may have no message any more."""
+        for queue_id, told in enumerate(offsets):
+            key = (topic, queue_id)
+            here = self._next_offsets.get(key, self.counted.get(key))
+            if here is None and not self.whole:
+                here = told
+            expect(told == (here or 0), place, f"{key} is at {here or 0}, not {told}")
+            if key not in self._next_offsets and told:
+                self.counted[key] = told
+
+    def forget(self) -> None:
+        """Another program writes: only the next copy tells of topics again."""
+        self._running = self._copied = None
+        self._foreign = True
 
     def expect_topic(self, message: Message) -> None:
         """Every topic but this one is made before its first record."""
@@ -354,78 +302,5 @@ class StateScan:
 
     def expect_agreement(self) -> None:
         """Reading back from the end gives what following from the beginning has given."""
-        expect(rebuild(self.records) == self._running, "state", "two ways of reading differ")
-
-
-# --- config/*.json ------------------------------------------------------------------------------
-
-_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(\d+)(?=\s*:)')
-
-
-def parse_rocketmq_json(text: str) -> Json:
-    """JSON whose maps may have numeric keys without quotes."""
-    quoted = _TOKEN.sub(lambda found: found[1] or f'{found[2]}"{found[3]}"', text)
-    parsed: Json = json.loads(quoted)
-    return parsed
-
-
-def print_rocketmq_json(value: Any, indent: str = "\n") -> str:
-    """As RocketMQ's library prints it: tabs, ascending keys, numeric ones without quotes."""
-    if not isinstance(value, dict) or not value:
-        return json.dumps(value)
-    rows = []
-    for key in sorted(value, key=lambda key: (key.isdigit(), int(key) if key.isdigit() else key)):
-        name = key if key.isdigit() else json.dumps(key)
-        rows.append(f"{indent}\t{name}:{print_rocketmq_json(value[key], indent + chr(9))}")
-    return "{" + ",".join(rows) + indent + "}"
-
-
-def topics_export(state: State) -> Json:
-    return {
-        name: {
-            "attributes": {},
-            "order": False,
-            "perm": topic.permission,
-            "readQueueNums": topic.read_queues,
-            "topicFilterType": "SINGLE_TAG",
-            "topicName": name,
-            "topicSysFlag": 0,
-            "writeQueueNums": topic.write_queues,
-        }
-        for name, topic in state.topics.items()
-    }
-
-
-GROUP_NAMES = {
-    "c": "consumeEnable",
-    "m": "consumeFromMinEnable",
-    "b": "consumeBroadcastEnable",
-    "rq": "retryQueueNums",
-    "rt": "retryMaxTimes",
-    "i": "brokerId",
-    "s": "whichBrokerWhenConsumeSlowly",
-    "y": "notifyConsumerIdsChangedEnable",
-}
-
-
-def groups_export(state: State) -> Json:
-    return {
-        name: {"groupName": name, **{GROUP_NAMES[key]: kept for key, kept in settings.items()}}
-        for name, settings in state.groups.items()
-    }
-
-
-def offsets_export(state: State) -> Json:
-    table: Json = {}
-    for group, topic, queue_id in state.offsets:
-        queues = table.setdefault(f"{topic}@{group}", {})
-        queues[str(queue_id)] = state.resumes_at((group, topic, queue_id))
-    return table
-
-
-EXPORTS: Mapping[str, tuple[str, Callable[[State], Json]]] = {
-    "topics.json": ("topicConfigTable", topics_export),
-    "subscriptionGroup.json": ("subscriptionGroupTable", groups_export),
-    "consumerOffset.json": ("offsetTable", offsets_export),
-    "delayOffset.json": ("offsetTable", lambda _: {}),
-}
+        same = not self.records or rebuild(self.records) == self._running
+        expect(same, "state", "two ways of reading differ")

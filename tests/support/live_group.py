@@ -186,8 +186,8 @@ async def live_group(directory: Path, members: int = 2, **options: Any) -> Async
     def open_writer(*arguments: Any, **more: Any) -> Any:
         return keep(opening.open_writer(*arguments, **more))
 
-    def open_copy(*arguments: Any) -> Any:
-        return keep(opening.open_copy(*arguments))
+    def open_copy(*arguments: Any, **more: Any) -> Any:
+        return keep(opening.open_copy(*arguments, **more))
 
     with (
         mock.patch.object(broker_app, "open_writer", open_writer),

@@ -29,12 +29,16 @@ def hold_request(
     hold_ms: int = 10_000,
     tags: tuple[str, ...] = (),
     max_count: int = 0,
+    max_bytes: int = 0,
+    form: broker_pb2.MessageForm.ValueType = broker_pb2.MESSAGE_FORM_UNSPECIFIED,
 ) -> hold_pb2.HoldRequest:
     pull = broker_pb2.PullRequest(
         queue=common_pb2.QueueRef(topic=topic, queue_id=queue_id),
         position=common_pb2.Position(generation=generation, offset=offset),
         filter=common_pb2.Filter(tags=tags),
         max_count=max_count,
+        max_bytes=max_bytes,
+        form=form,
     )
     return hold_pb2.HoldRequest(broker_group=group, pull=pull, hold_ms=hold_ms)
 
@@ -102,6 +106,11 @@ class LivePullhold:
         return int(self.metric("cometmq_hold_pulls_total"))
 
     @property
+    def direct(self) -> int:
+        """Holds answered out of an arrival so far."""
+        return int(self.metric("cometmq_hold_direct_total"))
+
+    @property
     def answered(self) -> int:
         """Holds answered so far."""
         outcomes = ("found", "not_found", "error")
@@ -122,15 +131,22 @@ class LivePullhold:
         return 0.0 if value is None else value
 
 
-async def rpc_count(metrics_address: str, method: str) -> int:
-    """Unary calls of a method (its last name) that a process has answered, by its metrics."""
+async def sample(metrics_address: str, name: str, label: str = "") -> float:
+    """The sum of a process's samples of this name, of those that have ``label`` (``key="value"``)
+    or the end of one.
+    """
     host, port = metrics_address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
-    pattern = rf'^rocketmq_rpc_latency_count{{[^}}]*/{method}"[^}}]*}} (\S+)$'
-    return int(sum(float(number) for number in re.findall(pattern, text, flags=re.M)))
+    pattern = rf"^{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$"
+    return sum(float(number) for number in re.findall(pattern, text, flags=re.M))
+
+
+async def rpc_count(metrics_address: str, method: str) -> int:
+    """Unary calls of a method (its last name) that a process has answered, by its metrics."""
+    return int(await sample(metrics_address, "rocketmq_rpc_latency_count", f'/{method}"'))
 
 
 @asynccontextmanager

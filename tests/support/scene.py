@@ -29,7 +29,13 @@ CLUSTER = "shop"
 NAMESPACE = "queues"
 TOPICS = {"Orders": ASYNC, "Payments": SYNC}
 IDLE_GROUP = "audit"  # commits once and reads nothing
-SMALL = {"mapped_file_size_commit_log": 4 * 1024 * 1024, "mapped_file_size_consume_queue": 20_000}
+SMALL = {
+    "mapped_file_size_commit_log": 4 * 1024 * 1024,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 1_000,
+    "max_index_num": 4_000,
+    "store_quota_bytes": 1024 * 1024 * 1024,
+}
 SCRAPES_MIN = 8  # of each process under traffic, before anybody looks
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format import queueunit, record
+from cometmq.format.indexfile import Sizes
 from cometmq.format.properties import encode as encode_properties
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
@@ -15,8 +16,11 @@ from cometmq.store.files import Buffer, File, OsFiles, StrPath
 HOST = record.host_bytes("127.0.0.1", 10911)
 LOG_FILE_BYTES = 16 * 1024
 QUEUE_FILE_BYTES = 20 * 16
+INDEX_SIZES = Sizes(hash_slots=4, entries=8)  # seven keys a file
 SMALL = StoreOptions(
-    commit_log_file_bytes=LOG_FILE_BYTES, consume_queue_file_bytes=QUEUE_FILE_BYTES
+    commit_log_file_bytes=LOG_FILE_BYTES,
+    consume_queue_file_bytes=QUEUE_FILE_BYTES,
+    index_sizes=INDEX_SIZES,
 )
 START_MS = 1_700_000_000_000
 
@@ -42,13 +46,14 @@ class WallClock:
 class FaultyFiles(OsFiles):
     """Real files on a disk with ``room`` bytes left to write (None: enough), whose syncs may fail,
     on a machine that restarts when ``boot`` changes. ``full_for`` is a part of the paths that no
-    room is left for."""
+    room is left for, ``sync_fails_for`` of those that cannot be synced."""
 
     def __init__(self, room: int | None = None, boot: str = "boot-1") -> None:
         super().__init__(64)
         self.room = room
         self.boot = boot
         self.sync_fails = False
+        self.sync_fails_for: str | None = None
         self.full_for: str | None = None
         self.synced: list[str] = []
 
@@ -89,7 +94,8 @@ class FaultyFile:
             raise DiskFull(f"no room in {self.path}")
 
     def sync(self) -> None:
-        if self._disk.sync_fails:
+        failing = self._disk.sync_fails_for
+        if self._disk.sync_fails or (failing is not None and failing in self.path):
             raise StoreFailed(f"cannot sync {self.path}")
         self._disk.synced.append(self.path)
         self._file.sync()
@@ -108,6 +114,7 @@ class Deletions:
 
     def __init__(self) -> None:
         self.drop_topic: Callable[[str], None] | None = None
+        self.start_queue: Callable[[str, int, int], None] | None = None
         self.seen: list[bytes] = []
 
     def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
@@ -118,27 +125,44 @@ class Deletions:
         self.drop_topic(found.body.decode())
 
 
-def encoded(topic: str, queue_id: int, body: bytes, tag: str = "") -> bytes:
+def encoded(topic: str, queue_id: int, body: bytes, tag: str = "", keys: str = "") -> bytes:
     """A record as a producer sends it."""
-    properties = encode_properties({"TAGS": tag}) if tag else b""
+    given = {name: text for name, text in (("TAGS", tag), ("KEYS", keys)) if text}
     return record.encode(
         topic.encode(),
         queue_id,
         body,
-        properties,
+        encode_properties(given),
         born_time_ms=START_MS,
         born_host=HOST,
         store_host=HOST,
     )
 
 
-def append(store: MessageStore, *runs: Run, tag: str = "") -> Appended:
+def append(store: MessageStore, *runs: Run, tag: str = "", keys: str = "") -> Appended:
     """Append one batch of runs."""
     records = b"".join(
-        encoded(topic, queue, b, tag) for topic, queue, bodies in runs for b in bodies
+        encoded(topic, queue, b, tag, keys) for topic, queue, bodies in runs for b in bodies
     )
     segments = [(topic, queue, len(bodies)) for topic, queue, bodies in runs]
     return store.append(records, segments, born_host=HOST, store_host=HOST)
+
+
+def append_keyed(store: MessageStore, topic: str, queue_id: int, *keys: str) -> Appended:
+    """Append one message for each of ``keys``, which is its body and what stands in KEYS."""
+    records = b"".join(
+        record.encode(
+            topic.encode(),
+            queue_id,
+            key.encode(),
+            encode_properties({"KEYS": key}),
+            born_time_ms=START_MS,
+            born_host=HOST,
+            store_host=HOST,
+        )
+        for key in keys
+    )
+    return store.append(records, [(topic, queue_id, len(keys))], born_host=HOST, store_host=HOST)
 
 
 def read_queue(store: BaseStore, topic: str, queue_id: int, start: int = 0) -> list[record.Record]:

@@ -115,7 +115,7 @@ def test_nothing_is_left_to_do_in_silence() -> None:
         f"{name(path)}: {line.strip()}"
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".proto", ".sh"} and GENERATED not in path.parents
+        if path.suffix in {".c", ".h", ".py", ".proto", ".sh"} and GENERATED not in path.parents
         for line in path.read_text(encoding="utf-8").splitlines()
         if mark.search(line)
     }

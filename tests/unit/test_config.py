@@ -111,7 +111,8 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_other_programs_read_is_no_unknown_name() -> None:
-    assert _load(COMETMQ_NAMESRV="a:1", COMETMQ_SEED="7", HOME="/x") == Options(name="n")
+    others = {"COMETMQ_NAMESRV": "a:1", "COMETMQ_SEED": "7", "COMETMQ_NATIVE": "0", "HOME": "/x"}
+    assert _load(**others) == Options(name="n")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from cometmq import native
 from cometmq.clock import SystemClock
 from cometmq.config import LogForm, LogLevel
 from cometmq.telemetry import (
@@ -107,6 +108,7 @@ def test_a_registry_tells_build_and_start() -> None:
 
     assert f'cometmq_build_info{{service="namesrv",version="{version()}"}} 1.0' in text
     assert "cometmq_start_time_seconds" in text
+    assert f"cometmq_native {float(native.accelerator is not None)}" in text
     assert "process_cpu_seconds_total" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
     groups: dict[str, b.DescribeGroupResponse] = field(default_factory=dict)
     fence: tuple[int, int] | None = None  # the next pull is fenced there
     flushed_offsets: list[int] = field(default_factory=list)  # told from last to first, then 100
+    indexed_offsets: list[int] = field(default_factory=list)  # the same
     unreadable_count: int = 0  # appended to every queue, but not on disk yet
 
     def put(self, name: str, queue_count: int = 2) -> None:
@@ -151,6 +153,42 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
                     return b.GetMessageResponse(message=message)
         await refuse(context, MessageNotFound(f"no {request.message_id}"))
         raise AssertionError("refused")
+
+    async def QueryMessages(
+        self, request: b.QueryMessagesRequest, context: Context
+    ) -> b.QueryMessagesResponse:
+        """By key or id, newest first; ``indexed_offsets`` are told as ``flushed_offsets`` are. What
+        lies behind them is not found.
+        """
+        indexed = self.indexed_offsets.pop() if self.indexed_offsets else 100
+        found = [
+            message
+            for (topic, _), queue in self.queues.items()
+            for message in queue
+            if topic == request.topic and message.log_offset < indexed
+            if request.key in message.keys or (request.unique_id or None) == message.unique_id
+        ]
+        found.sort(key=lambda message: -message.log_offset)
+        found = found[: request.max_count or 32]
+        return b.QueryMessagesResponse(messages=found, count=len(found), indexed_offset=indexed)
+
+    async def QueryOffsetsByTime(
+        self, request: b.QueryOffsetsByTimeRequest, context: Context
+    ) -> b.QueryOffsetsByTimeResponse:
+        """Store times are 1_700_000_000_000 and the message's number."""
+        rows = []
+        for queue in request.queues:
+            times = [m.store_time_ms for m in self.queues.get((queue.topic, queue.queue_id), [])]
+            offset = bisect_left(times, request.time_ms)
+            if request.boundary == b.TIME_BOUNDARY_UPPER:
+                offset = max(0, bisect_right(times, request.time_ms) - 1)
+            row = b.OffsetByTime(
+                queue=queue,
+                position=c.Position(generation=1, offset=offset),
+                store_time_ms=times[offset] if offset < len(times) else 0,
+            )
+            rows.append(row)
+        return b.QueryOffsetsByTimeResponse(queues=rows)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         messages = self.queues.get((topic, queue_id), [])

@@ -34,6 +34,7 @@ COMMANDS = all_commands(cli)
 def test_the_commands_are_these() -> None:
     assert sorted(" ".join(path) for path in COMMANDS) == [
         "broker checksum",
+        "broker clean",
         "broker status",
         "broker step-down",
         "cluster",
@@ -44,12 +45,16 @@ def test_the_commands_are_these() -> None:
         "local up",
         "message consume",
         "message get",
+        "message query",
         "message send",
         "offsets export",
         "store dump",
+        "store repair",
+        "store verify",
         "topic create",
         "topic delete",
         "topic list",
+        "topic offset-by-time",
         "topic route",
         "topic status",
     ]

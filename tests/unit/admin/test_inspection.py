@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from cometmq.admin.cli import cli
 from cometmq.clock import SystemClock
 from cometmq.errors import QueueNotFound, StoreForeignFile
 from cometmq.format import properties, record
+from cometmq.format.indexfile import Sizes
 from cometmq.store.engine import MessageStore, StoreOptions
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
@@ -99,3 +101,90 @@ def test_the_command_writes_json(directory: Path) -> None:
 def test_a_wrong_command_line(directory: Path, wrong: list[str]) -> None:
     assert run(directory, *wrong).exit_code == 2
     assert run(directory / "missing").exit_code == 2
+
+
+# --- verify and repair ----------------------------------------------------------------------------
+
+
+def command(name: str, *arguments: object) -> Result:
+    sizes = ("--hash-slots", "1000", "--index-entries", "100")
+    return CliRunner().invoke(cli, ["store", name, *map(str, arguments), *sizes])
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """A store with a small key index."""
+    options = StoreOptions(64 * 1024, 6_000, index_sizes=Sizes(1000, 100))
+    store = MessageStore.open(tmp_path / "whole", options, clock=SystemClock())
+    for body in (b"a" * 500, b"b" * 500, b"c" * 500):
+        encoded = record.encode(b"T", 0, body, b"", born_time_ms=1, born_host=HOST, store_host=HOST)
+        store.append(encoded, [("T", 0, 1)], born_host=HOST, store_host=HOST)
+    store.close()
+    return tmp_path / "whole"
+
+
+def damaged(whole: Path) -> tuple[int, int]:
+    """Its second record is; where from and where to."""
+    path = whole / "commitlog" / "00000000000000000000"
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[:4], "big")
+    content[size + 200] ^= 1
+    path.write_bytes(content)
+    return size, 2 * size
+
+
+def test_verify_says_when_nothing_is_wrong(whole: Path) -> None:
+    result = command("verify", whole)
+    assert result.exit_code == 0
+    assert "No faults." in result.output
+    said = json.loads(command("verify", whole, "--output", "json").stdout)
+    assert (said["record_count"], said["queue_count"], said["faults"]) == (3, 1, [])
+
+
+def test_verify_ends_with_3_and_names_what_is_wrong(whole: Path) -> None:
+    start, end = damaged(whole)
+    result = command("verify", whole, "--output", "json")
+    assert result.exit_code == 3
+    fault = json.loads(result.stdout)["faults"][0]
+    assert (fault["area"], fault["position"]) == ("log", start)
+    assert f"damaged up to {end}" in fault["what"]
+    assert f"{start:,}" in command("verify", whole).output
+
+
+def test_repair_says_what_it_would_lose_and_loses_what_was_named(whole: Path) -> None:
+    start, end = damaged(whole)
+    refused = command("repair", whole)
+    assert refused.exit_code == 1
+    assert f"--write-off {start}-{end}" in refused.stderr
+    assert "message 1 of queue 0 of T" in refused.stderr
+    assert command("repair", whole, "--write-off", "x").exit_code == 2
+    done = command("repair", whole, "--write-off", f"{start}-{end}", "--output", "json")
+    assert done.exit_code == 0
+    [loss] = json.loads(done.stdout)["losses"]
+    assert (loss["topic"], loss["first_queue_offset"], loss["message_count"]) == ("T", 1, 1)
+    assert command("verify", whole).exit_code == 0
+    assert "damaged at" in command("repair", whole).output, "what was lost before is told again"
+
+
+def test_repair_makes_queues_and_index_anew(whole: Path) -> None:
+    shutil.rmtree(whole / "consumequeue")
+    assert command("verify", whole).exit_code == 3
+    said = command("repair", whole).output
+    assert "made 1 queues and the key index anew" in said
+    assert "No message was lost." in said
+    assert command("verify", whole).exit_code == 0
+
+
+def test_a_place_of_the_log_is_told(whole: Path) -> None:
+    start, end = damaged(whole)
+    good = json.loads(run(whole, "--at", 0, "--output", "json").stdout)
+    assert (good["kind"], good["goes_on"], good["record"]["topic"]) == ("record", start, "T")
+    bad = json.loads(run(whole, "--at", start, "--output", "json").stdout)
+    assert (bad["kind"], bad["goes_on"], bad["record"]) == ("bad", end, None)
+    assert "BODYCRC" in run(whole, "--at", start).output
+
+
+def test_the_files_of_the_log_are_listed(whole: Path) -> None:
+    [file] = json.loads(run(whole, "--files", "--output", "json").stdout)
+    assert (file["start"], file["size_bytes"]) == (0, 64 * 1024)
+    assert file["first_store_time_ms"] > 0

@@ -31,13 +31,16 @@ MESSAGE = views.MessageView(
     body_text="[red]",
     body_base64="W3JlZF0=",
 )
-TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async")
+TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", 3_600_000)
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
     views.GroupProgressView,
     views.LocalView,
     views.MessageView,
+    views.PlaceView,
+    views.RepairedView,
     views.StoreView,
+    views.VerifiedView,
 }
 
 
@@ -124,3 +127,12 @@ def test_never_is_a_dash() -> None:
     assert render._time(0) == "–"
     assert render._time(None) == "–"
     assert render._time(1).endswith(".001")
+
+
+def test_messages_of_a_list_are_shown_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([MESSAGE, MESSAGE], render.TABLE)
+    shown = capsys.readouterr().out
+    render.show(MESSAGE, render.TABLE)
+    assert shown == capsys.readouterr().out * 2
+    render.show([MESSAGE, MESSAGE], render.JSON)
+    assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(MESSAGE)] * 2

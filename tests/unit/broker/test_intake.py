@@ -18,8 +18,8 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.member.storage import Ticket
-from cometmq.model import FlushMode
-from services.broker.intake import Claim, Intake, IntakePolicy
+from cometmq.model import FlushMode, SendStatus
+from services.broker.intake import Accepted, Claim, Intake, IntakePolicy
 from tests.support.broker import encoded, until
 from tests.support.gates import HeldFlush
 from tests.support.members import Member, living_member
@@ -29,7 +29,7 @@ from tests.support.stores import HOST
 class Counter:
     def __init__(self) -> None:
         self.counted: list[tuple[str, int, int]] = []
-        self.appends = self.acknowledgements = 0
+        self.appends = self.acknowledgements = self.lates = 0
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         self.counted.append((topic, count, size_bytes))
@@ -39,6 +39,9 @@ class Counter:
 
     def acknowledged(self, seconds: float) -> None:
         self.acknowledgements += 1
+
+    def late(self) -> None:
+        self.lates += 1
 
 
 @pytest.fixture
@@ -50,18 +53,29 @@ async def member(tmp_path: Path) -> AsyncIterator[Member]:
 
 
 def intake(
-    member: Member, *, room: int = 10_000, create: bool = False, counter: Counter | None = None
+    member: Member,
+    *,
+    room: int = 10_000,
+    create: bool = False,
+    counter: Counter | None = None,
+    timeout_s: float = 30.0,
 ) -> Intake:
-    policy = IntakePolicy(room, create, 2, FlushMode.SYNC)
+    policy = IntakePolicy(room, create, 2, FlushMode.SYNC, timeout_s)
     observer = counter or Counter()
     return Intake(member.storage, member.keeper, policy, HOST, observer, SystemClock())
+
+
+async def accept(
+    into: Intake, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+) -> Accepted:
+    records = b"".join(encoded(t, q, body) for t, q, count in claims for _ in range(count))
+    return await into.take(records, claims, HOST, checksum)
 
 
 async def take(
     into: Intake, *claims: Claim, body: bytes = b"x", checksum: int | None = None
 ) -> Ticket:
-    records = b"".join(encoded(t, q, body) for t, q, count in claims for _ in range(count))
-    return await into.take(records, claims, HOST, checksum)
+    return (await accept(into, *claims, body=body, checksum=checksum)).ticket
 
 
 async def refused(into: Intake, *claims: Claim, body: bytes = b"x") -> CometError:
@@ -120,6 +134,31 @@ async def test_a_batch_is_timed_when_it_is_written_and_when_it_is_acknowledged(
     assert ticket.acked is not None
     await ticket.acked
     await until(lambda: counter.acknowledgements == 2)
+
+
+async def test_what_the_disk_has_is_ok(member: Member) -> None:
+    into = intake(member)
+    assert await into.settled(await accept(into, ("A", 0, 1))) is SendStatus.SEND_OK
+    assert await into.settled(await accept(into, ("S", 0, 1))) is SendStatus.SEND_OK
+
+
+async def test_a_disk_that_takes_too_long_is_told_and_the_batch_stays(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter()
+    into = intake(member, counter=counter, timeout_s=0.01)
+    held = HeldFlush(monkeypatch)
+    held.hold()
+    late = await accept(into, ("S", 0, 1))
+    assert await into.settled(late) is SendStatus.FLUSH_DISK_TIMEOUT
+    assert (counter.lates, counter.acknowledgements) == (1, 0)
+    assert into.in_flight_bytes > 0  # it still waits for the disk
+    assert member.storage.bounds(("S", 0)) == (0, 0, 1)
+    held.release()
+    assert late.ticket.acked is not None
+    await late.ticket.acked
+    assert await into.settled(late) is SendStatus.SEND_OK
+    assert member.storage.bounds(("S", 0)) == (0, 1, 1)
 
 
 async def test_what_is_acknowledged_at_once_never_waits(member: Member) -> None:

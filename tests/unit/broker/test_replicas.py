@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import InvalidRequest
+from cometmq.errors import InvalidRequest, MessageNotFound
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.storage import MemberStorage
 from cometmq.replication import follower
+from cometmq.replication.follower import LogView
 from services.broker import replicas as module
 from services.broker.replicas import Replicas
 from tests.support.stores import WallClock, append, open_store
@@ -112,3 +113,28 @@ async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) ->
             assert await newer.next_frame() is not None
             assert replicas.connected() == [newer.replica]
     assert replicas.connected() == []
+
+
+async def test_what_is_still_to_be_sent_is_kept_if_possible(replicas: Replicas) -> None:
+    pins = replicas.storage.store.cleaner.pins
+    end = grow(replicas)
+    with replicas.join(1, "store", 0) as sender:
+        assert pins.lowest() == 0
+        await sender.next_frame()
+        assert pins.lowest() == end
+    assert pins.lowest() is None
+
+
+async def test_a_follower_that_fell_off_is_told_to_begin_anew(replicas: Replicas) -> None:
+    store = replicas.storage.store
+    for _ in range(4):
+        grow(replicas, 10_000)
+    flush(replicas)
+    store.flush_queues()
+    with replicas.join(1, "store", 0) as sender:
+        store.cleaner.forget_before(store.cleaner.log_files()[0].end)
+        store.cleaner.remove_first()
+        with pytest.raises(MessageNotFound):
+            await sender.next_frame()
+    behind = LogView(((1, 0),), 0, 500, 0, 0)
+    assert await replicas.start_of_copy(behind) == store.min_offset > 500

@@ -15,6 +15,8 @@ from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
 from cometmq.v1 import broker_pb2
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 HUGE = 1 << 22
 
 

@@ -21,6 +21,8 @@ from cometmq.format.record import Record, decode, encode
 from cometmq.model import Message
 from cometmq.v1 import broker_pb2
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1, max_size=8)
 
 

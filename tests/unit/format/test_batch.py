@@ -24,6 +24,8 @@ from cometmq.format import batch, properties, record
 from cometmq.format.batch import BatchLimits, SegmentClaim
 from tests.unit.format import naive, strategies
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 BORN = record.host_bytes("10.0.0.1", 40000)
 STORE = record.host_bytes("10.0.0.2", 10911)
 GOOD = properties.encode({"KEYS": "k1", "TAGS": "TagA", "UNIQ_KEY": "01AB", "user": "x"})

@@ -11,6 +11,8 @@ from cometmq.format import properties, record
 from cometmq.format.record import Kind
 from tests.unit.format import naive, strategies
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 V4 = record.host_bytes("10.0.0.1", 12345)
 V6 = record.host_bytes("fe80::1", 10911)
 

@@ -10,12 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cometmq.errors import LimitExceeded, QueueNotFound
 from cometmq.member.arrivals import (
+    SHARED_NEWS_MAX,
     TAG_CODES_MAX,
     TAG_UNITS_MAX,
+    WANTED_ARRIVALS,
     Arrival,
     Arrivals,
     Watch,
 )
+from cometmq.messaging import news
+from cometmq.messaging.news import News
 
 A, B = ("t", 0), ("t", 1)
 ANY: frozenset[int] = frozenset()
@@ -40,6 +44,7 @@ class Shelf:
         self.states = {key: State() for key in keys}
         self.cold = False
         self.looks = 0
+        self.reads = 0
 
     def queue(self, topic: str, queue_id: int) -> State:
         self.looks += 1
@@ -50,6 +55,17 @@ class Shelf:
 
     def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
         return ANY if self.cold else frozenset(self.states[topic, queue_id].codes[first:end])
+
+    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+        self.reads += 1
+        if self.cold or end - first > news.COUNT_MAX:
+            return None
+        return news_of(first, self.states[topic, queue_id].codes[first:end])
+
+
+def news_of(first: int, codes: list[int]) -> News:
+    """A message is two bytes: its tag code twice."""
+    return News(first, 0, bytes(code for code in codes for _ in "ab"), [2] * len(codes), codes)
 
 
 class Bell:
@@ -109,6 +125,113 @@ def test_each_stream_hears_what_is_new_to_it() -> None:
     append(arrivals, shelf, A, 8)
     assert told(arrivals, early, shelf) == [Arrival(A, 1, 2, frozenset({8}))]
     assert told(arrivals, late, shelf) == [Arrival(A, 1, 2)]
+
+
+# --- messages that come along --------------------------------------------------------------------
+
+
+def wanting(shelf: Shelf, *keys: tuple[str, int]) -> tuple[Arrivals, Watch]:
+    """A stream that was told of these queues and wants their messages."""
+    arrivals = Arrivals()
+    watch = arrivals.open(Bell())
+    arrivals.add(watch, keys)
+    told(arrivals, watch, shelf)
+    arrivals.want(watch, keys)
+    return arrivals, watch
+
+
+def test_messages_come_along_where_they_are_wanted() -> None:
+    shelf = Shelf(A, B)
+    arrivals, watch = wanting(shelf, A)
+    arrivals.add(watch, [B])
+    told(arrivals, watch, shelf)
+    append(arrivals, shelf, A, 7, 8)
+    append(arrivals, shelf, B, 9)
+    assert told(arrivals, watch, shelf) == [
+        Arrival(A, 1, 2, frozenset({7, 8}), news_of(0, [7, 8])),
+        Arrival(B, 1, 1, frozenset({9})),
+    ]
+
+
+def test_messages_begin_where_the_last_telling_ended_however_slow_the_stream() -> None:
+    shelf = Shelf(A)
+    arrivals, watch = wanting(shelf, A)
+    append(arrivals, shelf, A, 7)
+    told(arrivals, watch, shelf)
+    append(arrivals, shelf, A, 8)
+    append(arrivals, shelf, A, 9)
+    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(1, [8, 9])]
+    for _ in range(news.COUNT_MAX + 1):  # more than come along: the stream took nothing
+        append(arrivals, shelf, A, 7)
+    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [None]
+    append(arrivals, shelf, A, 7)
+    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(36, [7])]
+
+
+def test_who_says_no_more_gets_them_no_more() -> None:
+    shelf = Shelf(A)
+    arrivals, watch = wanting(shelf, A)
+    with_messages = 0
+    for _ in range(2 * WANTED_ARRIVALS):
+        append(arrivals, shelf, A, 7)
+        with_messages += sum(a.news is not None for a in told(arrivals, watch, shelf))
+    assert with_messages == WANTED_ARRIVALS
+    reads = shelf.reads
+    append(arrivals, shelf, A, 7)
+    told(arrivals, watch, shelf)
+    assert shelf.reads == reads, "what nobody wants is not read"
+
+
+def test_a_queue_that_is_not_watched_or_was_forgotten_is_not_wanted() -> None:
+    shelf = Shelf(A, B)
+    arrivals, watch = wanting(shelf, A)
+    arrivals.want(watch, [B])
+    arrivals.remove(watch, [A])
+    arrivals.add(watch, [A, B])
+    told(arrivals, watch, shelf)
+    append(arrivals, shelf, A, 7)
+    append(arrivals, shelf, B, 7)
+    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [None, None]
+
+
+def test_a_new_generation_comes_without_messages() -> None:
+    shelf = Shelf(A)
+    arrivals, watch = wanting(shelf, A)
+    shelf.states[A] = State(2, [5])
+    arrivals.topic_changed("t")
+    assert told(arrivals, watch, shelf) == [Arrival(A, 2, 1)]
+    append(arrivals, shelf, A, 6)
+    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(1, [6])]
+
+
+def test_what_many_streams_want_is_read_once() -> None:
+    shelf = Shelf(A)
+    arrivals, first = wanting(shelf, A)
+    others = [arrivals.open(Bell()) for _ in range(5)]
+    for watch in others:
+        arrivals.add(watch, [A])
+        told(arrivals, watch, shelf)
+        arrivals.want(watch, [A])
+    for place in range(3):
+        append(arrivals, shelf, A, 7)
+        for watch in (first, *others):
+            assert told(arrivals, watch, shelf)[0].news == news_of(place, [7])
+        assert shelf.reads == place + 1
+
+
+def test_what_is_kept_for_other_streams_is_bounded() -> None:
+    keys = [("t", number) for number in range(2 * SHARED_NEWS_MAX)]
+    shelf = Shelf(*keys)
+    arrivals, watch = wanting(shelf, *keys)
+    arrivals.add(arrivals.open(Bell()), keys)
+    for key in keys:
+        shelf.states[key].codes.append(7)
+    arrivals.advanced([(key, 1) for key in keys])
+    told(arrivals, watch, shelf)
+    assert 0 < len(arrivals._shared) <= SHARED_NEWS_MAX
+
+
+# --- limits and ends ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codes", [[1] * (TAG_UNITS_MAX + 1), list(range(TAG_CODES_MAX + 1))])
@@ -201,6 +324,10 @@ class ArrivalsMachine(RuleBasedStateMachine):
         self.seen[which][key] = None
 
     @rule(which=which, key=keys)
+    def want(self, which: int, key: tuple[str, int]) -> None:
+        self.arrivals.want(self.watches[which], [key])
+
+    @rule(which=which, key=keys)
     def remove(self, which: int, key: tuple[str, int]) -> None:
         self.arrivals.remove(self.watches[which], [key])
         self.seen[which].pop(key, None)
@@ -229,6 +356,10 @@ class ArrivalsMachine(RuleBasedStateMachine):
             if arrival.codes:
                 assert before is not None
                 assert arrival.codes == set(state.codes[before[1] : arrival.max_offset])
+            if arrival.news is not None:
+                assert before is not None
+                assert arrival.news == news_of(before[1], state.codes[before[1] :])
+                assert arrival.news.end_offset == arrival.max_offset
             seen[arrival.key] = (arrival.generation, arrival.max_offset)
         for key, last in seen.items():
             state = self.shelf.states[key]

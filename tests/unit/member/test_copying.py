@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.member.copying import INLINE_BYTES_MAX, CopyStorage, cut
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.opening import open_copy, open_writer
-from cometmq.member.statelog import encode_record
+from cometmq.member.statelog import append_now, encode_record
 from cometmq.messaging.changes import Change
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import TopicConfig
@@ -63,6 +64,16 @@ class Pair:
         """All of ours is on the disk, and the writer shows so much."""
         self.copy._synced(self.copy.store.flush_log(), 0.0)
         self.copy.told(position, position)
+
+    def forget(self, log_files: int) -> None:
+        """The writer lets so many files of its log go, and all that is in no others."""
+        self.writer.flush_log()
+        self.writer.flush_queues()
+        cleaner = self.writer.cleaner
+        cleaner.forget_before(cleaner.log_files()[log_files - 1].end)
+        for _ in range(log_files):
+            cleaner.remove_first()
+        cleaner.remove_spare_files()
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> None:
@@ -134,6 +145,48 @@ def test_a_cut_that_takes_a_deletion_back_begins_anew(tmp_path: Path) -> None:
     pair.follow()
     assert pair.copy.store.appended_offset == pair.writer.appended_offset
     pair.close()
+
+
+def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> None:
+    """A queue that nobody writes to any more has left no message; the full copy tells of it."""
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_topic(TopicConfig("idle", 2, 2)))
+    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.send("idle", b"a", b"b", b"c")
+    for _ in range(15):
+        pair.send("T", bytes(20_000))
+    copy = pair.state.full_copy(next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1])
+    append_now(pair.writer, copy, HOST, 0)
+    pair.forget(1)
+    pair.copy.store.start_anew(pair.writer.min_offset)
+    pair.follow()
+    assert pair.copy.store.queue_bounds("idle", 0) == (3, 3)
+    assert pair.copy.store.queue_bounds("idle", 1) == (0, 0)
+    assert pair.copy.store.queue_bounds("T", 0) == pair.writer.queue_bounds("T", 0)
+    pair.close()
+    found = open_writer(config_for(tmp_path / "copy"), BatchLimits(), HOST, WallClock())
+    records = encoded("idle", 0, b"d")
+    appended = found.store.append(records, [("idle", 0, 1)], born_host=HOST, store_host=HOST)
+    assert appended.queue_offsets == [3]
+    found.store.abandon()
+
+
+def test_queues_that_are_made_anew_count_on(tmp_path: Path) -> None:
+    """As above, when only the queues' files are lost."""
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_topic(TopicConfig("idle", 1, 1)))
+    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.send("idle", b"a", b"b", b"c")
+    for _ in range(15):
+        pair.send("T", bytes(20_000))
+    copy = pair.state.full_copy(next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1])
+    append_now(pair.writer, copy, HOST, 0)
+    pair.forget(1)
+    pair.close()
+    shutil.rmtree(tmp_path / "writer/store/consumequeue")
+    found = open_writer(config_for(tmp_path / "writer"), BatchLimits(), HOST, WallClock())
+    assert found.store.queue_bounds("idle", 0) == (3, 3)
+    found.store.abandon()
 
 
 def test_any_other_cut_keeps_what_is_before_it(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -41,11 +42,28 @@ def test_a_file_gets_its_name_only_when_its_bytes_are_on_disk(
 
     def fsync(descriptor: int) -> None:
         named = any(p.read_bytes() == b"new" for p in tmp_path.glob("*.json"))
-        seen.append((os.fstat(descriptor).st_size, named))
+        status = os.fstat(descriptor)
+        seen.append((-1 if stat.S_ISDIR(status.st_mode) else status.st_size, named))
 
     monkeypatch.setattr(os, "fsync", fsync)
     exporter.write({"a.json": b"new"})
-    assert seen == [(3, False)]
+    assert seen == [(3, False), (-1, True)], "and the folder when it has the name"
+
+
+def test_a_file_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older backup, RocketMQ's perhaps, would count in its place."""
+    exporter = Exporter(tmp_path)
+    exporter.write({"a.json": b"one"})
+    replaced = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        assert (tmp_path / "a.json").read_bytes() == b"one"
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    exporter.write({"a.json": b"new"})
+    assert (tmp_path / "a.json.bak").read_bytes() == b"one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.bak"]
 
 
 def test_a_full_disk_leaves_the_files_as_they_were(

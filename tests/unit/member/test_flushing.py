@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cometmq.clock import SystemClock
-from cometmq.errors import StoreFailed
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import DiskFull, StoreFailed
 from cometmq.member.flushing import Flusher, FlushPolicy
+from tests.support.stores import WallClock
 
 
 class FakeLog:
@@ -20,10 +21,11 @@ class FakeLog:
         self.flushed_offset = 0
         self.gate = threading.Semaphore(0)
         self.error: Exception | None = None
-        self.syncs = 0
+        self.begun = self.syncs = 0
 
     def flush_log(self) -> int:
         target = self.appended_offset
+        self.begun += 1
         assert self.gate.acquire(timeout=10)
         if self.error is not None:
             raise self.error
@@ -33,9 +35,13 @@ class FakeLog:
 
 
 @contextlib.asynccontextmanager
-async def flushing(log: FakeLog, policy: FlushPolicy) -> AsyncIterator[tuple[Flusher, list[int]]]:
+async def flushing(
+    log: FakeLog, policy: FlushPolicy, clock: Clock | None = None
+) -> AsyncIterator[tuple[Flusher, list[int]]]:
     seen: list[int] = []
-    flusher = Flusher(log, policy, SystemClock(), lambda position, _seconds: seen.append(position))
+    flusher = Flusher(
+        log, policy, clock or SystemClock(), lambda position, _seconds: seen.append(position)
+    )
     task = asyncio.create_task(flusher.run())
     try:
         yield flusher, seen
@@ -101,6 +107,18 @@ async def test_a_hungry_reader_makes_an_append_visible_at_once() -> None:
         await until(lambda: seen == [5])
 
 
+async def test_a_reader_that_comes_late_makes_visible_what_is_there() -> None:
+    log = FakeLog()
+    log.gate.release(100)
+    async with flushing(log, NEVER) as (flusher, seen):
+        log.appended_offset = 5
+        await asyncio.sleep(0)  # the flusher runs, and is in no hurry
+        flusher.appended()
+        assert not flusher._syncing
+        flusher.hungry()
+        await until(lambda: seen == [5])
+
+
 async def test_without_demand_an_append_waits_for_the_interval() -> None:
     log = FakeLog()
     log.gate.release(100)
@@ -123,6 +141,22 @@ async def test_the_interval_runs_without_further_appends() -> None:
         await until(lambda: seen == [1])
 
 
+async def test_the_interval_begins_anew_with_each_sync() -> None:
+    log, clock = FakeLog(), WallClock()
+    log.gate.release(100)
+    async with flushing(log, NEVER, clock) as (flusher, seen):
+        clock.now_ms += 3_600_000
+        log.appended_offset = 1
+        flusher.appended()
+        await until(lambda: seen == [1])
+        log.appended_offset = 2
+        flusher.appended()
+        assert not flusher._syncing
+        clock.now_ms += 3_600_000
+        flusher.appended()
+        await until(lambda: seen == [1, 2])
+
+
 async def test_a_failed_sync_is_never_tried_again() -> None:
     log = FakeLog()
     log.error = StoreFailed("fdatasync: input/output error")
@@ -134,3 +168,69 @@ async def test_a_failed_sync_is_never_tried_again() -> None:
         await asyncio.wait_for(flusher.run(), 5)
     assert log.syncs == 0
     flusher.close()
+
+
+async def test_more_bytes_bring_the_sync_forward() -> None:
+    log = FakeLog()
+    log.gate.release(100)
+    policy = FlushPolicy(interval_s=0.01, least_bytes=100, thorough_s=3600.0)
+    async with flushing(log, policy) as (flusher, seen):
+        log.appended_offset = 99
+        flusher.appended()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen == []
+        log.appended_offset = 100
+        flusher.appended()
+        await until(lambda: seen == [100])
+
+
+async def test_what_ends_after_the_flusher_has_ended_is_not_told() -> None:
+    log = FakeLog()
+    seen: list[int] = []
+    flusher = Flusher(log, NEVER, SystemClock(), lambda position, _seconds: seen.append(position))
+    running = asyncio.create_task(flusher.run())
+    await asyncio.sleep(0)
+    log.appended_offset = 1
+    flusher.demand(1)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    log.gate.release()
+    flusher.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (log.syncs, seen) == (1, [])
+    flusher.appended()
+    assert log.syncs == 1
+
+
+async def test_the_next_sync_does_not_wait_for_a_busy_loop() -> None:
+    log = FakeLog()
+    async with flushing(log, NEVER) as (flusher, seen):
+        log.appended_offset = 10
+        flusher.demand(10)
+        await until(lambda: log.begun == 1)
+        log.appended_offset = 20
+        flusher.demand(20)
+        log.gate.release(2)
+        deadline_s = SystemClock().monotonic_s() + 10
+        while log.flushed_offset < 20:  # the loop does not turn meanwhile
+            assert SystemClock().monotonic_s() < deadline_s
+        assert seen == []
+        await until(lambda: seen[-1:] == [20])
+
+
+async def test_a_disk_that_is_full_for_the_pool_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cometmq.member.flushing.DISK_FULL_RETRY_S", 0.001)
+    log = FakeLog()
+    log.error = DiskFull("no room")
+    log.gate.release(1000)
+    async with flushing(log, NEVER) as (flusher, seen):
+        log.appended_offset = 10
+        flusher.demand(10)
+        await until(lambda: log.gate._value < 998)
+        log.error = None
+        await until(lambda: seen == [10])

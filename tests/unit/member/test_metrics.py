@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from cometmq.errors import StoreFailed
+from cometmq.format.properties import encode
 from cometmq.member.metrics import DiskCollector, MemberCollector, MemberMetrics
 from cometmq.messaging.groups import MemberTable
 from cometmq.model import Position
 from services.broker.membership import Groups
+from tests.support.broker import until
 from tests.support.members import Member, living_member
 
 NODE = {"cluster": "c", "node_type": "broker", "node_id": "g1"}
@@ -96,6 +99,46 @@ async def test_what_is_read_off_at_a_scrape(
         "rocketmq_consumer_connections": 0,
     }
     assert {name: registry.get_sample_value(name, NODE) for name in values} == values
+
+
+async def test_how_far_the_index_is_is_read_off_too(
+    member: Member, metrics: MemberMetrics, registry: CollectorRegistry
+) -> None:
+    collected(member, metrics, registry)
+    member.append("T", 0, b"a", b"b", properties=encode({"KEYS": "k j"}))
+    await member.on_disk()
+    store = member.store
+    await until(lambda: store.index.status.position == store.appended_offset)
+    values = {
+        "cometmq_index_behind_bytes": 0,
+        "cometmq_index_files": 1,
+        "cometmq_index_entries": 4,
+        "cometmq_index_stalled": 0,
+    }
+    assert {name: registry.get_sample_value(name, NODE) for name in values} == values
+
+
+async def test_without_an_index_nothing_is_behind(
+    tmp_path: Path, metrics: MemberMetrics, registry: CollectorRegistry
+) -> None:
+    async with living_member(tmp_path, message_index_enable=False) as member:
+        await member.put("T")
+        collected(member, metrics, registry)
+        member.append("T", 0, b"a")
+        await member.on_disk()
+        assert registry.get_sample_value("cometmq_index_behind_bytes", NODE) == 0
+
+
+async def test_what_the_disk_did_is_read_off(
+    member: Member, metrics: MemberMetrics, registry: CollectorRegistry
+) -> None:
+    collected(member, metrics, registry)
+    assert registry.get_sample_value("cometmq_damaged_pulls_total", NODE) == 0
+    assert registry.get_sample_value("cometmq_store_failed", NODE) == 0
+    member.storage.damaged_pulls += 2
+    member.storage.fail(StoreFailed("the disk"))
+    assert registry.get_sample_value("cometmq_damaged_pulls_total", NODE) == 2
+    assert registry.get_sample_value("cometmq_store_failed", NODE) == 1
 
 
 async def test_lag_counts_what_is_readable_and_not_committed(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from cometmq.errors import (
 from cometmq.format import record
 from cometmq.format.taghash import tags_code
 from cometmq.member.reading import PullAnswer, PullQuery
+from cometmq.messaging import news
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position, TopicConfig
 from tests.support.broker import until
@@ -155,6 +157,31 @@ async def test_a_topic_deleted_during_a_cold_read(
         await member.reader.message(log_offset)
 
 
+async def test_what_retention_takes_during_a_cold_read_has_moved(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader is told where the queue begins now, as if it had asked a moment later."""
+    while member.store.appended_offset < 600_000:  # in the third log file
+        member.append("T", 0, bytes(50_000))
+    await member.on_disk()
+    await until(lambda: len(member.store.cleaner.log_files()) == 2)
+    disk = ColdDisk(monkeypatch)
+    disk.go_cold()
+
+    def remove() -> None:
+        disk.before_cold_read = lambda: None
+        cleaner = member.store.cleaner
+        cleaner.forget_before(cleaner.log_files()[1].end)
+        cleaner.remove_first()
+        cleaner.remove_first()
+
+    disk.before_cold_read = remove
+    answer = await pull(member, 0)
+    assert answer.status is PullStatus.OFFSET_MOVED
+    assert answer.next_position.offset == answer.min_offset > 0
+    assert (await pull(member, answer.min_offset)).status is PullStatus.FOUND
+
+
 async def test_store_time_of_the_last_readable_message(member: Member) -> None:
     assert await member.reader.last_store_time_ms("T", 0) == 0
     ticket = member.append("T", 0, b"a")
@@ -168,3 +195,47 @@ async def test_a_reader_that_finds_nothing_makes_the_flusher_hurry(member: Membe
     assert (await pull(member, 0)).status is PullStatus.NOT_FOUND
     member.append("T", 0, b"a")
     await until(lambda: member.storage.bounds(("T", 0))[1] == 1)
+
+
+# --- news -----------------------------------------------------------------------------------------
+
+
+async def test_news_are_what_a_pull_finds(member: Member) -> None:
+    member.append("T", 0, b"a", b"b", tag="x")
+    member.append("T", 1, b"between them in the log")
+    member.append("T", 0, b"c", tag="y")
+    await member.on_disk()
+    found = member.reader.news("T", 0, 1, 3)
+    assert found is not None
+    answer = await pull(member, 1)
+    assert (found.records, found.end_offset) == (answer.records, answer.next_position.offset)
+    starts = [0, *accumulate(found.sizes)]
+    bodies = [record.decode(found.records, start).body for start in starts[:-1]]
+    assert (bodies, starts[-1]) == ([b"b", b"c"], len(found.records))
+    assert found.codes == [tags_code(tag) & 0xFFFFFFFF for tag in (b"x", b"y")]
+
+
+async def test_news_are_few(tmp_path: Path) -> None:
+    async with living_member(tmp_path, mapped_file_size_consume_queue=6_000) as member:
+        await member.put("T")
+        for _ in range(news.COUNT_MAX + 1):
+            member.append("T", 0, b"a")
+        await member.on_disk()
+        assert member.reader.news("T", 0, 1, news.COUNT_MAX + 1) is not None
+        assert member.reader.news("T", 0, 0, news.COUNT_MAX + 1) is None, "too many"
+        assert member.reader.news("T", 0, 1, 1) is None, "none"
+
+
+async def test_what_is_no_news(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    member.append("T", 0, b"a", b"b")
+    member.append("T", 1, bytes(news.BYTES_MAX))
+    await member.on_disk()
+    reader = member.reader
+    assert reader.news("T", 0, 1, 2) is not None
+    assert reader.news("T", 1, 0, 1) is None, "too large"
+    assert reader.news("rmq_sys_cometmq_state", 0, 0, 1) is None, "not for clients"
+    ColdDisk(monkeypatch).go_cold()
+    assert reader.news("T", 0, 1, 2) is None, "not in memory"
+    monkeypatch.undo()
+    await member.keeper.put_topic(TopicConfig("T", 2, 2, permission=2))
+    assert reader.news("T", 0, 1, 2) is None, "not to be read"

@@ -7,9 +7,10 @@ import pytest
 from cometmq.errors import StateTooNew
 from cometmq.format import record
 from cometmq.member import statelog
-from cometmq.member.statelog import DeletedTopics, append_now, encode_record, load
+from cometmq.member.statelog import append_now, encode_record, keep_from, load
 from cometmq.messaging.changes import Change, TopicDropped, TopicPut
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import (
     CHANGE,
     STATE_QUEUE_ID,
@@ -99,7 +100,37 @@ def test_deletions_are_seen_while_the_log_is_read_again(tmp_path: Path) -> None:
     append(store, ("A", 0, [b"a"]), ("B", 0, [b"b"]))
     write(store, state, TopicDropped("A"))
     store.abandon()  # the files of A are still there
-    store = open_store(tmp_path, observer=DeletedTopics())
+    store = open_store(tmp_path, observer=QueueChanges())
     assert store.queue_bounds("A", 0) == (0, 0)
     assert store.queue_bounds("B", 0) == (0, 1)
+    store.abandon()
+
+
+def test_retention_keeps_the_last_but_one_copy_that_is_whole_and_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    store, state = open_store(tmp_path), BrokerState()
+    starts = []
+
+    def copy(records: list[StateRecord]) -> None:
+        starts.append(store.appended_offset)
+        append_now(store, records, HOST, START_MS)
+
+    write(store, state, put(state, "A"))
+    assert keep_from(store) == store.min_offset
+    copy(state.full_copy())
+    write(store, state, put(state, "B"))
+    assert keep_from(store) == store.min_offset, "there is none but the last"
+    copy(state.full_copy(bytes_max=1))
+    assert keep_from(store) == starts[0]
+    copy(state.full_copy(bytes_max=1)[:-1])
+    assert keep_from(store) == starts[0], "cut short"
+    copy(state.full_copy())
+    assert keep_from(store) == starts[1], "where its first record stands"
+    [record_of_copy] = state.full_copy()
+    data = encode_record(record_of_copy, HOST, START_MS)
+    store.append(data, [(STATE_TOPIC, STATE_QUEUE_ID, 1)], born_host=HOST, store_host=HOST)
+    assert keep_from(store) == starts[1], "a crash may take it back"
+    store.flush_log()
+    assert keep_from(store) == starts[3]
     store.abandon()

@@ -11,9 +11,11 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    QueuesCounted,
     TopicCopied,
     TopicDropped,
     TopicPut,
+    TopicReserved,
 )
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
@@ -65,8 +67,10 @@ def commits(positions: st.SearchStrategy[Position]) -> st.SearchStrategy[Offsets
 
 CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicPut, CONFIGS, UINT64),
+    st.builds(TopicReserved, NAMES, OFFSETS),
     st.builds(TopicDropped, NAMES),
     st.builds(TopicCopied, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
+    st.builds(QueuesCounted, NAMES, st.lists(OFFSETS, max_size=4).map(tuple)),
     st.builds(
         GenerationsRaised,
         UINT64,

@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.changes import (
     Change,
+    DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    QueuesCounted,
     TopicCopied,
     TopicDropped,
     TopicPut,
+    TopicReserved,
     decode,
     encode,
 )
@@ -37,10 +40,12 @@ BILLS = TopicConfig("bills", 2, 2)
 # The examples of docs/format/state.md. What is on disk keeps its meaning: add, never edit.
 GOLDEN: dict[str, Change] = {
     '{"k":"topic","n":"orders","r":4,"w":2,"p":6,"f":2,"g":7}': TopicPut(ORDERS, 7),
+    '{"k":"topic-reserve","n":"orders","t":3600000}': TopicReserved("orders", 3_600_000),
     '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
     '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (
         TopicCopied(BILLS, (History(((7, 0), (9, 500))), History(((7, 0),))))
     ),
+    '{"k":"queues","n":"bills","o":[740,0]}': QueuesCounted("bills", (740, 0)),
     '{"k":"raise","g":9,"s":{"orders":[500,0]}}': GenerationsRaised(9, {"orders": (500, 0)}),
     '{"k":"counter","g":9}': GenerationsCounted(9),
     '{"k":"group","n":"billing","c":true,"m":true,"b":true,"rq":1,"rt":16,"i":0,"s":1,"y":true}': (
@@ -53,6 +58,7 @@ GOLDEN: dict[str, Change] = {
             CommittedOffset("billing", "orders", 1, Position(9, 12)),
         )
     ),
+    '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
 }
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from cometmq.errors import InvalidRequest, StoreDamaged
 from cometmq.messaging.pull import Choice, PullStatus, Span, choose, clamp, decide, units_wanted
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 FOUND, NO_MATCHED, NOT_FOUND, MOVED = (
     PullStatus.FOUND,
     PullStatus.NO_MATCHED_MESSAGE,
@@ -87,13 +89,21 @@ def test_how_far_a_pull_looks() -> None:
 
 
 def test_neighbours_in_the_log_are_one_span() -> None:
-    units = [(0, 10, 0), (10, 20, 0), (50, 5, 0), (55, 5, 0), (90, 1, 0)]
-    assert choose(pack(units), 7, 9, PLENTY) == Choice([(0, 30), (50, 10), (90, 1)], 5, 12)
+    units = [(0, 10, 0), (10, 20, 0), (50, 5, 0), (55, 5, 0), (90, 2, 0)]
+    assert choose(pack(units), 7, 9, PLENTY) == Choice([(0, 30), (50, 10), (90, 2)], 5, 12)
 
 
 def test_a_dense_queue_is_one_span() -> None:
     units = [(n * 100, 100, 0) for n in range(50)]
     assert choose(pack(units), 0, 32, PLENTY) == Choice([(0, 3200)], 32, 32)
+
+
+@pytest.mark.parametrize("codes", [None, frozenset({0})])
+@pytest.mark.parametrize(("max_bytes", "count"), [(199, 1), (200, 2), (299, 2), (300, 3)])
+def test_bytes_may_be_used_up(max_bytes: int, count: int, codes: frozenset[int] | None) -> None:
+    units = [(n * 100, 100, 0) for n in range(4)]
+    expected = Choice([(0, count * 100)], count, count)
+    assert choose(pack(units), 0, 32, max_bytes, codes) == expected
 
 
 def test_the_first_message_comes_whatever_its_size() -> None:
@@ -121,7 +131,7 @@ def test_no_units_no_messages() -> None:
     assert choose(b"", 5, 32, PLENTY, frozenset({1})) == Choice([], 0, 5)
 
 
-@pytest.mark.parametrize("size", [0, -1, 0x7FFF_FFFF])
+@pytest.mark.parametrize("size", [0, 1, -1, 0x7FFF_FFFF])
 @pytest.mark.parametrize("codes", [None, frozenset({0})])
 def test_a_unit_without_a_record_is_damage(size: int, codes: frozenset[int] | None) -> None:
     with pytest.raises(StoreDamaged):
@@ -150,7 +160,7 @@ def queues(draw: st.DrawFn) -> list[Unit]:
     units: list[Unit] = []
     end = draw(st.integers(0, 1 << 40))
     for gap in gaps:
-        size = draw(st.integers(1, 50))
+        size = draw(st.integers(2, 50))
         units.append((end + gap, size, draw(st.sampled_from([-1, 0, 1, 2]))))
         end += gap + size
     return units

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from cometmq.errors import (
     CometError,
     GroupNameInvalid,
+    InvalidRequest,
     LimitExceeded,
     NoPermission,
     PositionFenced,
@@ -21,12 +22,16 @@ from cometmq.errors import (
     TopicNameInvalid,
     TopicNotFound,
 )
+from cometmq.messaging import topics
 from cometmq.messaging.changes import (
     Change,
     GenerationsRaised,
     OffsetsCommitted,
+    QueuesCounted,
     TopicCopied,
     TopicPut,
+    TopicReserved,
+    decode,
     encode,
 )
 from cometmq.messaging.generations import History
@@ -226,6 +231,44 @@ def test_what_is_in_flight_is_part_of_the_copy() -> None:
     plan = state.plan_drop("orders")
     copy = state.full_copy(in_flight=[plan])
     state.apply(plan)
+    assert same(loaded(copy), state)
+
+
+def reserve(state: BrokerState, topic: str, reserve_time_ms: int) -> list[Change]:
+    """The changes that give a topic a reserve time, applied."""
+    config = TopicConfig(topic, 1, 1, reserve_time_ms=reserve_time_ms)
+    changes: list[Change] = [state.plan_topic(config), *state.plan_reserve(config)]
+    for change in changes:
+        state.apply(change)
+    return changes
+
+
+def test_a_reserve_time_lasts_until_it_is_changed() -> None:
+    state = BrokerState()
+    changes = reserve(state, "orders", 5_000)
+    assert [type(change) for change in changes] == [TopicPut, TopicReserved]
+    assert state.topics.get("orders").reserve_time_ms == 5_000
+    assert same(loaded(state.full_copy()), state)
+    assert same(loaded(change_records(changes), BrokerState()), state)
+    assert len(reserve(state, "orders", 5_000)) == 1, "nothing new to say of it"
+    reserve(state, "orders", 0)
+    assert state.topics.get("orders").reserve_time_ms == 0
+    state.apply(state.plan_drop("orders"))
+    with pytest.raises(StoreDamaged):
+        state.apply(TopicReserved("orders", 1))
+
+
+@pytest.mark.parametrize("reserve_time_ms", [-1, topics.RESERVE_TIME_MS_MAX + 1])
+def test_no_other_reserve_time_is_taken(reserve_time_ms: int) -> None:
+    with pytest.raises(InvalidRequest):
+        BrokerState().plan_topic(TopicConfig("orders", 1, 1, reserve_time_ms=reserve_time_ms))
+
+
+def test_a_copy_tells_how_far_queues_have_counted() -> None:
+    state = created(created(BrokerState(), "orders", 2), "unused")
+    copy = state.full_copy(next_offset_of=lambda topic, n: 7 * n if topic == "orders" else 0)
+    counted = [c for r in copy for c in decode(r.body) if isinstance(c, QueuesCounted)]
+    assert counted == [QueuesCounted("orders", (0, 7))]
     assert same(loaded(copy), state)
 
 

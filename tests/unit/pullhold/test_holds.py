@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from cometmq.errors import InvalidRequest, LimitExceeded
 from services.pullhold.holds import EMPTY_PULLS_MAX, Holds
 from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
+from services.pullhold.queues import WANTED_ARRIVALS
 
 A0, A1, B0 = QueueKey("a", "t", 0), QueueKey("a", "t", 1), QueueKey("b", "t", 0)
 ANY: frozenset[int] = frozenset()
@@ -284,6 +285,27 @@ def test_the_safety_check_asks_about_what_is_waited_for_and_known() -> None:
     assert holds.queues.behind(A0, 2, 0)
     assert not holds.queues.behind(A0, 1, 3)
     assert not holds.queues.behind(A1, 1, 9)
+
+
+def test_a_broker_is_asked_for_messages_seldom_and_before_they_end() -> None:
+    holds = holds_with(A0)
+    queue = holds.queues[A0]
+    coming, asked = 0, 0
+    for maximum in range(1, 101):
+        if queue.want():
+            asked, coming = asked + 1, WANTED_ARRIVALS
+        assert coming > 0, "somebody waits, and the arrival comes without its messages"
+        holds.told(A0, 1, maximum, ANY)
+        coming -= 1
+    assert asked == 1 + 99 // (WANTED_ARRIVALS // 2)
+
+
+def test_after_its_watch_broke_a_queue_is_asked_for_again() -> None:
+    holds = holds_with(A0)
+    queue = holds.queues[A0]
+    assert [queue.want(), queue.want()] == [True, False]
+    holds.lost("a", 1.0)
+    assert queue.want()
 
 
 # --- against a model ------------------------------------------------------------------------------

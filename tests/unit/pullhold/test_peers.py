@@ -9,21 +9,24 @@ import grpc
 import pytest
 
 from cometmq.errors import PeerUnavailable, TopicNotFound
+from cometmq.member.arrivals import WANTED_ARRIVALS as SENT_ARRIVALS
 from cometmq.rpc.interceptors import to_proto
-from cometmq.v1 import broker_pb2, member_pb2
+from cometmq.v1 import broker_pb2, common_pb2, member_pb2
 from services.pullhold import peers
-from services.pullhold.peers import PullLane
+from services.pullhold.model import QueueKey
+from services.pullhold.peers import ArrivalStream, Change, PullLane
+from services.pullhold.queues import WANTED_ARRIVALS
 
 
 class FakeCall:
     """A stream whose other end is the test."""
 
     def __init__(self) -> None:
-        self.written: list[member_pb2.PullStreamRequest] = []
+        self.written: list[Any] = []
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.cancelled = False
 
-    async def write(self, message: member_pb2.PullStreamRequest) -> None:
+    async def write(self, message: Any) -> None:
         self.written.append(message)
 
     async def read(self) -> Any:
@@ -112,3 +115,63 @@ async def test_silence_breaks_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lane.broken
     assert call.cancelled
     await lane.close()
+
+
+# --- arrivals -------------------------------------------------------------------------------------
+
+
+async def read_one(**messages: Any) -> peers.Told:
+    """An arrival of offsets 5 and 6 with these messages."""
+    call = FakeCall()
+    arrival = member_pb2.Arrival(
+        queue=common_pb2.QueueRef(topic="t"),
+        generation=1,
+        max_offset=7,
+        messages=member_pb2.NewMessages(**messages),
+    )
+    call.answers.put_nowait(member_pb2.WatchArrivalsResponse(arrivals=[arrival]))
+    (told,) = await ArrivalStream("g", call).read()
+    return told
+
+
+GOOD = {"first_offset": 5, "records": b"aabbb", "sizes": [2, 3], "tag_codes": [0, 9]}
+
+
+async def test_messages_come_with_an_arrival() -> None:
+    news = (await read_one(**GOOD, min_offset=2)).news
+    assert news is not None
+    assert (news.first_offset, news.min_offset, news.records) == (5, 2, b"aabbb")
+    assert (list(news.sizes), list(news.codes)) == ([2, 3], [0, 9])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"first_offset": 4},
+        {"records": b"aabb"},
+        {"sizes": [5]},
+        {"sizes": [1, 4]},
+        {"tag_codes": [0]},
+    ],
+)
+async def test_messages_that_do_not_fit_together_are_pulled(wrong: dict[str, Any]) -> None:
+    told = await read_one(**{**GOOD, **wrong})
+    assert told.news is None
+    assert told.maximum == 7
+
+
+async def test_a_change_says_everything_in_one_request() -> None:
+    call, key = FakeCall(), QueueKey("g", "t", 3)
+    delivered = member_pb2.Delivered(topic="t", group="c", message_count=1, record_bytes=9)
+    await ArrivalStream("g", call).change(Change([key], [key], [key], [delivered]))
+    queue = common_pb2.QueueRef(topic="t", queue_id=3)
+    assert call.written == [
+        member_pb2.WatchArrivalsRequest(
+            add=[queue], remove=[queue], want=[queue], delivered=[delivered]
+        )
+    ]
+    assert not Change()
+
+
+def test_both_sides_count_the_same_arrivals() -> None:
+    assert WANTED_ARRIVALS == SENT_ARRIVALS

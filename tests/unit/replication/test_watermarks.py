@@ -169,6 +169,7 @@ class TestCopyWatermarks:
 
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
         marks = CopyWatermarks(100, 100)
-        marks.told(80, 80)
+        marks.told(80, 70)
         marks.told(50, 50)
         assert marks.visible(DurabilityClass.ASYNC) == 80
+        assert marks.visible(DurabilityClass.FLUSHED) == 70

@@ -58,3 +58,11 @@ def test_streams_that_ended_are_counted_by_how() -> None:
     labels = {"request_code": "/s/W", "response_code": "OK"}
     assert registry.get_sample_value(ended, labels) == 2
     assert registry.get_sample_value(ended, labels | {"response_code": "CANCELLED"}) == 1
+
+
+def test_streams_that_alerts_wait_for_start_at_0() -> None:
+    registry = CollectorRegistry()
+    RpcMetrics(registry, Ticks(), awaited=["/s/W"])
+
+    labels = {"request_code": "/s/W", "response_code": "OK"}
+    assert registry.get_sample_value("cometmq_rpc_streams_ended_total", labels) == 0

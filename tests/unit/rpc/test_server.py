@@ -81,6 +81,22 @@ async def test_before_it_is_ready_only_health_answers(
         await _say(channel, b"x")
 
 
+async def test_that_the_start_is_over_is_told_before_it_is_ready(
+    server: RpcServer, channel: grpc.aio.Channel
+) -> None:
+    async def started() -> int:
+        request = health_pb2.HealthCheckRequest(service="started")
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request)
+        return int(answer.status)
+
+    assert await started() == NOT_SERVING
+    await server.set_started()
+    assert await started() == SERVING
+    assert await _health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+    await server.begin_drain()
+    assert await started() == SERVING
+
+
 async def test_once_ready_it_answers(server: RpcServer, channel: grpc.aio.Channel) -> None:
     server.add(_add_echo, Echo())
     await server.set_ready()

@@ -6,6 +6,7 @@ import pytest
 
 from cometmq.errors import StoreForeignFile
 from cometmq.store.checkpoint import Checkpoint, CheckpointFile, decode, load
+from cometmq.store.logmark import LogMark, Tally
 from tests.support.stores import FaultyFiles
 
 
@@ -14,6 +15,24 @@ def test_the_bytes_are_rocketmqs() -> None:
     assert content[:24].hex() == "000000000000000100000000000000020000000000000003"
     assert content[24:] == bytes(4096 - 24)
     assert decode(content, Path("c")) == Checkpoint(1, 2, 3)
+
+
+MARK = LogMark.of(5000, 4000, b"r" * 900, Tally(3, 12))
+
+
+def test_a_mark_stands_behind_what_rocketmq_uses(tmp_path: Path) -> None:
+    content = Checkpoint(1, 2, 3, 4, 5, 6, MARK).encode()
+    assert content[:256] == Checkpoint(1, 2, 3, 4, 5, 6).encode()[:256]
+    assert content[256:264] == b"cometmq1"
+    assert not any(content[304:]), "all of it lies in one sector"
+    assert decode(content, tmp_path) == Checkpoint(1, 2, 3, 4, 5, 6, MARK)
+
+
+@pytest.mark.parametrize("at", [256, 270, 285, 303])
+def test_a_mark_that_does_not_fit_its_seal_is_none(tmp_path: Path, at: int) -> None:
+    content = bytearray(Checkpoint(1, 2, mark=MARK).encode())
+    content[at] ^= 1
+    assert decode(bytes(content), tmp_path) == Checkpoint(1, 2)
 
 
 def test_restart_time_has_a_margin() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from cometmq.errors import DiskFull, MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import record
+from cometmq.store import commitlog
 from cometmq.store.commitlog import CommitLog
-from cometmq.store.layout import StorePaths
-from tests.support.stores import FaultyFiles
+from cometmq.store.layout import StorePaths, offset_name
+from tests.support.stores import FaultyFile, FaultyFiles, append, open_store
 
 SIZE = 4096
 
@@ -126,6 +127,21 @@ def test_flush_syncs_only_files_with_new_bytes(tmp_path: Path) -> None:
     assert names == ["08192", "12288"], "the older file got its end mark since"
 
 
+def test_what_comes_during_a_flush_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = opened(tmp_path)
+    put(log, 100)
+    sync = FaultyFile.sync
+
+    def sync_and_append(file: FaultyFile) -> None:
+        sync(file)
+        put(log, 50)
+
+    monkeypatch.setattr(FaultyFile, "sync", sync_and_append)
+    assert (log.flush(), log.flushed, log.end) == (100, (100, 1), (150, 1))
+
+
 def test_reading_outside_is_not_found(tmp_path: Path) -> None:
     log = opened(tmp_path)
     put(log, SIZE - 8)
@@ -155,6 +171,27 @@ def test_neighbours_are_read_with_one_call(tmp_path: Path, monkeypatch: pytest.M
     assert len(log.read_records(spans[::-1], nowait=True)) == 30 * 400
     assert len(calls) == 30, "what goes backwards is read one by one"
     assert log.read_records([], nowait=True) == b""
+
+
+def test_reading_old_messages_makes_no_newer_ones_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "READ_AHEAD_BYTES_MAX", 1_000)
+    store = open_store(tmp_path)
+    spans: list[commitlog.Span] = []
+    for _ in range(8):
+        appended = append(store, ("T", 0, [bytes(1_000)]))
+        spans.append((appended.log_offset, appended.end_offset - appended.log_offset))
+    store.close()
+    store = open_store(tmp_path)  # what is on the disk was not looked at
+    damaged, size = spans[5]
+    with (tmp_path / "commitlog" / offset_name(0)).open("r+b") as file:
+        file.seek(damaged + size // 2)
+        file.write(b"!")
+    assert store.read_records(spans[:1])
+    with pytest.raises(StoreDamaged):
+        store.read_records([spans[5]], nowait=True)
+    store.abandon()
 
 
 def test_a_span_that_is_no_record_is_damage(tmp_path: Path) -> None:

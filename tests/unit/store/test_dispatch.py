@@ -7,6 +7,7 @@ import pytest
 from cometmq.errors import DiskFull, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.store.dispatch import Dispatcher
+from cometmq.store.files import StrPath
 from cometmq.store.layout import StorePaths, offset_name
 from tests.support.stores import FaultyFiles
 
@@ -39,6 +40,24 @@ def test_flush_syncs_each_new_file_and_every_folder_above(tmp_path: Path) -> Non
     files.synced.clear()
     dispatcher.flush()
     assert files.synced == []
+
+
+def test_what_comes_during_a_flush_waits_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FaultyFiles()
+    dispatcher = fresh(tmp_path, files)
+    dispatcher.dispatch(dispatcher.get("T", 1), UNIT)
+    dispatcher.reached((10, 5))
+    sync_directory = files.sync_directory
+
+    def sync_and_dispatch(path: StrPath) -> None:
+        sync_directory(path)
+        dispatcher.reached((20, 6))
+
+    monkeypatch.setattr(files, "sync_directory", sync_and_dispatch)
+    assert dispatcher.flush() == (10, 5)
+    assert dispatcher.flush() == (20, 6)
 
 
 def test_a_full_disk_holds_the_position_back(tmp_path: Path) -> None:

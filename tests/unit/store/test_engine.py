@@ -33,6 +33,8 @@ from tests.support.stores import (
     read_queue,
 )
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:

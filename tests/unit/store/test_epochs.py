@@ -51,9 +51,14 @@ def test_a_newer_version_is_not_guessed() -> None:
 
 def test_trimming_keeps_epochs_with_bytes() -> None:
     known = [Epoch(1, 0), Epoch(2, 10), Epoch(5, 20)]
-    assert epochs.trim(known, 20) == known[:2]
-    assert epochs.trim(known, 21) == known
-    assert epochs.trim(known, 0) == []
+    assert epochs.trim(known, 0, 20) == known[:2]
+    assert epochs.trim(known, 0, 21) == known
+    assert epochs.trim(known, 0, 0) == []
+    assert epochs.trim(known, 9, 30) == known
+    assert epochs.trim(known, 10, 30) == known[1:], "the first one's last byte was 9"
+    assert epochs.trim(known, 29, 30) == known[2:]
+    assert epochs.trim(known, 30, 30) == []
+    assert epochs.trim([], 0, 30) == []
 
 
 def test_numbers_are_never_used_again() -> None:

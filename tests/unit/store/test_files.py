@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import threading
 from pathlib import Path
 
@@ -182,3 +183,83 @@ def test_a_sync_that_finds_the_disk_full_is_a_failure(
     monkeypatch.setattr(os, "fdatasync", fail)
     with pytest.raises(StoreFailed):
         file.sync()
+
+
+# --- mapping --------------------------------------------------------------------------------------
+
+
+def test_a_mapping_is_the_file_and_its_room_is_taken(files: OsFiles, tmp_path: Path) -> None:
+    file = files.create(tmp_path / "a", 100_000)
+    assert os.stat(tmp_path / "a").st_blocks == 0
+    mapping = files.map(tmp_path / "a", 100_000)
+    assert os.stat(tmp_path / "a").st_blocks * 512 >= 100_000
+    mapping.view[90_000:90_005] = b"hello"
+    assert file.pread(5, 90_000) == b"hello"
+    file.pwrite(b"there", 10)
+    assert bytes(mapping.view[10:15]) == b"there"
+    mapping.sync()
+    mapping.close()
+    mapping.close()
+    assert file.pread(5, 90_000) == b"hello"
+    with pytest.raises(ValueError, match="released"):
+        mapping.view[0]
+
+
+def test_pieces_are_scattered(files: OsFiles, tmp_path: Path, rng: random.Random) -> None:
+    file = files.create(tmp_path / "a", 100_000)
+    mapping = files.map(tmp_path / "a", 100_000)
+    wanted = bytearray(100_000)
+    places = [4 * at for at in rng.sample(range(25_000), 3000)]
+    data = rng.randbytes(4 * len(places))
+    for number, place in enumerate(places):
+        wanted[place : place + 4] = data[4 * number : 4 * number + 4]
+    mapping.scatter(places, data)
+    mapping.scatter([8, 8], b"onetwo")  # the later one stays
+    wanted[8:11] = b"two"
+    mapping.scatter([50_000], data[:1000])
+    wanted[50_000:51_000] = data[:1000]
+    assert file.pread(100_000, 0) == wanted
+    mapping.close()
+
+
+def test_without_room_nothing_is_taken(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.create(tmp_path / "a", 1_000_000)
+    real = os.statvfs(tmp_path)
+    few = os.statvfs_result((*real[:4], 10, *real[5:]))  # ten blocks for us
+    with monkeypatch.context() as patch:
+        patch.setattr("cometmq.store.files.os.fstatvfs", lambda fd: few)
+        with pytest.raises(DiskFull, match="map"):
+            files.map(tmp_path / "a", 1_000_000)
+    assert os.stat(tmp_path / "a").st_blocks == 0
+
+    def refused(fd: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "x")
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("cometmq.store.files.os.posix_fallocate", refused)
+    with pytest.raises(DiskFull):  # somebody else took it meanwhile
+        files.map(tmp_path / "a", 1_000_000)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_mapping_that_cannot_be_synced_has_failed(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.create(tmp_path / "a", 4096)
+    mapping = files.map(tmp_path / "a", 4096)
+
+    def refused(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "x")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cometmq.store.files.os.fdatasync", refused)
+        with pytest.raises(StoreFailed, match="sync"):
+            mapping.sync()
+    mapping.close()
+
+
+def test_a_missing_file_cannot_be_mapped(files: OsFiles, tmp_path: Path) -> None:
+    with pytest.raises(StoreFailed, match="nowhere"):
+        files.map(tmp_path / "nowhere", 10)

@@ -28,6 +28,8 @@ from tests.support.stores import (
     read_queue,
 )
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 @pytest.fixture
 def writer(tmp_path: Path, rng: random.Random) -> Iterator[MessageStore]:
@@ -88,6 +90,24 @@ def test_what_is_copied_is_told_in_the_order_of_the_log(tmp_path: Path) -> None:
     assert watcher.drop_topic is None
     copy.abandon()
     writer.abandon()
+
+
+def test_an_end_mark_alone_is_dispatched_too(tmp_path: Path, writer: MessageStore) -> None:
+    copy = open_copy(tmp_path)
+    while copy.appended_offset < LOG_FILE_BYTES:
+        chunk = writer.read_chunk(copy.appended_offset, 3000)
+        assert chunk is not None
+        copy.append(copy.appended_offset, chunk.data, Watcher())
+    assert copy.dispatched_offset == copy.appended_offset == LOG_FILE_BYTES
+    copy.abandon()
+
+
+def test_a_copy_knows_every_epoch_that_it_has_seen(tmp_path: Path) -> None:
+    open_store(tmp_path / "copy", epoch_floor=9).close()
+    copy = open_copy(tmp_path)
+    copy.adopt_epochs([(7, 0)])
+    assert (copy.epochs, copy.epoch) == ([(7, 0)], 10)
+    copy.abandon()
 
 
 def test_chunks_are_whole_records_or_an_end_mark(writer: MessageStore) -> None:
@@ -188,7 +208,7 @@ def test_a_log_can_be_cut_anywhere_and_grows_again(
     tmp_path: Path, writer: MessageStore, rng: random.Random
 ) -> None:
     copy = open_copy(tmp_path)
-    for place in rng.sample(places(writer), 6):
+    for place in [*rng.sample(places(writer), 6), LOG_FILE_BYTES]:
         copy_all(writer, copy)
         copy.flush_log()
         copy.flush_queues()
@@ -220,8 +240,15 @@ def test_everything_can_be_forgotten(tmp_path: Path, writer: MessageStore) -> No
     again.abandon()
 
 
-def test_a_log_can_begin_anew_behind_its_old_end(tmp_path: Path, writer: MessageStore) -> None:
+@pytest.mark.parametrize("log_files", [0, 2])
+def test_a_log_can_begin_anew_behind_its_old_end(
+    tmp_path: Path, writer: MessageStore, log_files: int
+) -> None:
     copy = open_copy(tmp_path)
+    while copy.appended_offset < log_files * LOG_FILE_BYTES:
+        chunk = writer.read_chunk(copy.appended_offset, 3000)
+        assert chunk is not None
+        copy.append(copy.appended_offset, chunk.data, Watcher())
     start = writer.appended_offset // LOG_FILE_BYTES * LOG_FILE_BYTES
     copy.start_anew(start)
     copy.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ import pytest
 from cometmq.errors import StoreDamaged
 from cometmq.store import identity
 from cometmq.store.files import OsFiles
-from cometmq.store.identity import CleanMark, Identity
+from cometmq.store.identity import Identity
+from cometmq.store.logmark import LogMark, Tally
 
 PATH = Path("cometmq.json")
 OPEN = Identity("ab" * 16, "boot", None)
-CLOSED = Identity("ab" * 16, "boot", CleanMark.of(100, 0, b"record"))
+CLOSED = Identity("ab" * 16, "boot", LogMark.of(100, 0, b"record", Tally(2, 7)))
 
 
-@pytest.mark.parametrize("known", [OPEN, CLOSED])
+@pytest.mark.parametrize("known", [OPEN, CLOSED, replace(OPEN, foreign=7)])
 def test_what_is_encoded_is_decoded(known: Identity) -> None:
     assert identity.decode(known.encode(), PATH) == known
 
@@ -31,8 +33,11 @@ def test_the_fields_are_the_documents() -> None:
             "last_offset": 0,
             "last_bytes": 6,
             "last_crc32": zlib.crc32(b"record"),
+            "queue_count": 2,
+            "unit_count": 7,
         },
         "recovered": False,
+        "foreign": None,
     }
 
 

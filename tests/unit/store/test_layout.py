@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,9 @@ def test_a_topic_is_never_a_path(topic: str) -> None:
         layout.StorePaths(ROOT).topic(topic)
     with pytest.raises(StoreForeignFile):
         layout.parse_topic(topic, ROOT)
+
+
+def test_index_files_are_named_after_a_local_time() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 67_000)
+    assert layout.index_name(round(moment.timestamp() * 1000)) == "20260102030405067"
+    assert layout.INDEX_NAME.fullmatch(layout.index_name(0))

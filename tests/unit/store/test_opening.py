@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cometmq.errors import StoreFailed
 from cometmq.format.batch import BatchLimits
+from cometmq.store import checkpoint
+from cometmq.store.files import OsFiles, StrPath
 from cometmq.store.opening import StoreOptions
 from tests.support.stores import (
     LOG_FILE_BYTES,
@@ -126,6 +129,54 @@ def test_a_clean_mark_tells_the_last_record(tmp_path: Path) -> None:
         assert clean["end"] == last.end_offset
         assert clean["last_offset"] + clean["last_bytes"] == last.end_offset
         open_store(tmp_path).close()
+
+
+def test_a_mark_speaks_of_no_unit_that_came_after_the_queues_were_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is flushed up to a batch whose units are written just behind the queues' sync."""
+    store = open_store(tmp_path)
+    before = append(store, ("A", 0, [b"x"])).end_offset
+    store.flush_log()
+    store.flush_queues()
+    flush, dispatch = store._dispatcher.flush, store._dispatch
+
+    def late(segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
+        def flush_then_dispatch() -> tuple[int, int]:
+            done = flush()
+            dispatch(segments, units)
+            return done
+
+        monkeypatch.setattr(store._dispatcher, "flush", flush_then_dispatch)
+        store.flush_log()
+        store.flush_queues()
+
+    monkeypatch.setattr(store, "_dispatch", late)
+    append(store, ("A", 0, [b"y"]))
+    mark = checkpoint.load(OsFiles(), tmp_path / "checkpoint").mark
+    assert mark is not None
+    assert mark.end == before
+    assert store.dispatched_offset == store.flushed_offset > before
+    store.abandon()
+
+
+def test_the_file_abort_stays_until_the_clean_mark_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"x"]))
+    files = store._opened.files
+    unlink, marks = files.unlink, list[object]()
+
+    def looking(path: StrPath) -> None:
+        if Path(path).name == "abort":
+            marks.append(json.loads((tmp_path / "cometmq.json").read_bytes())["clean"])
+        unlink(path)
+
+    monkeypatch.setattr(files, "unlink", looking)
+    store.close()
+    assert len(marks) == 1
+    assert marks[0] is not None
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if and .Values.lag.enabled (not .Values.lag.storage.existingClaim) -}}{{- $types = append $types .Values.lag.storage.type -}}{{- end -}}
 {{- if has "local" $types -}}true{{- end -}}
 {{- end }}
+
+{{/* Bytes of a quantity such as 20Gi. */}}
+{{- define "cometmq.bytes" -}}
+{{- $units := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $units = merge $units (dict "m" 0.001 "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000) -}}
+{{- $number := regexFind "^[0-9.]+" . -}}
+{{- mulf (float64 $number) (float64 (get $units (trimPrefix $number .))) | int64 -}}
+{{- end }}
+
+{{/* How many log files the volume of a group holds: its values. Without a word the option is 1 GiB. */}}
+{{- define "cometmq.logFiles" -}}
+{{- div (include "cometmq.bytes" .storage.size | int64) (.config.mapped_file_size_commit_log | default 1073741824 | int64) -}}
+{{- end }}
+
+{{/* "1 member", "2 members": (count, word). */}}
+{{- define "cometmq.count" -}}
+{{- $count := int (first .) -}}
+{{- printf "%d %s%s" $count (last .) (ternary "" "s" (eq $count 1)) -}}
+{{- end }}

@@ -1,0 +1,96 @@
+"""``cometmq message query`` and ``cometmq topic offset-by-time``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from cometmq.admin import finding
+from cometmq.admin.commandline import cluster_command
+from cometmq.admin.connection import Connection
+from cometmq.admin.views import MessageView, QueueTimeView
+from cometmq.v1 import broker_pb2
+
+COUNT_MAX = 64
+_BOUNDARIES = {
+    "lower": broker_pb2.TIME_BOUNDARY_LOWER,
+    "upper": broker_pb2.TIME_BOUNDARY_UPPER,
+}
+
+
+class Time(click.ParamType[int]):
+    """A moment: milliseconds since 1970, or ISO 8601; local time unless it names its zone."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value.isdecimal():
+            return int(value)
+        try:
+            return round(datetime.fromisoformat(value).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is neither milliseconds nor like 2026-01-31T23:59:59", param, ctx)
+
+
+def add_to(message_group: click.Group, topic_group: click.Group) -> None:
+    """Make the commands."""
+    _add_query(message_group)
+    _add_offset_by_time(topic_group)
+
+
+def _add_query(group: click.Group) -> None:
+    @cluster_command(group, "query")
+    @click.option("--topic", required=True)
+    @click.option("--key", help="One of the message's keys, or its unique id.")
+    @click.option("--unique-id", help="The id that the producer gave it.")
+    @click.option("--begin", "begin_ms", type=Time(), metavar="TIME", help="Not stored before.")
+    @click.option("--end", "end_ms", type=Time(), metavar="TIME", help="Not stored after.")
+    @click.option(
+        "--max",
+        "count_max",
+        type=click.IntRange(1, COUNT_MAX),
+        default=32,
+        show_default=True,
+        help="Of each broker group, and in all.",
+    )
+    async def message_query(
+        connection: Connection,
+        topic: str,
+        key: str | None,
+        unique_id: str | None,
+        **limits: Any,
+    ) -> list[MessageView]:
+        """The messages of a topic with this key or unique id, newest first.
+
+        TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
+        """
+        if (key is None) == (unique_id is None):
+            raise click.UsageError("give either --key or --unique-id")
+        return await finding.query_messages(
+            connection, topic, key=key, unique_id=unique_id, **limits
+        )
+
+
+def _add_offset_by_time(group: click.Group) -> None:
+    @cluster_command(group, "offset-by-time")
+    @click.argument("name")
+    @click.argument("time_ms", metavar="TIME", type=Time())
+    @click.option(
+        "--boundary",
+        type=click.Choice(list(_BOUNDARIES)),
+        default="lower",
+        show_default=True,
+        help="The first message not before TIME, or the last not after it.",
+    )
+    async def topic_offset_by_time(
+        connection: Connection, name: str, time_ms: int, boundary: str
+    ) -> list[QueueTimeView]:
+        """Which message of each queue of topic NAME was stored at TIME.
+
+        TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
+        """
+        return await finding.offsets_by_time(connection, name, time_ms, _BOUNDARIES[boundary])

@@ -1,0 +1,159 @@
+"""``cometmq store``: a store's folder without a broker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cometmq.admin import inspection, render
+from cometmq.admin.commandline import Group, output_option
+from cometmq.admin.views import LogFileView, PlaceView, RecordView, StoreView, UnitView
+from cometmq.format.indexfile import Sizes
+from cometmq.store.repair import Accepted
+
+EXIT_FAULTY = 3  # what `verify` ends with when it found faults
+RANGE = re.compile(r"(\d+)-(\d+)")
+
+directory_argument = click.argument(
+    "directory", type=click.Path(path_type=Path, exists=True, file_okay=False, readable=True)
+)
+slots_option = click.option(
+    "--hash-slots", type=click.IntRange(1), default=Sizes().hash_slots, show_default=True,
+    help="The broker's max_hash_slot_num.",
+)  # fmt: skip
+entries_option = click.option(
+    "--index-entries", type=click.IntRange(2), default=Sizes().entries, show_default=True,
+    help="The broker's max_index_num.",
+)  # fmt: skip
+
+
+@click.group("store", cls=Group)
+def store_group() -> None:
+    """A store's folder, without a broker."""
+
+
+@store_group.command("dump")
+@directory_argument
+@click.option("--scan", is_flag=True, help="Read and count every record.")
+@click.option("--records", is_flag=True, help="List records of the log instead.")
+@click.option("--units", metavar="TOPIC/QUEUE", help="List units of this queue instead.")
+@click.option("--files", is_flag=True, help="List the log's files instead.")
+@click.option(
+    "--at", metavar="LOG_OFFSET", type=click.IntRange(0), help="Tell what stands there instead."
+)
+@click.option("--from", "start", type=click.IntRange(0), help="First log or queue offset to list.")
+@click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
+@output_option
+def store_dump(directory: Path, output: str, **options: Any) -> None:
+    """What lies in DIRECTORY (a broker's store_path). Reads only, also while a broker runs."""
+    render.show(_dump(directory, **options), output)
+
+
+Dumped = StoreView | list[RecordView] | list[UnitView] | list[LogFileView] | PlaceView
+
+
+def _dump(
+    directory: Path,
+    *,
+    scan: bool,
+    records: bool,
+    units: str | None,
+    files: bool,
+    at: int | None,
+    start: int | None,
+    count: int,
+) -> Dumped:
+    if scan + records + files + (units is not None) + (at is not None) > 1:
+        raise click.UsageError("--scan, --records, --units, --files and --at exclude each other")
+    if records:
+        return inspection.records(directory, start=start, count=count)
+    if files:
+        return inspection.files(directory)
+    if at is not None:
+        return inspection.place(directory, at)
+    if units is None:
+        return inspection.store(directory, scan=scan)
+    topic, _, number = units.rpartition("/")
+    if not topic or not number.isdecimal():
+        raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
+    return inspection.units(directory, topic, int(number), start=start or 0, count=count)
+
+
+@store_group.command("verify")
+@directory_argument
+@slots_option
+@entries_option
+@output_option
+@click.pass_context
+def store_verify(
+    ctx: click.Context, directory: Path, hash_slots: int, index_entries: int, output: str
+) -> None:
+    """Read everything in DIRECTORY and compare it: log, queues, key index, marks.
+
+    Changes nothing, and may run beside a broker. Ends with status 3 when something is wrong.
+    """
+    found = inspection.verify(directory, Sizes(hash_slots, index_entries))
+    render.show(found, output)
+    if found.faults:
+        ctx.exit(EXIT_FAULTY)
+
+
+def _ranges(
+    _: click.Context, __: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[int, int], ...]:
+    """``START-END`` options."""
+    found = [RANGE.fullmatch(value) for value in values]
+    if None in found:
+        raise click.BadParameter(f"{values[found.index(None)]!r} is not START-END")
+    return tuple((int(match[1]), int(match[2])) for match in found if match is not None)
+
+
+@store_group.command("repair")
+@directory_argument
+@click.option(
+    "--write-off", multiple=True, callback=_ranges, metavar="START-END",
+    help="Give up these damaged bytes of the log; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--accept-end", "end", type=click.IntRange(0), metavar="LOG_OFFSET",
+    help="Let a log end here that was longer.",
+)  # fmt: skip
+@click.option(
+    "--cut-at", type=click.IntRange(0), metavar="LOG_OFFSET",
+    help="Remove the record that starts here, and all behind it.",
+)  # fmt: skip
+@click.option(
+    "--epoch", type=click.IntRange(1), metavar="NUMBER",
+    help="Where cometmq.epochs is gone: a number above every epoch that the group ever had.",
+)  # fmt: skip
+@slots_option
+@entries_option
+@click.option(
+    "--queue-file-bytes", type=click.IntRange(20),
+    help="The broker's mapped_file_size_consume_queue. Default: that of the queues there are.",
+)  # fmt: skip
+@output_option
+def store_repair(
+    directory: Path,
+    *,
+    hash_slots: int,
+    index_entries: int,
+    queue_file_bytes: int | None,
+    output: str,
+    **accepted: Any,
+) -> None:
+    """Make queues and key index of DIRECTORY anew from its log; the broker must be down.
+
+    A damaged log is refused, and the options are told that would give up what is lost. Take a copy
+    of the folder first.
+    """
+    done = inspection.repair(
+        directory,
+        Accepted(**accepted),
+        index_sizes=Sizes(hash_slots, index_entries),
+        queue_file_bytes=queue_file_bytes,
+    )
+    render.show(done, output)

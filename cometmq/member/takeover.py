@@ -1,0 +1,76 @@
+"""What Apache RocketMQ left in the folder becomes the writer's state: docs/compatibility.md.
+Blocking.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from cometmq.clock import Clock
+from cometmq.errors import StoreDamaged, StoreFailed
+from cometmq.member.config import MemberConfig
+from cometmq.member.exports import Exporter
+from cometmq.messaging import snapshots, takeover
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.takeover import Queues, Tables
+from cometmq.messaging.topics import is_system
+from cometmq.store.base import BaseStore
+from cometmq.store.engine import MessageStore
+from cometmq.store.foreign import Takeover
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+
+def take_over(store: BaseStore, found: Takeover, state: BrokerState, config: MemberConfig) -> None:
+    """Let ``state`` hold RocketMQ's tables. Raises StoreDamaged, StoreForeignFile."""
+    tables = read(found.tables)
+    for entry in tables.left_out:
+        log.warning("left out of RocketMQ's tables", extra=fields(entry=entry))
+    queues = Queues(
+        known=list(store.queues()),
+        verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, found.verified),
+        maximum=lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
+    )
+    takeover.take_over(state, tables, queues, config.flush_disk_type.value)
+    deleted = {topic for topic, _ in queues.known if topic not in state.topics}
+    log.warning(
+        "took over what another program wrote",
+        extra=fields(
+            verified=found.verified,
+            tables=" ".join(sorted(found.tables)),
+            deleted_topics=" ".join(sorted(topic for topic in deleted if not is_system(topic))),
+        ),
+    )
+
+
+def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
+    """The tables of the first of each file's candidates that reads, as RocketMQ does it."""
+    chosen = {}
+    for name, contents in candidates.items():
+        readable = [content for content in contents if _reads(content)]
+        if len(readable) < len(contents):
+            log.warning("config/%s of RocketMQ does not read", name)
+        chosen[name] = (readable or contents)[0]
+    return takeover.read(chosen)
+
+
+def _reads(content: bytes) -> bool:
+    try:
+        snapshots.parse(content)
+    except StoreDamaged:
+        return False
+    return True
+
+
+def settle(store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock) -> None:
+    """The state's full copy is on the disk: write the exports, so that the tables are not taken for
+    RocketMQ's once more, and note that all is ours. Raises StoreFailed.
+    """
+    mark = snapshots.SnapshotMark(store.epoch, store.appended_offset)
+    try:
+        Exporter(config.store_path / "config").write(snapshots.export(state, mark, clock.wall_ms()))
+    except OSError as error:
+        raise StoreFailed(f"config/*.json cannot be written: {error}") from error
+    store.settle_takeover()

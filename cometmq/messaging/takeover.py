@@ -1,0 +1,265 @@
+"""From Apache RocketMQ's tables to our state: what stands in its ``config/*.json`` replaces what we
+knew. Which of its fields count is told in docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from cometmq.errors import (
+    GroupNameInvalid,
+    StoreDamaged,
+    StoreForeignFile,
+    TopicNameInvalid,
+)
+from cometmq.messaging import groups, snapshots, topics
+from cometmq.messaging.changes import (
+    Change,
+    DelaysReached,
+    GroupDropped,
+    GroupPut,
+    OffsetsCommitted,
+    TopicDropped,
+    TopicPut,
+)
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.state import BrokerState
+from cometmq.model import (
+    PERMISSION_READ,
+    PERMISSION_WRITE,
+    QUEUES_PER_TOPIC_MAX,
+    FlushMode,
+    Position,
+    TopicConfig,
+)
+
+Table = dict[str, Any]
+Entry = TypeVar("Entry")
+
+_NUMBER_MAX = 2**63 - 1
+BATCH_QUEUE = "BatchCQ"  # queue.type of a topic whose records hold many messages
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What RocketMQ knew. None: it has not written that file, so ours counts."""
+
+    topics: Mapping[str, TopicConfig] | None = None
+    groups: Mapping[str, GroupSettings] | None = None
+    offsets: Mapping[tuple[str, str, int], int] | None = None  # by group, topic, queue id
+    delays: Mapping[int, int] | None = None  # offset in the queue of each delay level
+    left_out: tuple[str, ...] = ()  # entries whose names are none for us
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read(files: Mapping[str, bytes]) -> Tables:
+    """The tables of RocketMQ's files, by name (those of ``snapshots``).
+
+    Raises StoreDamaged for what does not read as a table, StoreForeignFile for a topic that cannot
+    be kept.
+    """
+    left_out: list[str] = []
+    found: dict[str, Any] = {}
+    for name, (field, table_name, decode) in _FILES.items():
+        if name in files:
+            found[field] = _decoded(name, files[name], table_name, decode, left_out)
+    return Tables(**found, left_out=tuple(left_out))
+
+
+def _decoded(
+    name: str,
+    content: bytes,
+    table_name: str,
+    decode: Callable[[str, Any], Iterator[tuple[Any, Any]]],
+    left_out: list[str],
+) -> dict[Any, Any]:
+    try:
+        entries = _table(snapshots.parse(content).get(table_name) or {})
+        found: dict[Any, Any] = {}
+        for key, value in entries.items():
+            try:
+                found.update(decode(key, value))
+            except (TopicNameInvalid, GroupNameInvalid) as error:
+                left_out.append(f"{name}: {error}")
+    except (StoreDamaged, ValueError) as error:
+        raise StoreDamaged(
+            f"config/{name} of Apache RocketMQ cannot be read: {error}. Mend it; without the file "
+            "the store opens with what is known here"
+        ) from error
+    return found
+
+
+def _topic(name: str, value: Any) -> Iterator[tuple[str, TopicConfig]]:
+    if name == topics.AUTO_CREATE_TOPIC:
+        return  # not a topic but an option: docs/format/snapshots.md
+    topics.check_name(name)
+    settings = _table(value)
+    if BATCH_QUEUE in _table(settings.get("attributes") or {}).values():
+        raise StoreForeignFile(
+            f"topic {name} has queue.type {BATCH_QUEUE}: its records hold many messages each, "
+            "which cannot be read here. Delete it with RocketMQ's tools first; nothing was changed"
+        )
+    read_count = _number(settings, "readQueueNums", 16)
+    write_count = _number(settings, "writeQueueNums", 16)
+    if max(read_count, write_count) > QUEUES_PER_TOPIC_MAX:
+        raise StoreForeignFile(
+            f"topic {name} has {max(read_count, write_count)} queues, {QUEUES_PER_TOPIC_MAX} are "
+            "allowed. Lower them with RocketMQ's tools first; nothing was changed"
+        )
+    permission = _number(settings, "perm", 6) & (PERMISSION_READ | PERMISSION_WRITE)
+    yield name, TopicConfig(name, read_count, write_count, permission)
+
+
+def _group(name: str, value: Any) -> Iterator[tuple[str, GroupSettings]]:
+    groups.check_name(name)
+    f = _table(value)
+    yield (
+        name,
+        GroupSettings(
+            name,
+            consume_enable=_flag(f, "consumeEnable"),
+            consume_from_min_enable=_flag(f, "consumeFromMinEnable"),
+            consume_broadcast_enable=_flag(f, "consumeBroadcastEnable"),
+            retry_queue_count=_number(f, "retryQueueNums", 1),
+            retry_times_max=_number(f, "retryMaxTimes", 16),
+            broker_id=_number(f, "brokerId", 0),
+            broker_id_when_slow=_number(f, "whichBrokerWhenConsumeSlowly", 1),
+            notify_members_enable=_flag(f, "notifyConsumerIdsChangedEnable"),
+        ),
+    )
+
+
+def _queues(key: str, value: Any) -> Iterator[tuple[tuple[str, str, int], int]]:
+    """``topic@group`` → queue id → offset."""
+    topic, _, group = key.partition("@")
+    topics.check_name(topic)
+    groups.check_name(group)
+    queues = _table(value)
+    for queue_id in queues:
+        yield (group, topic, _digits(queue_id)), _number(queues, queue_id, 0)
+
+
+def _level(key: str, value: Any) -> Iterator[tuple[int, int]]:
+    yield _digits(key), _number({key: value}, key, 0)
+
+
+_FILES: dict[str, tuple[str, str, Callable[[str, Any], Iterator[tuple[Any, Any]]]]] = {
+    snapshots.TOPICS: ("topics", "topicConfigTable", _topic),
+    snapshots.GROUPS: ("groups", "subscriptionGroupTable", _group),
+    snapshots.OFFSETS: ("offsets", "offsetTable", _queues),
+    snapshots.DELAYS: ("delays", "offsetTable", _level),
+}
+
+
+def _table(value: Any) -> Table:
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:60]!r} stands where a table should")
+    return value
+
+
+def _flag(fields: Table, name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} is neither true nor false")
+    return value is not False  # all of them are true unless told
+
+
+def _number(fields: Table, name: str, otherwise: int) -> int:
+    """A number from 0; RocketMQ takes its digits in quotes too. Negative ones, its sign of an
+    offset that is not known, count as 0.
+    """
+    value = fields.get(name)
+    if value is None:
+        return otherwise
+    number = value if type(value) is int else _digits(str(value))
+    if number > _NUMBER_MAX:
+        raise ValueError(f"{name} is {number}, more than {_NUMBER_MAX}")
+    return max(0, number)
+
+
+def _digits(text: str) -> int:
+    if not (text.isascii() and text.lstrip("-").isdigit()):
+        raise ValueError(f"{text[:60]!r} stands where a number should")
+    return int(text)
+
+
+# --- taking over ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What the taken-over store holds."""
+
+    known: Iterable[tuple[str, int]]  # (topic, queue id) of all queues with messages
+    verified: Callable[[str, int], int]  # queue offset up to which the messages are as we left them
+    maximum: Callable[[str, int], int]  # offset of the message to come
+
+
+def take_over(state: BrokerState, tables: Tables, queues: Queues, flush_mode: FlushMode) -> None:
+    """Let ``state`` hold RocketMQ's tables, and begin a generation in all queues: what was known of
+    messages behind those that are as we left them may be said of others now.
+
+    ``flush_mode`` is that of topics new to us. As after an unclean start, no change of its own
+    stands in the log: the full copy that begins the epoch has it all.
+    """
+    _apply(state, state.plan_raise(queues.verified))
+    _apply(state, _topic_changes(state, tables, queues, flush_mode))
+    _apply(state, _group_changes(state, tables))
+    _apply(state, _offset_changes(state, tables, queues))
+    if tables.delays is not None:
+        state.apply(DelaysReached(dict(tables.delays)))
+
+
+def _apply(state: BrokerState, changes: Iterable[Change]) -> None:
+    for change in list(changes):
+        state.apply(change)
+
+
+def _topic_changes(
+    state: BrokerState, tables: Tables, queues: Queues, flush_mode: FlushMode
+) -> Iterator[Change]:
+    found = tables.topics
+    if found is None:
+        found = _topics_of_queues(state, queues)
+    else:
+        yield from (TopicDropped(known.name) for known in state.topics if known.name not in found)
+    for config in found.values():
+        known = state.topics.find(config.name)
+        mode = flush_mode if known is None else known.flush_mode
+        yield TopicPut(replace(config, flush_mode=mode), state.generations.allocate())
+
+
+def _topics_of_queues(state: BrokerState, queues: Queues) -> dict[str, TopicConfig]:
+    """Settings for the topics that have messages and none: topics.json is lost."""
+    counts: dict[str, int] = {}
+    for topic, queue_id in queues.known:
+        if topic not in state.topics and not topics.is_system(topic):
+            counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+    return {topic: TopicConfig(topic, count, count) for topic, count in sorted(counts.items())}
+
+
+def _group_changes(state: BrokerState, tables: Tables) -> Iterator[Change]:
+    """Groups that are dropped and put again have lost what they had committed."""
+    found = dict(state.groups) if tables.groups is None else tables.groups
+    if tables.offsets is not None:
+        yield from (GroupDropped(name) for name in sorted({c.group for c in state.offsets}))
+    yield from (GroupDropped(name) for name in sorted(state.groups) if name not in found)
+    yield from (GroupPut(settings) for settings in found.values())
+
+
+def _offset_changes(state: BrokerState, tables: Tables, queues: Queues) -> Iterator[Change]:
+    commits = []
+    for (group, topic, queue_id), offset in (tables.offsets or {}).items():
+        history = state.generations.find(topic, queue_id)
+        if history is not None:
+            # A crash of RocketMQ's may leave an offset behind the last message.
+            reached = min(offset, queues.maximum(topic, queue_id))
+            position = Position(history.current, reached)
+            commits.append(CommittedOffset(group, topic, queue_id, position))
+    if commits:
+        yield OffsetsCommitted(tuple(commits))

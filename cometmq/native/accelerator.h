@@ -1,0 +1,34 @@
+/* The functions of the module, one file each. What they do for their callers: interface.py. */
+
+#ifndef COMETMQ_ACCELERATOR_H
+#define COMETMQ_ACCELERATOR_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "text.h"
+
+/* Work on fewer bytes keeps the GIL: another thread that takes it may keep it for milliseconds, and this much is done
+ * in a few microseconds. */
+#define RELEASE_BYTES_MIN (32 * 1024)
+
+#define BEGIN_WORK(bytes) \
+    PyThreadState *released = (bytes) >= RELEASE_BYTES_MIN ? PyEval_SaveThread() : NULL;
+#define END_WORK \
+    if (released != NULL) \
+        PyEval_RestoreThread(released);
+
+static inline span span_of(const Py_buffer *buffer)
+{
+    return (span){(const uint8_t *)buffer->buf, (size_t)buffer->len};
+}
+
+PyObject *accelerator_stamp(PyObject *module, PyObject *arguments);
+PyObject *accelerator_scan(PyObject *module, PyObject *arguments);
+PyObject *accelerator_decode(PyObject *module, PyObject *arguments);
+PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
+PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
+PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
+
+#endif

@@ -1,0 +1,128 @@
+"""What the C extension offers: the contract between its files and their callers.
+
+Rules for every function here. Bytes in, bytes and numbers out; every length is compared with the
+buffer before it is followed, so any input is safe. A function takes what is certainly good, and
+*stops* at the first record that is not: it never judges. Its caller then looks at that record in
+plain Python, which names the fault, or takes it and calls again. So the fast loop may know less
+than the rules (rare forms, text that is not UTF-8), but never more. Work on 32 KiB and more is done
+without the GIL.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol, TypeAlias, TypeVar
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Groups = list[tuple[str, int, int, bytes]]
+"""(topic, queue id, offset of the first message, units): messages that follow each other in a
+queue, though not always in the log. Groups are in the order of their first messages."""
+
+T = TypeVar("T", bound=tuple[object, ...])
+
+
+class Accelerator(Protocol):
+    """The module ``cometmq.native._accelerator``. Arguments are positional."""
+
+    CRC32: str  # how it computes CRCs: "pclmulqdq" or "tables"
+
+    def crc32(self, data: Buffer, /) -> int:
+        """``zlib.crc32(data)``."""
+
+    def crc32_portable(self, data: Buffer, /) -> int:
+        """The same as on a processor that does not help; for tests."""
+
+    def stamp(
+        self,
+        records: bytes,
+        stamped: bytearray,
+        at: int,
+        count: int,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        log_offset: int,
+        hosts_and_time: bytes,
+        host_flags: int,
+        body_bytes_max: int,
+        properties_bytes_max: int,
+        reserved: bytes,
+        reserved_prefix: bytes,
+        /,
+    ) -> tuple[int, bytes]:
+        """Verifies and stamps up to ``count`` records of one queue: see
+        ``cometmq.format.batch._stamp_run``.
+
+        ``queue_offset`` is the first record's, ``log_offset`` that of the whole batch;
+        ``hosts_and_time`` stands in the record as it is given. ``reserved`` lists property names,
+        each behind its length in one byte. Returns where it stopped, and the units of the records
+        before.
+        """
+
+    def scan(
+        self, chunk: bytes, at: int, log_offset: int, bytes_left: int, apart: bytes, /
+    ) -> tuple[int, int, int, int, int, bool, Groups]:
+        """Verifies records of the log from ``at`` on: ``cometmq.format.scan.scan_run``.
+
+        ``log_offset`` is the position of ``at``, ``bytes_left`` what records may fill of the file
+        from there on. Stops too at a record of a topic that is listed in ``apart`` (each name
+        behind its length in one byte), and at a tag that is empty or not UTF-8.
+
+        Returns where it stopped, number of records, size of the last one, store times of the first
+        and the last one, whether one is older than the one before it, and the units.
+        """
+
+    def decode(self, buffer: bytes, at: int, stop: int, kind: type[T], /) -> tuple[int, list[T]]:
+        """The records from ``at`` on, until one reaches or passes ``stop``: see
+        ``cometmq.format.record._decode_run``. Returns where it stopped, and the records.
+        """
+
+    def choose(
+        self, units: bytes, max_count: int, max_bytes: int, codes: array[int], /
+    ) -> tuple[list[tuple[int, int]], int, int] | None:
+        """Which of the messages that ``units`` name a pull answers: ``cometmq.messaging.pull``.
+
+        ``codes``: the wanted tags, an ``array("I")``; empty = every message. Returns the spans,
+        their number of messages, and the index of the unit to look at next; None when one of the
+        first ``max_count`` wanted units names no record.
+        """
+
+    def encode(
+        self,
+        queue_id: int,
+        flag: int,
+        host_flags: int,
+        born_time_ms: int,
+        body: bytes,
+        middle: bytes,
+        counter: int,
+        /,
+    ) -> bytes:
+        """A record as the SDK sends it: ``cometmq.client.encoder.RecordEncoder.pieces``, joined.
+
+        ``middle`` stands between the body and the eight digits of ``counter`` that end the
+        properties. ValueError for a number that its field cannot hold.
+        """
+
+    def index_keys(self, chunk: bytes, at: int, /) -> tuple[int, bytes]:
+        """The index keys of the records from ``at`` on, which were verified: UNIQ_KEY, then each
+        word of KEYS, nothing for a rolled back transaction.
+
+        Returns where it stopped, and the keys as 20 bytes each, big-endian: hash of ``topic#key``
+        (int32, not negative), log offset and store time in ms (int64).
+        """
+
+    def index_put(
+        self,
+        file: Buffer,
+        keys: bytes,
+        slot_count: int,
+        entry_count: int,
+        next_entry: int,
+        begin_time_ms: int,
+        /,
+    ) -> int:
+        """Puts ``keys``, as :meth:`index_keys` gives them, into the slots and entries of an index
+        file: ``cometmq.format.indexfile.insert``, without the header. ``begin_time_ms`` is the
+        file's. Returns how many slots it found empty. ValueError unless there is room for all keys.
+        """

@@ -1,0 +1,134 @@
+#include "record.h"
+
+#include "bytes.h"
+#include "crc32.h"
+
+#include <string.h>
+
+#define NAME_SEPARATOR 1 /* between a name and its value */
+#define PAIR_SEPARATOR 2 /* behind a pair */
+
+int record_at(const uint8_t *start, size_t available, record *found)
+{
+    if (available < RECORD_BYTES_MIN || load32(start + AT_MAGIC) != MAGIC_V1)
+        return 0;
+    uint32_t size = load32(start + AT_SIZE);
+    if (size < RECORD_BYTES_MIN || size > available || size > INT32_MAX)
+        return 0;
+    found->start = start;
+    found->size = size;
+    found->sys_flag = load32(start + AT_SYS_FLAG);
+    found->born_host_bytes = found->sys_flag & BORN_HOST_V6 ? 20 : 8;
+    found->store_host_bytes = found->sys_flag & STORE_HOST_V6 ? 20 : 8;
+    size_t head = AT_BORN_HOST + found->born_host_bytes + 8 + found->store_host_bytes + 4 + 8 + 4;
+    if (head + 3 > size) /* the length of the topic and that of the properties are still to come */
+        return 0;
+    found->store_time = start + AT_BORN_HOST + found->born_host_bytes;
+    found->reconsume_times = found->store_time + 8 + found->store_host_bytes;
+    uint32_t body_bytes = load32(start + head - 4);
+    if (body_bytes > size - head - 3)
+        return 0;
+    found->body = (span){start + head, body_bytes};
+    const uint8_t *topic = found->body.start + body_bytes;
+    size_t left = size - head - body_bytes; /* at least 3 */
+    if (topic[0] > left - 3)
+        return 0;
+    found->topic = (span){topic + 1, topic[0]};
+    const uint8_t *properties = found->topic.start + found->topic.length;
+    found->properties = (span){properties + 2, load16(properties)};
+    return found->properties.length == left - 3 - found->topic.length;
+}
+
+int has_good_body(const record *found)
+{
+    uint32_t crc = crc32_of(found->body.start, found->body.length) & BODY_CRC_MASK;
+    return crc == load32(found->start + AT_BODY_CRC);
+}
+
+/* The part of `text` before the first byte that is no text (a separator or NUL). */
+static span text_of(span text, uint8_t *all_bits)
+{
+    size_t length = 0;
+    uint8_t bits = 0;
+    while (length < text.length && text.start[length] > PAIR_SEPARATOR)
+        bits |= text.start[length++];
+    *all_bits |= bits;
+    return (span){text.start, length};
+}
+
+static span behind(span text, size_t length)
+{
+    return (span){text.start + length, text.length - length};
+}
+
+/* Reserved names begin with a capital, 1 or _; the most frequent names of all do so too, and are not. */
+static int is_reserved(span name, span reserved, span reserved_prefix)
+{
+    uint8_t first = name.start[0];
+    if (!((first >= 'A' && first <= 'Z') || first == '1' || first == '_'))
+        return 0;
+    if ((name.length == 4 && memcmp(name.start, "KEYS", 4) == 0)
+        || (name.length == 8 && memcmp(name.start, "UNIQ_KEY", 8) == 0))
+        return 0;
+    return starts_with(name, (const char *)reserved_prefix.start, reserved_prefix.length) || is_listed(reserved, name);
+}
+
+int are_clean(span properties, span reserved, span reserved_prefix, span *tag)
+{
+    uint8_t all_bits = 0;
+    span left = properties;
+    *tag = (span){properties.start, 0};
+    while (left.length) {
+        span name = text_of(left, &all_bits);
+        left = behind(left, name.length);
+        if (!name.length || !left.length || left.start[0] != NAME_SEPARATOR)
+            return 0;
+        span value = text_of(behind(left, 1), &all_bits);
+        left = behind(left, 1 + value.length);
+        if (!value.length || (left.length && left.start[0] != PAIR_SEPARATOR))
+            return 0;
+        left = behind(left, left.length != 0);
+        if (name.length == 4 && memcmp(name.start, "TAGS", 4) == 0)
+            *tag = value;
+        else if (is_reserved(name, reserved, reserved_prefix))
+            return 0;
+    }
+    uint32_t ignored = 0;
+    return all_bits < 0x80 || java_hash(properties, &ignored);
+}
+
+int are_framed(span properties, span *tag)
+{
+    const uint8_t *at = properties.start, *end = properties.start + properties.length;
+    *tag = (span){properties.start, 0};
+    while (at < end) {
+        const uint8_t *pair = at;
+        int separated = 0;
+        for (; at < end && *at != PAIR_SEPARATOR; at++) {
+            if (*at == 0)
+                return 0;
+            separated |= *at == NAME_SEPARATOR;
+        }
+        span whole = {pair, (size_t)(at - pair)};
+        if (whole.length && !separated)
+            return 0;
+        if (starts_with(whole, "TAGS\x01", 5)) {
+            *tag = behind(whole, 5);
+            if (!tag->length)
+                return 0;
+        }
+        at += at < end;
+    }
+    return 1;
+}
+
+int put_unit(uint8_t *unit, uint64_t log_offset, size_t size, span tag)
+{
+    uint32_t code = 0;
+    if (!java_hash(tag, &code))
+        return 0;
+    store64(unit, log_offset);
+    store32(unit + 8, (uint32_t)size);
+    store64(unit + 12, (uint64_t)(int64_t)(int32_t)code); /* sign-extended */
+    return 1;
+}

@@ -1,0 +1,68 @@
+/* A record in the log, and its properties: docs/format/record.md and properties.md.
+ *
+ * Nothing here is read before its place was compared with what is available.
+ */
+
+#ifndef COMETMQ_RECORD_H
+#define COMETMQ_RECORD_H
+
+#include "text.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAGIC_V1 0xdaa320a7u
+#define RECORD_BYTES_MIN 91 /* of one with IPv4 hosts, without body, topic and properties */
+#define UNIT_BYTES 20       /* docs/format/queueunit.md */
+#define BODY_CRC_MASK 0x7fffffffu
+
+#define BORN_HOST_V6 0x10u /* bits of SYSFLAG */
+#define STORE_HOST_V6 0x20u
+#define HOSTS_V6 (BORN_HOST_V6 | STORE_HOST_V6)
+#define COMPRESSION 0x301u /* compressed or not, and the four kinds */
+#define TRANSACTION 0x0cu
+#define ROLLBACK 0x0cu
+
+/* Places in a record that do not depend on the hosts' lengths. */
+enum {
+    AT_SIZE = 0,
+    AT_MAGIC = 4,
+    AT_BODY_CRC = 8,
+    AT_QUEUE_ID = 12,
+    AT_FLAG = 16,
+    AT_QUEUE_OFFSET = 20,
+    AT_LOG_OFFSET = 28,
+    AT_SYS_FLAG = 36,
+    AT_BORN_TIME = 40,
+    AT_BORN_HOST = 48,
+};
+
+typedef struct {
+    const uint8_t *start;
+    size_t size; /* TOTALSIZE */
+    uint32_t sys_flag;
+    size_t born_host_bytes, store_host_bytes;
+    const uint8_t *store_time;      /* the born host ends here, 8 bytes before the store host */
+    const uint8_t *reconsume_times; /* 4 bytes; the prepared offset's 8 and the body's length follow */
+    span body, topic, properties;
+} record;
+
+/* Reads the frame of the record at `start`. 0 unless a record of version 1, with lengths that add up to its size,
+ * lies whole in the `available` bytes. */
+int record_at(const uint8_t *start, size_t available, record *found);
+
+int has_good_body(const record *found);
+
+/* Whether a producer may have sent these properties: whole pairs, nothing empty, no reserved name, UTF-8. `reserved`
+ * lists whole names and, in `reserved_prefix`, how a reserved one may begin. `tag` becomes the value of the last TAGS,
+ * or empty. What this refuses may still be allowed. */
+int are_clean(span properties, span reserved, span reserved_prefix, span *tag);
+
+/* Whether such properties may stand in a log: no NUL, and a separator in every pair. `tag` as above; an empty TAGS is
+ * refused, because then an earlier one may count. */
+int are_framed(span properties, span *tag);
+
+/* Writes a consume-queue unit; 0 when the tag is not UTF-8. */
+int put_unit(uint8_t *unit, uint64_t log_offset, size_t size, span tag);
+
+#endif

@@ -1,0 +1,107 @@
+/* The quick look of cometmq/format/batch.py, and what the broker fills in. */
+
+#include "accelerator.h"
+
+#include "bytes.h"
+#include "record.h"
+
+#include <string.h>
+
+/* What all records of a run have in common. */
+typedef struct {
+    span topic, hosts_and_time, reserved, reserved_prefix;
+    uint32_t queue_id, host_flags;
+    Py_ssize_t body_bytes_max, properties_bytes_max;
+} claim;
+
+/* Whether a producer may have sent this record in such a run, as far as a quick look tells. */
+static int is_good(const record *found, const claim *claimed, span *tag)
+{
+    static const uint8_t zeros[4 + 8] = {0};
+    return load32(found->start + AT_QUEUE_ID) == claimed->queue_id
+        && (found->sys_flag & ~COMPRESSION) == claimed->host_flags
+        && memcmp(found->reconsume_times, zeros, sizeof zeros) == 0
+        && found->body.length <= (size_t)claimed->body_bytes_max
+        && found->properties.length <= (size_t)claimed->properties_bytes_max
+        && is_same(found->topic, claimed->topic)
+        && are_clean(found->properties, claimed->reserved, claimed->reserved_prefix, tag)
+        && has_good_body(found);
+}
+
+/* Stamps up to `count` records of `records` from `*at` on in the copy `stamped`; returns how many it took. */
+static Py_ssize_t stamp_run(span records, uint8_t *stamped, size_t *at, Py_ssize_t count, const claim *claimed,
+                            uint64_t queue_offset, uint64_t log_offset, uint8_t *units)
+{
+    Py_ssize_t taken = 0;
+    for (; taken < count; taken++) {
+        record found;
+        span tag;
+        uint8_t *unit = units + taken * UNIT_BYTES;
+        if (!record_at(records.start + *at, records.length - *at, &found) || !is_good(&found, claimed, &tag)
+            || !put_unit(unit, log_offset + *at, found.size, tag))
+            break;
+        uint8_t *to = stamped + *at;
+        store64(to + AT_QUEUE_OFFSET, queue_offset + (uint64_t)taken);
+        store64(to + AT_LOG_OFFSET, log_offset + *at);
+        memcpy(to + AT_BORN_HOST, claimed->hosts_and_time.start, claimed->hosts_and_time.length);
+        *at += found.size;
+    }
+    return taken;
+}
+
+static PyObject *stamped_run(const Py_buffer *records, const Py_buffer *stamped, Py_ssize_t at, Py_ssize_t count,
+                             const claim *claimed, uint64_t queue_offset, uint64_t log_offset)
+{
+    Py_ssize_t fit = (records->len - at) / RECORD_BYTES_MIN;
+    if (count > fit)
+        count = fit;
+    PyObject *units = PyBytes_FromStringAndSize(NULL, count * UNIT_BYTES);
+    if (units == NULL)
+        return NULL;
+    uint8_t *to = (uint8_t *)PyBytes_AsString(units);
+    size_t end = (size_t)at;
+    BEGIN_WORK(records->len - at)
+    Py_ssize_t taken = stamp_run(span_of(records), stamped->buf, &end, count, claimed, queue_offset, log_offset, to);
+    END_WORK
+    if (taken < count) {
+        PyObject *all = units;
+        units = PyBytes_FromStringAndSize((const char *)to, taken * UNIT_BYTES);
+        Py_DECREF(all);
+    }
+    return Py_BuildValue("nN", (Py_ssize_t)end, units);
+}
+
+PyObject *accelerator_stamp(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer records, stamped, topic, hosts_and_time, reserved, prefix;
+    Py_ssize_t at, count;
+    long long queue_id, queue_offset, log_offset;
+    unsigned int host_flags;
+    claim claimed;
+    if (!PyArg_ParseTuple(arguments, "y*w*nny*LLLy*Inny*y*:stamp", &records, &stamped, &at, &count, &topic, &queue_id,
+                          &queue_offset, &log_offset, &hosts_and_time, &host_flags, &claimed.body_bytes_max,
+                          &claimed.properties_bytes_max, &reserved, &prefix))
+        return NULL;
+    claimed.topic = span_of(&topic);
+    claimed.hosts_and_time = span_of(&hosts_and_time);
+    claimed.reserved = span_of(&reserved);
+    claimed.reserved_prefix = span_of(&prefix);
+    claimed.queue_id = (uint32_t)queue_id;
+    claimed.host_flags = host_flags;
+    Py_ssize_t hosts = (host_flags & BORN_HOST_V6 ? 20 : 8) + 8 + (host_flags & STORE_HOST_V6 ? 20 : 8);
+    PyObject *result = NULL;
+    if (at < 0 || at > records.len || count < 0 || stamped.len != records.len || hosts_and_time.len != hosts
+        || (host_flags & ~HOSTS_V6) || queue_id < INT32_MIN || queue_id > INT32_MAX || claimed.body_bytes_max < 0
+        || claimed.properties_bytes_max < 0)
+        PyErr_SetString(PyExc_ValueError, "stamp: arguments that do not belong together");
+    else
+        result = stamped_run(&records, &stamped, at, count, &claimed, (uint64_t)queue_offset, (uint64_t)log_offset);
+    PyBuffer_Release(&records);
+    PyBuffer_Release(&stamped);
+    PyBuffer_Release(&topic);
+    PyBuffer_Release(&hosts_and_time);
+    PyBuffer_Release(&reserved);
+    PyBuffer_Release(&prefix);
+    return result;
+}

@@ -1,0 +1,101 @@
+"""Messages that are not asked for by their offset: by key, by time.
+
+Reads files, so it takes as long as the disk does: for threads that may wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from cometmq.errors import MessageNotFound
+from cometmq.format import queueunit, record
+from cometmq.format.indexfile import TIME_MS_MAX, key_hash
+from cometmq.format.indexkeys import keys_of
+from cometmq.store.base import BaseStore
+
+QueueKey = tuple[str, int]  # topic, queue id
+
+
+class Boundary(Enum):
+    """Which message a time means, when it is not the store time of exactly one."""
+
+    LOWER = "lower"  # the first that is not older
+    UPPER = "upper"  # the last that is not newer
+
+
+class Found(NamedTuple):
+    """A message, decoded and as it lies in the log."""
+
+    message: record.Record
+    raw: bytes
+
+
+def find_by_key(
+    store: BaseStore, topic: str, key: str, first_ms: int = 0, last_ms: int = TIME_MS_MAX
+) -> Iterator[Found]:
+    """The messages of ``topic`` that have ``key`` among their keys or as their unique id, stored
+    from ``first_ms`` to ``last_ms``; the newest first, each once.
+
+    As far as the index is, and whether consumers may see them or not. What the index says is only a
+    hash: every message is looked at.
+    """
+    before = -1  # a record that names a key twice has two entries
+    for log_offset in store.index.find(key_hash(topic, key), first_ms, last_ms):
+        if log_offset < store.min_offset:
+            return  # the rest is older still
+        if log_offset == before:
+            continue
+        before = log_offset
+        try:
+            raw = store.read_record(log_offset)
+        except MessageNotFound:  # gone this moment, or damaged
+            continue
+        found = record.decode(raw)
+        has_key = found.topic == topic and key in keys_of(found.raw_properties, found.sys_flag)
+        if has_key and first_ms <= found.store_time_ms <= last_ms:
+            yield Found(found, raw)
+
+
+def offset_by_time(
+    store: BaseStore, key: QueueKey, bounds: tuple[int, int], time_ms: int, boundary: Boundary
+) -> int:
+    """The offset, within ``bounds`` = [first, end) of the queue, of the message that was stored at
+    ``time_ms``.
+
+    Of several of that time the first (lower) or the last (upper). When there is none, the next one
+    (lower; ``end`` when all are older) or the one before (upper; the first when all are newer).
+    """
+    first, end = bounds
+    assert 0 <= first <= end, bounds
+    wanted = time_ms if boundary is Boundary.LOWER else time_ms + 1
+    found = bisect_left(_StoreTimes(store, key), wanted, first, end)
+    return found if boundary is Boundary.LOWER else max(first, found - 1)
+
+
+def store_time_ms(store: BaseStore, key: QueueKey, offset: int) -> int | None:
+    """When the message at an offset of a queue was stored; None when there is none."""
+    unit = store.read_units(*key, offset, 1)
+    try:
+        return store.store_time_ms(queueunit.unit_at(unit, 0)[0]) if unit else None
+    except MessageNotFound:
+        return None
+
+
+class _StoreTimes:
+    """Store times of a queue's messages by their offset; they never decrease. -1 for one that is
+    gone: it was older than all that are there.
+    """
+
+    def __init__(self, store: BaseStore, key: QueueKey) -> None:
+        self._store = store
+        self._key = key
+
+    def __len__(self) -> int:
+        return self._store.queue_bounds(*self._key)[1]
+
+    def __getitem__(self, offset: int) -> int:
+        found = store_time_ms(self._store, self._key, offset)
+        return -1 if found is None else found

@@ -1,0 +1,53 @@
+"""Which unit a record gets in its queue: RocketMQ's rules of dispatch, for a record that is looked
+at by itself. Plain ones are done in bulk: :mod:`cometmq.format.scan`.
+"""
+
+from __future__ import annotations
+
+from cometmq.errors import StoreForeignFile
+from cometmq.format import queueunit, taghash
+from cometmq.format.properties import tag_of
+from cometmq.format.record import Record
+from cometmq.format.scan import QueueRun, Run
+
+# Messages that wait for their time; the tag hash of their units is the time, in ms, instead.
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+DELAY = "DELAY"
+# RocketMQ's delay levels, 1 to 18, in seconds
+LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)
+assert len(LEVELS_S) == 18
+
+TRANSACTION_MASK = 0b11 << 2
+PREPARED, ROLLED_BACK = 0b01 << 2, 0b11 << 2
+BATCH_FLAGS = 0b11 << 6  # a record that holds many messages: RocketMQ 5's BatchCQ
+
+
+def run_of(found: Record, end: int) -> Run:
+    """The record as a run of one. Raises StoreForeignFile for a record that holds a batch."""
+    if found.sys_flag & BATCH_FLAGS:
+        raise StoreForeignFile(
+            f"the record at {found.log_offset} of the log holds a batch of messages: Apache "
+            f"RocketMQ's topic {found.topic} has queue.type BatchCQ, which cannot be read here; "
+            "nothing was changed"
+        )
+    queues = []
+    if found.sys_flag & TRANSACTION_MASK not in (PREPARED, ROLLED_BACK):
+        unit = queueunit.pack(found.log_offset, found.size, tags_code(found))
+        queues.append(QueueRun(found.topic, found.queue_id, found.queue_offset, unit))
+    time_ms = found.store_time_ms
+    return Run(end, 1, found.size, time_ms, time_ms, False, queues)
+
+
+def tags_code(found: Record) -> int:
+    """What stands in the unit's field for the tag's hash."""
+    if found.topic == SCHEDULE_TOPIC:
+        delay_s = _delay_s(found.properties.get(DELAY, ""))
+        if delay_s:
+            return found.store_time_ms + 1000 * delay_s
+    return taghash.tags_code(tag_of(found.raw_properties))
+
+
+def _delay_s(level: str) -> int:
+    """Seconds of a delay level; levels above the last are the last. 0: it is none."""
+    number = int(level) if level.isascii() and level.isdigit() else 0
+    return LEVELS_S[min(number, len(LEVELS_S)) - 1] if number else 0

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.compat.listing import COMPARED, rocketmq
+from tests.compat.rocketmq import VERSIONS, RocketMq, RocketMqMissing
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def mq(request: pytest.FixtureRequest) -> RocketMq:
+    """Each version of RocketMQ."""
+    try:
+        return rocketmq(request.param)
+    except RocketMqMissing as error:
+        pytest.skip(str(error))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for what, number in COMPARED.items():
+        terminalreporter.write_line(f"compared with RocketMQ: {number:,} {what}")

@@ -1,0 +1,226 @@
+"""The store of Apache RocketMQ, driven through ``java/Driver.java``: what it writes and what it
+reads.
+
+Its jars come from Maven (``java/<version>/pom.xml``) and, with the compiled driver, lie under
+``build/compat``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).parent / "java"
+BUILD = Path(__file__).resolve().parents[2] / "build" / "compat"
+VERSIONS = ("v4", "v5")  # 4.9.8 and 5.5.1
+TOOLS = ("java", "javac", "mvn")
+
+FETCH_S_MAX = 600
+RUN_S_MAX = 60
+HOST = "127.0.0.1 10911"
+JAVA = (
+    *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
+    *("--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
+    *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
+)
+
+Line = dict[str, Any]
+
+
+class RocketMqMissing(Exception):
+    """Java or Maven is not here, or Maven cannot fetch the jars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One line of the driver's input."""
+
+    name: str
+    fields: dict[str, str]
+
+    def __str__(self) -> str:
+        text = "\t".join([self.name, *(f"{name}={value}" for name, value in self.fields.items())])
+        assert "\n" not in text
+        return text
+
+
+def put(
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    *,
+    properties: dict[str, str] | None = None,
+    born: str = HOST,
+    store: str = HOST,
+    **numbers: int,
+) -> Command:
+    """A message. ``numbers``: flag, sys, reconsume, prepared."""
+    fields = {"topic": topic, "queue": str(queue_id), "body": body.hex()}
+    fields |= {"born": born, "store": store}
+    fields |= {name: str(number) for name, number in numbers.items()}
+    return Command("put", fields | {f"p:{k}": v for k, v in (properties or {}).items()})
+
+
+def batch(topic: str, queue_id: int, bodies: Sequence[bytes]) -> Command:
+    """A batch as RocketMQ's client sends it; the messages' keys are ``key-<body in hex>``."""
+    hexed = ",".join(body.hex() for body in bodies)
+    return Command("batch", {"topic": topic, "queue": str(queue_id), "bodies": hexed})
+
+
+def topic(name: str, queue_count: int = 4, permission: int = 6) -> Command:
+    count = str(queue_count)
+    fields = {"name": name, "read": count, "write": count, "perm": str(permission)}
+    return Command("topic", fields)
+
+
+def group(name: str, retries: int = 16) -> Command:
+    return Command("group", {"name": name, "retries": str(retries)})
+
+
+def offset(group_name: str, topic_name: str, queue_id: int, offset_number: int) -> Command:
+    fields = {"group": group_name, "topic": topic_name}
+    return Command("offset", fields | {"queue": str(queue_id), "offset": str(offset_number)})
+
+
+HALT = Command("halt", {})
+
+
+class RocketMq:
+    """One version of it, with files of small sizes."""
+
+    def __init__(self, version: str, log_file_bytes: int, queue_file_bytes: int) -> None:
+        self.version = version
+        self._sizes = (str(log_file_bytes), str(queue_file_bytes))
+        self._classpath = build(version)
+
+    def write(self, directory: Path, commands: Iterable[Command]) -> list[Line]:
+        """Open, write, close in order, unless a command says otherwise; an answer per command."""
+        return self._run("write", directory, commands)
+
+    def read(self, directory: Path) -> Listing:
+        """Open, list everything, close."""
+        return Listing(self._run("read", directory, []))
+
+    def config(self, directory: Path, commands: Iterable[Command] = ()) -> dict[str, str]:
+        """What it understands of ``config/*.json``, by file, before it takes the commands and
+        writes them.
+        """
+        tables = self._run("config", directory, commands)
+        assert all(table["loaded"] == "true" for table in tables), tables
+        return {table["file"]: table["understood"] for table in tables}
+
+    @contextmanager
+    def writing(self, directory: Path) -> Iterator[subprocess.Popen[str]]:
+        """A process that writes, to be killed; its streams are those of the driver."""
+        with subprocess.Popen(
+            self._command("write", directory),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _command(self, word: str, directory: Path) -> list[str]:
+        home = f"-Duser.home={BUILD}"
+        return [*JAVA, home, "-cp", self._classpath, "Driver", word, str(directory), *self._sizes]
+
+    def _run(self, word: str, directory: Path, commands: Iterable[Command]) -> list[Line]:
+        asked = list(commands)
+        done = subprocess.run(
+            self._command(word, directory),
+            input="".join(f"{command}\n" for command in asked),
+            capture_output=True,
+            text=True,
+            timeout=RUN_S_MAX,
+            check=False,
+        )
+        halts = HALT in asked
+        assert done.returncode == (9 if halts else 0), f"{self.version} {word}: {done.stderr}"
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Listing:
+    """What RocketMQ read of a folder."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        (end,) = of_kind(lines, "end")
+        self.log = (end["min"], end["max"])
+        self.bounds = {
+            (line["topic"], line["queue"]): (line["min"], line["max"])
+            for line in of_kind(lines, "queue")
+        }
+        self.messages = of_kind(lines, "message")
+        self.queries = {
+            (line["topic"], line["key"]): [int(at) for at in line["offsets"].split(",") if at]
+            for line in of_kind(lines, "query")
+        }
+
+
+def of_kind(lines: Sequence[Line], kind: str) -> list[Line]:
+    return [line for line in lines if line["kind"] == kind]
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+def build(version: str) -> str:
+    """The class path of one version and its driver; fetched and compiled when something changed."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise RocketMqMissing(f"{missing[0]} is missing")
+    sources = [SOURCES / "Driver.java", SOURCES / version / "Engine.java"]
+    pom = SOURCES / version / "pom.xml"
+    jars = BUILD / f"{version}-{_digest([pom])}"
+    classes = BUILD / f"{version}-{_digest([pom, *sources])}.classes"
+    _once(jars, lambda draft: _fetch(pom, draft))
+    classpath = [str(jar) for jar in sorted(jars.glob("*.jar"))]
+    _once(classes, lambda draft: _compile(sources, classpath, draft))
+    return os.pathsep.join([*classpath, str(classes)])
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
+def _once(folder: Path, make: Any) -> None:
+    """Let ``make(draft)`` fill the folder, unless it is there."""
+    if folder.exists():
+        return
+    draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+    draft.mkdir(parents=True)
+    make(draft)
+    draft.rename(folder)
+
+
+def _fetch(pom: Path, folder: Path) -> None:
+    done = _tool(
+        *("mvn", "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"),
+        *("-DincludeScope=runtime", f"-DoutputDirectory={folder}"),
+    )
+    if done.returncode:
+        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), "")
+        raise RocketMqMissing(f"Maven cannot fetch the jars: {reason[:200]}")
+
+
+def _compile(sources: Sequence[Path], classpath: Sequence[str], folder: Path) -> None:
+    command = ["javac", "-nowarn", "-d", str(folder), "-cp", os.pathsep.join(classpath)]
+    done = _tool(*command, *map(str, sources))
+    assert not done.returncode, done.stderr
+
+
+def _tool(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S_MAX, check=False)

@@ -1,0 +1,126 @@
+"""``config/*.json``: RocketMQ understands what a real broker of ours exports, we take over what it
+wrote, and back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.format import fastjson
+from cometmq.messaging import snapshots
+from tests.compat.listing import INDEX
+from tests.compat.rocketmq import RocketMq, group, offset, put, topic
+from tests.support.broker import SMALL_FILES, BrokerProcess
+
+pytestmark = pytest.mark.slow
+
+OURS = (snapshots.TOPICS, snapshots.GROUPS, snapshots.OFFSETS)
+FLAGS = ("--max_hash_slot_num", str(INDEX.hash_slots), "--max_index_num", str(INDEX.entries))
+
+
+@pytest.fixture
+def theirs(mq: RocketMq) -> RocketMq:
+    """RocketMQ with the file sizes of the brokers in tests."""
+    sizes = ("mapped_file_size_commit_log", "mapped_file_size_consume_queue")
+    return RocketMq(mq.version, *(SMALL_FILES[size] for size in sizes))
+
+
+def understood(mq: RocketMq, folder: Path, *commands: Any) -> dict[str, Any]:
+    """RocketMQ's tables as it has read them; it then takes the commands and writes them."""
+    tables = mq.config(folder, commands)
+    return {name: fastjson.loads(text.encode()) for name, text in tables.items()}
+
+
+def marks(folder: Path) -> list[bool]:
+    """Which of the files say that they are ours."""
+    tables = [snapshots.parse((folder / "config" / name).read_bytes()) for name in OURS]
+    return [snapshots.mark_of(table) is not None for table in tables]
+
+
+async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    async with BrokerProcess(tmp_path, *FLAGS) as broker:
+        client = broker.client
+        for name, queue_count in (("orders", 4), ("bills", 2), ("gone", 1)):
+            await client.put_topic(name, queue_count)
+            await client.send(name, 0, b"a", b"b", b"c")
+        generation = (await client.status("orders", 0)).generation
+        await client.commit("billing", ("orders", 0, generation, 2), ("bills", 0, 0, 1))
+        await broker.stop()
+
+        # --- RocketMQ reads our tables, works in the folder and writes them
+        assert marks(folder) == [True] * 3
+        changes = [
+            *(topic("orders", 6), topic("new", 2)),
+            *(group("billing", 5), group("fresh")),
+            *(offset("billing", "orders", 0, 3), offset("fresh", "new", 1, 1)),
+        ]
+        read = understood(theirs, folder, *changes)
+        counts = {
+            name: (config["readQueueNums"], config["writeQueueNums"], config["perm"])
+            for name, config in read[snapshots.TOPICS]["topicConfigTable"].items()
+        }
+        assert counts == {"orders": (4, 4, 6), "bills": (2, 2, 6), "gone": (1, 1, 6)}
+        assert read[snapshots.OFFSETS]["offsetTable"] == {
+            "orders@billing": {"0": 2},
+            "bills@billing": {"0": 1},
+        }
+        assert "billing" in read[snapshots.GROUPS]["subscriptionGroupTable"]
+        theirs.write(folder, [put("new", 1, b"n"), put("new", 1, b"m"), put("orders", 5, b"d")])
+        assert marks(folder) == [False] * 3, "it drops our field"
+
+        # --- we take over its tables
+        client = await broker.start()
+        assert await client.bodies("orders", 0) == [b"a", b"b", b"c"]
+        assert await client.bodies("orders", 5) == [b"d"]
+        assert await client.bodies("new", 1) == [b"n", b"m"]
+        raised = (await client.status("orders", 0)).generation
+        assert raised > generation
+        committed = await client.committed("billing", "orders", 0)
+        assert committed is not None
+        assert (committed.generation, committed.offset) == (raised, 3)
+        kept = await client.committed("billing", "bills", 0)
+        assert kept is not None
+        assert kept.offset == 1
+        answer = await client.pull("orders", 0, 1, generation)
+        assert answer.count == 2, "a position of before is good as far as the messages are the same"
+        assert marks(folder) == [True] * 3, "at once: a crash must not take them over again"
+        await client.commit("fresh", ("new", 1, 0, 2))
+        await broker.kill()
+
+        # --- once more after a crash, and back
+        client = await broker.start()
+        assert await client.bodies("new", 1) == [b"n", b"m"]
+        await broker.stop()
+        read = understood(theirs, folder)
+        assert read[snapshots.OFFSETS]["offsetTable"]["orders@billing"] == {"0": 3}
+        table = read[snapshots.GROUPS]["subscriptionGroupTable"]
+        assert table["billing"]["retryMaxTimes"] == 5
+        assert "fresh" in table
+        listing = theirs.read(folder)
+        assert listing.bounds["new", 1] == (0, 2)
+        assert listing.bounds["orders", 5] == (0, 1)
+
+
+async def test_a_folder_that_was_always_rocketmqs(theirs: RocketMq, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    messages = [put("orders", n % 4, b"%d" % n) for n in range(40)]
+    theirs.write(folder, [*messages, put("lost", 2, b"no settings")])
+    changes = [topic("orders"), topic("empty", 1, 4), topic("TBW102", 8, 7), group("billing")]
+    theirs.config(folder, [*changes, offset("billing", "orders", 1, 7)])
+    theirs.config(folder)
+    (folder / "config" / snapshots.OFFSETS).write_bytes(b'{"offsetTable":{')  # a torn write
+    async with BrokerProcess(tmp_path, *FLAGS) as broker:
+        client = broker.client
+        assert len(await client.bodies("orders", 1)) == 10
+        committed = await client.committed("billing", "orders", 1)
+        assert committed is not None
+        assert committed.offset == 7, "RocketMQ's .bak has it"
+        await client.send("orders", 1, b"ours")
+        assert (await client.bodies("orders", 1))[-1] == b"ours"
+        await broker.stop()
+    listing = theirs.read(folder)
+    assert listing.bounds["orders", 1] == (0, 11)

@@ -1,0 +1,539 @@
+"""Every state that a stop, or somebody's hands, may leave a store in: recovered, with a line in the
+log that says what was done, or refused, with an error that says what to do.
+
+``docs/format/store-layout.md`` §5 has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.store import checkpoint, identity
+from cometmq.store.engine import MessageStore
+from cometmq.store.files import OsFiles
+from cometmq.store.layout import offset_name
+from tests.support.stores import (
+    LOG_FILE_BYTES,
+    QUEUE_FILE_BYTES,
+    SMALL,
+    Deletions,
+    FaultyFiles,
+    WallClock,
+    append,
+    bodies,
+    open_store,
+)
+
+MESSAGES = 40  # over three log files, and three files of each of two queues
+PADDING = bytes(1000)
+
+
+def grown(root: Path, count: int = MESSAGES, *, unmarked: int = 0) -> list[int]:
+    """A crashed store with messages 0 to ``count`` - 1 in two queues of topic A, all marked as on
+    the disk but the last ``unmarked``. Returns where each record starts, and the log's end.
+    """
+    clock = WallClock()
+    store = open_store(root, clock=clock)
+    starts = []
+    for number in range(count):
+        clock.now_ms += 10
+        starts.append(append(store, ("A", number % 2, [b"%d " % number + PADDING])).log_offset)
+        if number == count - unmarked - 1:
+            marked(store)
+    starts.append(store.appended_offset)
+    store.abandon()
+    return starts
+
+
+def marked(store: MessageStore) -> None:
+    store.flush_log()
+    store.flush_queues()
+
+
+def closed(root: Path, count: int = MESSAGES) -> None:
+    grown(root, count)
+    open_store(root).close()
+
+
+def numbers_of(store: MessageStore) -> list[int]:
+    found = [int(body.split(b" ")[0]) for queue in (0, 1) for body in bodies(store, "A", queue)]
+    return sorted(found)
+
+
+def recovered(root: Path, **options: object) -> list[int]:
+    """What is there after opening; and after opening once more, when nothing is left to mend."""
+    store = open_store(root, **options)  # type: ignore[arg-type]
+    found = numbers_of(store)
+    assert store.flushed_offset == store.appended_offset == store.dispatched_offset
+    store.close()
+    store = open_store(root)
+    assert numbers_of(store) == found
+    store.abandon()
+    return found
+
+
+def restarted() -> FaultyFiles:
+    return FaultyFiles(boot="another")
+
+
+def log_file(root: Path, offset: int = 0) -> Path:
+    return root / "commitlog" / offset_name(offset - offset % LOG_FILE_BYTES)
+
+
+def overwrite(root: Path, offset: int, data: bytes) -> None:
+    with log_file(root, offset).open("r+b") as file:
+        file.seek(offset % LOG_FILE_BYTES)
+        file.write(data)
+
+
+def damage_body(root: Path, start: int) -> None:
+    """One bit of the body of the record there."""
+    with log_file(root, start).open("r+b") as file:
+        file.seek(start % LOG_FILE_BYTES + 300)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+
+
+# --- where the log ends ---------------------------------------------------------------------------
+
+
+def test_nothing_is_read_after_a_clean_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed(tmp_path)
+    told: list[tuple[int, int]] = []
+    with caplog.at_level(logging.INFO):
+        store = MessageStore.open(
+            tmp_path, SMALL, clock=WallClock(), progress=lambda *step: told.append(step)
+        )
+    assert numbers_of(store) == list(range(MESSAGES))
+    assert store.clean_start
+    assert not told
+    assert "read from" not in caplog.text
+    store.close()
+
+
+@pytest.mark.parametrize("boot", ["same", "another"])
+def test_after_a_crash_only_what_is_behind_the_mark_is_read(
+    tmp_path: Path, boot: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = grown(tmp_path, unmarked=3)
+    with caplog.at_level(logging.INFO):
+        files = None if boot == "same" else restarted()
+        assert recovered(tmp_path, files=files) == list(range(MESSAGES))
+    assert f"the log is read from {starts[-4]} on: the checkpoint has a mark there" in caplog.text
+    assert f"recovered 3 records; the log ends at {starts[-1]}" in caplog.text
+
+
+def test_a_log_torn_at_any_sector_keeps_the_whole_records_before(tmp_path: Path) -> None:
+    """512-byte sectors of the last three records, any subset of them: the log is a prefix."""
+    starts = grown(tmp_path / "whole", 6, unmarked=3)
+    rng = random.Random(5)
+    for attempt in range(60):
+        root = tmp_path / str(attempt)
+        shutil.copytree(tmp_path / "whole", root)
+        path = log_file(root)
+        content = bytearray(path.read_bytes())
+        for sector in range(starts[3] // 512 + 1, starts[6] // 512 + 1):
+            if rng.random() < 0.3:
+                content[sector * 512 : (sector + 1) * 512] = bytes(512)
+        path.write_bytes(content)
+        found = recovered(root, files=restarted())
+        assert found == list(range(len(found)))
+        assert len(found) >= 3, "what was on the disk"
+        assert not any(path.read_bytes()[starts[len(found)] :]), "nothing is left behind the end"
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("whole", [0, 1, 2])
+def test_of_a_torn_batch_its_whole_records_are_kept(tmp_path: Path, whole: int) -> None:
+    """Nobody was told that the batch is stored; what is kept of it is as if it had been sent
+    alone.
+    """
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"before"]))
+    marked(store)
+    start = store.appended_offset
+    append(store, ("A", 0, [b"0", b"1"]), ("B", 0, [b"2"]))
+    size = (store.appended_offset - start) // 3
+    store.abandon()
+    torn = start + whole * size + size // 2
+    overwrite(tmp_path, torn, bytes(start + 3 * size - torn))
+    store = open_store(tmp_path)
+    assert store.appended_offset == start + whole * size
+    kept = bodies(store, "A", 0)[1:] + bodies(store, "B", 0)
+    assert kept == [b"0", b"1", b"2"][:whole]
+    store.close()
+
+
+def test_a_tail_that_was_cut_and_written_again_has_no_ghosts(tmp_path: Path) -> None:
+    """Old records at right offsets behind the cut do not come back when new ones end where they
+    start.
+    """
+    starts = grown(tmp_path, 6, unmarked=3)
+    overwrite(tmp_path, starts[3] + 200, b"torn")
+    store = open_store(tmp_path, files=restarted())
+    assert numbers_of(store) == [0, 1, 2]
+    append(store, ("A", 1, [b"9 " + PADDING]))
+    assert store.appended_offset == starts[4]
+    store.abandon()
+    assert recovered(tmp_path, files=FaultyFiles(boot="a third")) == [0, 1, 2, 9]
+
+
+def test_store_times_do_not_fall_when_the_clock_does(tmp_path: Path) -> None:
+    grown(tmp_path, 3)
+    store = open_store(tmp_path, clock=WallClock(1000))
+    before = store.last_store_time_ms
+    assert append(store, ("A", 1, [b"3 "])).store_time_ms == before > 1000
+    store.close()
+
+
+# --- damage in the middle -------------------------------------------------------------------------
+
+
+def test_a_crash_of_the_process_leaves_nothing_broken_before_something_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that is damage: it is passed over, told, and never served."""
+    starts = grown(tmp_path, 10, unmarked=5)
+    damage_body(tmp_path, starts[6])
+    store = open_store(tmp_path)
+    assert f"the log is damaged from {starts[6]} to {starts[7]}" in caplog.text
+    assert "lost: 1 messages from offset 3 on of queue 0 of A" in caplog.text
+    assert store.appended_offset == starts[10]
+    with pytest.raises(StoreDamaged, match=str(starts[6])):
+        bodies(store, "A", 0)
+    assert [int(b.split()[0]) for b in bodies(store, "A", 0, start=4)] == [8]
+    assert [int(b.split()[0]) for b in bodies(store, "A", 1)] == [1, 3, 5, 7, 9]
+    store.close()
+
+
+def test_what_was_on_the_disk_is_passed_over_after_a_restart_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queues have to be made anew, and the log has a damaged place before its mark."""
+    starts = grown(tmp_path)
+    damage_body(tmp_path, starts[6])
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path, files=restarted())
+    assert f"the log is damaged from {starts[6]} to {starts[7]}" in caplog.text
+    assert store.appended_offset == starts[-1]
+    assert store.queue_bounds("A", 0) == (0, MESSAGES // 2)
+    assert [int(b.split()[0]) for b in bodies(store, "A", 0, start=4)][:2] == [8, 10]
+    store.close()
+
+
+@pytest.mark.parametrize("at", [0, 4, 28])
+def test_a_damaged_head_costs_one_message_too(tmp_path: Path, at: int) -> None:
+    """Size, magic, log offset: the log goes on at the next good record, found by looking for it."""
+    starts = grown(tmp_path, 10, unmarked=5)
+    overwrite(tmp_path, starts[6] + at, b"\xff" * 4)
+    store = open_store(tmp_path)
+    assert store.appended_offset == starts[10]
+    assert store.queue_bounds("A", 0) == (0, 5)
+    store.close()
+
+
+def test_a_damaged_end_of_a_file_is_passed_over(tmp_path: Path) -> None:
+    starts = grown(tmp_path)
+    last_of_file = max(s for s in starts if s < LOG_FILE_BYTES)
+    overwrite(tmp_path, last_of_file, b"\xff" * (LOG_FILE_BYTES - last_of_file))
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path, files=restarted())
+    assert store.appended_offset == starts[-1]
+    assert sum(store.queue_bounds("A", queue)[1] for queue in (0, 1)) == MESSAGES
+    store.close()
+
+
+def test_an_end_that_was_on_the_disk_and_is_gone_is_not_cut(tmp_path: Path) -> None:
+    """The last flushed record is damaged, and nothing stands behind it."""
+    starts = grown(tmp_path, 10)
+    damage_body(tmp_path, starts[9])
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="--accept-end"):
+            open_store(tmp_path, files=restarted())
+    assert log_file(tmp_path).read_bytes()[starts[9] : starts[10]].count(b"\0") > 900
+
+
+# --- the queues -----------------------------------------------------------------------------------
+
+Remove = Callable[[Path], None]
+
+
+def remove_all(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+
+
+def remove_topic(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue" / "A")
+
+
+def remove_queue(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue" / "A" / "0")
+
+
+def remove_file(number: int) -> Remove:
+    def remove(root: Path) -> None:
+        (root / "consumequeue/A/1" / offset_name(number * QUEUE_FILE_BYTES)).unlink()
+
+    remove.__name__ = f"remove_file_{number}"
+    return remove
+
+
+def swap_queues(root: Path) -> None:
+    topic = root / "consumequeue" / "A"
+    (topic / "0").rename(topic / "x")
+    (topic / "1").rename(topic / "0")
+    (topic / "x").rename(topic / "1")
+    remove_file(1)(root)
+
+
+@pytest.mark.parametrize(
+    "remove",
+    [remove_all, remove_topic, remove_queue, *map(remove_file, range(2)), swap_queues],
+    ids=lambda remove: remove.__name__,
+)
+@pytest.mark.parametrize("stop", ["clean", "crash", "restart"])
+def test_missing_queues_are_made_anew(
+    tmp_path: Path, remove: Remove, stop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, whole = tmp_path / "store", tmp_path / "whole"
+    closed(root) if stop == "clean" else grown(root, unmarked=2)
+    shutil.copytree(root, whole)
+    open_store(whole).close()
+    remove(root)
+    files = restarted() if stop == "restart" else None
+    assert recovered(root, files=files) == list(range(MESSAGES))
+    assert "all queues are made anew from the log, from 0 on" in caplog.text
+    for path in (whole / "consumequeue").rglob("0000*"):
+        again = root / path.relative_to(whole)
+        assert again.read_bytes() == path.read_bytes(), path
+
+
+def test_queues_of_an_older_log_begin_late_and_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oldest log file went, as retention lets it go; then the queues are lost."""
+    starts = grown(tmp_path)
+    log_file(tmp_path).unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    first = next(n for n, start in enumerate(starts) if start >= LOG_FILE_BYTES)
+    assert recovered(tmp_path, files=restarted()) == list(range(first, MESSAGES))
+    assert caplog.text.count("made anew") == 1, "the second opening has nothing to mend"
+
+
+def test_a_topic_that_was_deleted_a_moment_ago_is_not_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its record stands behind the mark, which still counts its queues."""
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"old"]), ("B", 0, [b"kept"]))
+    marked(store)
+    append(store, ("S", 0, [b"A"]))
+    store.drop_topic("A")
+    store.abandon()
+    observer = Deletions()
+    store = open_store(tmp_path, observer=observer)
+    assert observer.seen == [b"A"]
+    assert "anew" not in caplog.text
+    assert bodies(store, "B", 0) == [b"kept"]
+    assert store.queue_bounds("A", 0) == (0, 0)
+    store.close()
+
+
+def test_queues_made_anew_do_not_bring_deleted_topics_back(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"old", b"older"]), ("B", 0, [b"kept"]))
+    append(store, ("S", 0, [b"A"]))
+    store.drop_topic("A")
+    append(store, ("A", 0, [b"new"]))
+    store.close()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store = open_store(tmp_path, observer=Deletions())
+    assert bodies(store, "A", 0) == [b"new"]
+    assert bodies(store, "B", 0) == [b"kept"]
+    store.close()
+
+
+def test_a_crash_while_queues_are_made_anew_makes_them_anew_again(tmp_path: Path) -> None:
+    """Even if as many units as were counted are there by then: they were not on the disk."""
+    closed(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue")
+    files = restarted()
+    files.sync_fails_for = "/consumequeue/"
+    with pytest.raises(Exception, match="sync"):
+        open_store(tmp_path, files=files)
+    saved = checkpoint.load(OsFiles(), tmp_path / "checkpoint")
+    assert saved.mark is not None
+    assert not saved.mark.tally.is_known
+    known = identity.load(OsFiles(), tmp_path / "cometmq.json")
+    assert known is not None
+    assert known.clean is None
+    shutil.rmtree(tmp_path / "consumequeue" / "A" / "0")
+    assert recovered(tmp_path, files=restarted()) == list(range(MESSAGES))
+
+
+# --- the small files ------------------------------------------------------------------------------
+
+
+def test_without_a_checkpoint_the_whole_log_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grown(tmp_path)
+    (tmp_path / "checkpoint").unlink()
+    with caplog.at_level(logging.INFO):
+        assert recovered(tmp_path) == list(range(MESSAGES))
+    assert "the log is read from 0 on: without a checkpoint" in caplog.text
+
+
+def rewrite_checkpoint(root: Path, **changes: object) -> None:
+    path = root / "checkpoint"
+    content = checkpoint.decode(path.read_bytes(), path)
+    fields = {name: getattr(content, name) for name in content.__slots__} | changes
+    path.write_bytes(checkpoint.Checkpoint(**fields).encode())
+
+
+def test_a_checkpoint_of_the_future_is_refused_and_its_removal_helps(tmp_path: Path) -> None:
+    grown(tmp_path)
+    rewrite_checkpoint(tmp_path, log_time_ms=2**50, queue_time_ms=2**50, mark=None)
+    with pytest.raises(StoreDamaged, match="store time"):
+        open_store(tmp_path)
+    (tmp_path / "checkpoint").unlink()
+    assert recovered(tmp_path) == list(range(MESSAGES))
+
+
+def other_checkpoint(root: Path, count: int, size: int) -> Path:
+    other = open_store(root)
+    for _ in range(count):
+        append(other, ("Other", 0, [bytes(size)]))
+    marked(other)
+    other.abandon()
+    return root / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "complaint"),
+    [
+        (60, 1000, "files are missing"),
+        (3, len(PADDING) + len("0 ") + len("A") - len("Other"), "another record"),
+    ],
+)
+def test_a_checkpoint_of_another_store_is_refused_and_its_removal_helps(
+    tmp_path: Path, count: int, size: int, complaint: str
+) -> None:
+    grown(tmp_path / "one")
+    copied = other_checkpoint(tmp_path / "other", count, size)
+    shutil.copy(copied, tmp_path / "one" / "checkpoint")
+    with pytest.raises(StoreForeignFile, match=complaint) as refused:
+        open_store(tmp_path / "one")
+    assert "checkpoint is another store's, remove it" in str(refused.value)
+    (tmp_path / "one" / "checkpoint").unlink()
+    assert recovered(tmp_path / "one") == list(range(MESSAGES))
+
+
+def test_a_mark_that_names_no_record_leads_to_reading_all(tmp_path: Path) -> None:
+    """The record there is damaged, or it is another store's checkpoint."""
+    grown(tmp_path / "one")
+    copied = other_checkpoint(tmp_path / "other", 20, 900)
+    shutil.copy(copied, tmp_path / "one" / "checkpoint")
+    assert recovered(tmp_path / "one", files=restarted()) == list(range(MESSAGES))
+
+
+def test_a_checkpoint_of_rocketmqs_own_is_enough(tmp_path: Path) -> None:
+    """Times alone, without our mark: from a file's start on."""
+    grown(tmp_path)
+    rewrite_checkpoint(tmp_path, mark=None)
+    assert recovered(tmp_path, files=restarted()) == list(range(MESSAGES))
+
+
+def test_what_rocketmq_5_noted_in_the_checkpoint_is_kept(tmp_path: Path) -> None:
+    grown(tmp_path)
+    rewrite_checkpoint(tmp_path, master_flushed_offset=11, confirm_offset=12)
+    assert recovered(tmp_path) == list(range(MESSAGES))
+    kept = checkpoint.load(OsFiles(), tmp_path / "checkpoint")
+    assert (kept.master_flushed_offset, kept.confirm_offset) == (11, 12)
+
+
+def test_a_store_without_its_epochs_says_what_to_do(tmp_path: Path) -> None:
+    grown(tmp_path, 3)
+    (tmp_path / "cometmq.epochs").unlink()
+    with pytest.raises(StoreDamaged, match="repair DIRECTORY --epoch"):
+        open_store(tmp_path)
+
+
+# --- the log's files ------------------------------------------------------------------------------
+
+
+def test_half_made_log_files_are_removed_or_filled_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starts = grown(tmp_path)
+    (tmp_path / "cometmq.next").write_bytes(b"x" * 100)
+    last = max((tmp_path / "commitlog").iterdir())
+    (tmp_path / "commitlog" / offset_name(int(last.name) + LOG_FILE_BYTES)).touch()
+    kept = starts[-1] % LOG_FILE_BYTES
+    last.write_bytes(last.read_bytes()[:kept])
+    assert recovered(tmp_path) == list(range(MESSAGES))
+    assert "filled up with zeros" in caplog.text
+    assert not (tmp_path / "cometmq.next").exists()
+    assert {p.stat().st_size for p in (tmp_path / "commitlog").iterdir()} == {LOG_FILE_BYTES}
+
+
+def test_files_of_another_size_are_refused_with_the_option_to_set(tmp_path: Path) -> None:
+    closed(tmp_path)
+    options = type(SMALL)(
+        commit_log_file_bytes=2 * LOG_FILE_BYTES, consume_queue_file_bytes=QUEUE_FILE_BYTES
+    )
+    with pytest.raises(StoreForeignFile, match=f"mapped_file_size_commit_log={LOG_FILE_BYTES}"):
+        open_store(tmp_path, options)
+    options = type(SMALL)(
+        commit_log_file_bytes=LOG_FILE_BYTES, consume_queue_file_bytes=2 * QUEUE_FILE_BYTES
+    )
+    with pytest.raises(StoreForeignFile, match=f"consume_queue={QUEUE_FILE_BYTES}"):
+        open_store(tmp_path, options)
+    assert recovered(tmp_path) == list(range(MESSAGES))
+
+
+@pytest.mark.parametrize(
+    "place", ["commitlog", "consumequeue", "consumequeue/A", "consumequeue/A/0", "."]
+)
+@pytest.mark.parametrize("name", ["lost+found", ".DS_Store", ".swap.swp"])
+def test_what_others_leave_in_folders_does_no_harm(tmp_path: Path, place: str, name: str) -> None:
+    grown(tmp_path)
+    path = tmp_path / place / name
+    path.mkdir() if name == "lost+found" else path.write_bytes(b"x")
+    assert recovered(tmp_path) == list(range(MESSAGES))
+    assert path.exists()
+
+
+def test_what_only_rocketmq_5_writes_is_left_alone(tmp_path: Path) -> None:
+    grown(tmp_path)
+    for name in ("timerwheel", "abort.bak", "timerlog/0", "batchconsumequeue/B/0/0", "lock.bak"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"Java")
+    assert recovered(tmp_path) == list(range(MESSAGES))
+    assert (tmp_path / "timerlog/0").read_bytes() == b"Java"
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "named"), [(4, b"\xda\xa3\x20\xab", "version 2"), (39, b"\xc0", "BatchCQ")]
+)
+def test_records_that_are_not_read_are_refused_by_name(
+    tmp_path: Path, at: int, value: bytes, named: str
+) -> None:
+    starts = grown(tmp_path, 4, unmarked=2)
+    overwrite(tmp_path, starts[2] + at, value)
+    with pytest.raises(StoreForeignFile, match=named):
+        open_store(tmp_path)
+    content = json.loads((tmp_path / "cometmq.json").read_bytes())
+    assert content["clean"] is None

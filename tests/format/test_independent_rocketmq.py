@@ -1,0 +1,139 @@
+"""Folders that Apache RocketMQ 4.9.8 and 5.5.1 wrote, and what is in them once a broker of ours has
+taken them over, read by a reader that knows only ``docs/format``. It must read what RocketMQ read.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES
+from tests.compat.rocketmq import Listing
+from tests.support.broker import running_broker
+from tests.support.independent_changes import STATE_QUEUE
+from tests.support.independent_fastjson import read_fastjson
+from tests.support.independent_files import Row, read_checkpoint
+from tests.support.independent_index import IndexFile, Shape, key_hash
+from tests.support.independent_log import UNIT, Log
+from tests.support.independent_queues import Queues
+from tests.support.independent_reader import Store
+from tests.support.independent_record import QueueKey, decode
+
+pytestmark = pytest.mark.parametrize("name", STORES)
+
+SHAPE = Shape(slots=100, entries=400)
+QUEUE_FILE_BYTES = 400
+
+# By topic, queue id and queue offset: log offset, size, tag hash, the record.
+Units = dict[tuple[str, int, int], tuple[int, int, int, bytes]]
+
+
+@pytest.fixture
+def listing(name: str, tmp_path: Path) -> Listing:
+    with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return Listing(json.loads((tmp_path / LISTING).read_text()))
+
+
+@pytest.fixture
+def store(listing: Listing, tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def units_of(log: Log, key: QueueKey) -> Units:
+    queue = log.queues[key]
+    units = enumerate(UNIT.iter_unpack(queue.units), queue.first)
+    return {
+        (*key, number): (at, size, code, log.row.read(at, at + size))
+        for number, (at, size, code) in units
+    }
+
+
+def as_rocketmq_read(listing: Listing) -> Units:
+    return {
+        (line["topic"], line["queue_id"], line["queue_offset"]): (
+            line["log_offset"],
+            line["size"],
+            line["tags_code"],
+            bytes.fromhex(line["raw"]),
+        )
+        for line in listing.messages
+    }
+
+
+def test_a_folder_of_rocketmqs(listing: Listing, store: Path) -> None:
+    log = Log(Row(store / "commitlog"), exact=True, epochs=())
+    queues = Queues(store / "consumequeue", log, exact=True)
+    queues.expect_log()
+    found: Units = {}
+    for key in log.queues:
+        found |= units_of(log, key)
+    assert found == as_rocketmq_read(listing)
+    assert len(found) > 60
+    assert (log.row.start, log.end) == listing.log
+    assert read_checkpoint(store / "checkpoint").mark is None
+    queues.close()
+    log.row.close()
+
+
+def test_its_index(name: str, store: Path) -> None:
+    log = Log(Row(store / "commitlog"), exact=True, epochs=())
+    files = [IndexFile(path, SHAPE) for path in sorted((store / "index").iterdir())]
+    found = [place for file in files for place in file.found]
+    plain = [place for place in found if not is_of_a_tag(log, *place)]
+    assert plain == [key[:2] for key in log.keys]
+    assert plain
+    assert (found == plain) == ("4.9" in name), "5.5 enters tags, too"
+    log.row.close()
+
+
+def is_of_a_tag(log: Log, code: int, log_offset: int) -> bool:
+    message = decode(*log.row.at(log_offset), log_offset)
+    return bool(message.tag) and code == key_hash(message.topic, f"T#{message.tag}")
+
+
+def test_its_tables(listing: Listing, store: Path) -> None:
+    tables = {path.name: path.read_bytes() for path in (store / "config").iterdir()}
+    offsets = read_fastjson(tables["consumerOffset.json"])
+    assert offsets["offsetTable"] == {"orders@billing": {"0": 7, "1": 2}}
+    topics = read_fastjson(tables["topics.json"])["topicConfigTable"]
+    assert {topic for topic, _ in listing.bounds if topic in topics} >= {"orders", "many"}
+    groups = read_fastjson(tables["subscriptionGroup.json"])["subscriptionGroupTable"]
+    assert groups["billing"]["retryMaxTimes"] == 5
+
+
+async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> None:
+    sizes = {
+        "mapped_file_size_commit_log": LOG_FILE_BYTES,
+        "mapped_file_size_consume_queue": QUEUE_FILE_BYTES,
+        "max_hash_slot_num": SHAPE.slots,
+        "max_index_num": SHAPE.entries,
+    }
+    for body in (b"first", b"second"):
+        async with running_broker(store.parent, **sizes) as broker:
+            await broker.send("orders", 0, body)
+    with Store(store, SHAPE) as read:
+        assert [epoch.start for epoch in read.epochs][:2] == list(listing.log)
+        theirs = as_rocketmq_read(listing)
+        found: Units = {}
+        for key in read.queues():
+            found |= units_of(read.log, key) if key != STATE_QUEUE else {}
+        ours = {place: found[place] for place in found.keys() - theirs.keys()}
+        assert {place: found[place] for place in theirs} == theirs
+        end = listing.bounds["orders", 0][1]
+        records = [ours["orders", 0, number][0] for number in (end, end + 1)]
+        assert len(ours) == len(records)
+        bodies = [decode(*read.log.row.at(at), at).body for at in records]
+        assert bodies == [b"first", b"second"]
+        for (topic, key), places in listing.queries.items():
+            here = [one.log_offset for one in read.find(topic, key)]
+            assert set(places) <= set(here), (topic, key)
+        assert read.state is not None
+        assert read.state.topics.keys() == {"orders", "many", "packed", "wide"}
+        assert {key: kept.offset for key, kept in read.state.offsets.items()} == {
+            ("billing", "orders", 0): 7,
+            ("billing", "orders", 1): 2,
+        }

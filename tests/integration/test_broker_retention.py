@@ -1,0 +1,270 @@
+"""Retention of a running broker: what consumers and producers notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import DiskFull, InvalidRequest
+from cometmq.format import record
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
+from tests.support.broker import (
+    LaterClock,
+    LiveBroker,
+    SendLane,
+    batch,
+    refusal,
+    running_broker,
+    until,
+    until_async,
+)
+from tests.support.small_disk import small_disk
+
+FILE_BYTES = 64 * 1024
+HOUR_MS = 3_600_000
+RATIOS = {
+    "disk_max_used_space_ratio": 75.0,
+    "disk_space_clean_forcibly_ratio": 85.0,
+    "disk_space_warning_level_ratio": 90.0,
+}
+OPTIONS = {
+    "mapped_file_size_commit_log": FILE_BYTES,
+    "file_reserved_time": 1,
+    "clean_resource_interval": 20,
+    "delete_commit_log_files_interval": 0,
+    **RATIOS,
+}
+BODY = b"." * 10_000
+DISK_BYTES = 4 * 1024 * 1024
+
+
+def never(clock: LaterClock) -> tuple[str, ...]:
+    """An hour that is not now, nor soon."""
+    return (f"{(int(clock.wall_ms() / HOUR_MS) + 12) % 24:02}",)
+
+
+async def fill(broker: LiveBroker, messages: int) -> None:
+    lane = await broker.lane()
+    for _ in range(messages):
+        await lane.send(("T", 0, [BODY]))
+    await on_disk(broker)
+
+
+async def on_disk(broker: LiveBroker) -> None:
+    """Wait until all that is there now is on the disk, log and queues."""
+    end = broker.store.appended_offset
+    await until(lambda: broker.store._opened.durable >= end)
+
+
+async def clean(broker: LiveBroker) -> pb.CleanStoreResponse:
+    """Clean until nothing more goes: the state has to be copied further up first."""
+    total = pb.CleanStoreResponse()
+    for _ in range(4):
+        done = await broker.admin.CleanStore(pb.CleanStoreRequest())
+        total.log_file_count += done.log_file_count
+        total.topics.extend(done.topics)
+        total.log_min_offset = done.log_min_offset
+        await on_disk(broker)
+    return total
+
+
+async def offsets_from(broker: LiveBroker, topic: str, offset: int) -> list[int]:
+    """All that can be read from there on."""
+    found: list[int] = []
+    while records := record.decode_all((await broker.pull(topic, 0, offset)).records):
+        found += [r.queue_offset for r in records]
+        offset = found[-1] + 1
+    return found
+
+
+async def first_offset(broker: LiveBroker, topic: str) -> int:
+    """Where a consumer is sent that asks for the queue's very first message."""
+    answer = await broker.pull(topic, 0, 0)
+    moved = answer.status == pb.PULL_STATUS_OFFSET_MOVED
+    return answer.next_position.offset if moved else 0
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_what_is_expired_goes_and_nothing_else(tmp_path: Path, crash: bool) -> None:
+    clock = LaterClock()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        await broker.put_topic("idle", 1)
+        await broker.send("idle", 0, b"a", b"b")
+        await fill(broker, 20)
+        await broker.commit("g", ("T", 0, 0, 20))
+        clock.later_ms = 2 * HOUR_MS
+        await fill(broker, 8)
+        done = await clean(broker)
+        assert done.log_file_count == done.log_min_offset // FILE_BYTES > 0
+        first = await first_offset(broker, "T")
+        assert 0 < first <= 20, "the young ones are all there"
+        assert await offsets_from(broker, "T", first) == [*range(first, 28)]
+        assert await first_offset(broker, "idle") == 2
+        if crash:
+            broker.crash()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        assert await first_offset(broker, "T") == first
+        position = await broker.committed("g", "T", 0)
+        assert position is not None
+        assert position.offset == 20
+        await broker.send("idle", 0, b"c")
+        assert (await broker.status("idle", 0)).appended_offset == 3, "it counts on"
+
+
+async def test_a_quota_is_kept_and_sends_go_on(tmp_path: Path) -> None:
+    quota = 8 * FILE_BYTES
+    async with running_broker(tmp_path, **OPTIONS, store_quota_bytes=quota) as broker:
+        await broker.put_topic("T", 1)
+        lane = await broker.lane()
+        sizes = []
+        for _ in range(150):
+            await send_patiently(lane)
+            sizes.append(broker.store.cleaner.store_bytes())
+        await until(lambda: broker.store.cleaner.store_bytes() <= 0.85 * quota)
+        assert max(sizes) <= quota
+        assert broker.store.min_offset > quota
+    async with running_broker(tmp_path, **OPTIONS, store_quota_bytes=quota) as broker:
+        assert (await broker.status("T", 0)).appended_offset == 150, "the state is still known"
+
+
+async def send_patiently(lane: SendLane) -> None:
+    """As the SDK does: a refusal for want of room is waited out."""
+    async with asyncio.timeout(20):
+        while (await lane.exchange(*batch(("T", 0, [BODY])))).HasField("error"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_nearly_full_disk_refuses_sends_and_recovers_by_itself(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with running_broker(disk, **OPTIONS) as broker:
+            await broker.put_topic("T", 1)
+            await fill(broker, 5)
+            filler = disk / "filler"
+            filler.write_bytes(bytes(_left(disk) - 300_000))
+            await until_async(lambda: is_refusing(broker))
+            refused = await refusal(broker.send("T", 0, b"x"))
+            assert isinstance(refused, DiskFull)
+            assert "GiB are free" in str(refused)
+            assert "sends are refused above 90%" in str(refused)
+            # Consumption goes on: reads, commits, and the changes of topics that free room.
+            assert len(await broker.bodies("T", 0)) == 5
+            await broker.commit("g", ("T", 0, 0, 5))
+            await broker.put_topic("U", 1)
+            await broker.drop_topic("U")
+            filler.unlink()
+            await until_async(lambda: is_taking(broker))
+            await broker.send("T", 0, b"again")
+            assert (await broker.committed("g", "T", 0)).offset == 5  # type: ignore[union-attr]
+
+
+def _left(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
+
+
+async def is_refusing(broker: LiveBroker) -> bool:
+    said = await broker.admin.DescribeBroker(pb.DescribeBrokerRequest())
+    return bool(said.refusal)
+
+
+async def is_taking(broker: LiveBroker) -> bool:
+    return not await is_refusing(broker)
+
+
+async def test_old_messages_make_room_for_new_ones(tmp_path: Path) -> None:
+    """A disk that fills with messages alone never refuses for long."""
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with running_broker(disk, **OPTIONS) as broker:
+            await broker.put_topic("T", 1)
+            lane = await broker.lane()
+            count = 2 * DISK_BYTES // len(BODY)
+            for _ in range(count):
+                await send_patiently(lane)
+            assert broker.store.min_offset > 0
+        async with running_broker(disk, **OPTIONS) as broker:
+            assert (await broker.status("T", 0)).appended_offset == count
+
+
+async def test_a_topic_shows_its_messages_for_its_own_time(tmp_path: Path) -> None:
+    clock = LaterClock()
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        await broker.put_topic("U", 1)
+        config = common.TopicConfig(name="T", reserve_time_ms=60_000)
+        answer = await broker.admin.PutTopic(pb.PutTopicRequest(topic=config))
+        assert answer.topic.reserve_time_ms == 60_000
+        for topic in "TU":
+            await broker.send(topic, 0, b"old")
+        clock.later_ms = 61_000
+        await broker.send("T", 0, b"new")
+        await until_async(lambda: shows_from(broker, "T", 1))
+        assert await shows_from(broker, "U", 0)
+        assert [r.body for r in record.decode_all((await broker.pull("T", 0, 1)).records)] == [
+            b"new"
+        ]
+        # What is not said stays, also over a restart.
+        await broker.put_topic("T", 1)
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
+        described = await broker.admin.DescribeTopic(pb.DescribeTopicRequest(topic="T"))
+        assert described.topic.reserve_time_ms == 60_000
+        await until_async(lambda: shows_from(broker, "T", 1))
+
+
+async def shows_from(broker: LiveBroker, topic: str, offset: int) -> bool:
+    return await first_offset(broker, topic) == offset
+
+
+async def test_no_topic_is_kept_longer_than_the_log(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        config = common.TopicConfig(name="T", reserve_time_ms=HOUR_MS + 1)
+        refused = await refusal(broker.admin.PutTopic(pb.PutTopicRequest(topic=config)))
+        assert isinstance(refused, InvalidRequest)
+        assert "file_reserved_time" in str(refused)
+        config.reserve_time_ms = -1
+        refused = await refusal(broker.admin.PutTopic(pb.PutTopicRequest(topic=config)))
+        assert isinstance(refused, InvalidRequest)
+        config.reserve_time_ms = HOUR_MS
+        await broker.admin.PutTopic(pb.PutTopicRequest(topic=config))
+
+
+async def test_queues_that_belong_to_no_topic_are_cleaned(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **OPTIONS) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"kept")
+        # As a crash in the middle of a deletion leaves it.
+        broker.store._dispatcher.get("orphan", 0)
+        assert list((await clean(broker)).topics) == ["orphan"]
+        assert list((await clean(broker)).topics) == []
+        assert await broker.bodies("T", 0) == [b"kept"]
+
+
+async def test_metrics_tell_of_room(tmp_path: Path) -> None:
+    clock = LaterClock()
+    options = {**OPTIONS, "delete_when": never(clock)}
+    async with running_broker(tmp_path, clock=clock, **options) as broker:
+        await broker.put_topic("T", 1)
+        await fill(broker, 10)
+        clock.later_ms = 2 * HOUR_MS
+        done = await clean(broker)
+        scraped = await scrape(broker)
+        node = '{cluster="DefaultCluster",node_id="g1",node_type="broker"'
+        assert f'cometmq_log_files_removed_total{node},reason="age"}} {done.log_file_count}.0' in (
+            scraped
+        )
+        assert f"cometmq_sends_refused{node}}} 0.0" in scraped
+        assert "rocketmq_storage_message_reserve_time{" in scraped
+
+
+async def scrape(broker: LiveBroker) -> str:
+    reader, writer = await asyncio.open_connection(*broker.metrics_address.split(":"))
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    try:
+        return (await reader.read()).decode()
+    finally:
+        writer.close()

@@ -1,0 +1,497 @@
+"""The C extension beside plain Python, on inputs that no caller would send."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cometmq import native
+from cometmq.errors import CometError
+from cometmq.format import batch, indexfile, indexkeys, properties, record, scan, taghash
+from cometmq.format.batch import BatchLimits, SegmentClaim
+from cometmq.messaging import pull
+from cometmq.native.interface import Accelerator
+from tests.unit.format import naive, strategies
+
+needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C extension is not built")
+LOG_OFFSET = 4096
+
+
+def accelerator() -> Accelerator:
+    assert native.accelerator is not None
+    return native.accelerator
+
+
+def both(compute: Callable[[], Any]) -> tuple[Any, Any]:
+    """What ``compute`` gives in plain Python and with the extension, be it an error."""
+    results = []
+    for chosen in (None, native.accelerator):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (batch, indexfile, indexkeys, pull, record, scan):
+                patch.setattr(module, "accelerator", chosen)
+            try:
+                results.append(compute())
+            except CometError as error:
+                results.append((type(error), str(error), getattr(error, "segment", None)))
+    return results[0], results[1]
+
+
+# --- any bytes: the same verdict ----------------------------------------------------------------
+
+odd_names = st.sampled_from(
+    ["TAGS", "KEYS", "UNIQ_KEY", "DELAY", "__RMQ.TRANSIENT.a", "é", "", "a"]
+)
+odd_values = st.text("ab \x01é\U0001f600", max_size=6) | st.just("")
+odd_maps = st.lists(st.tuples(odd_names, odd_values), max_size=4).map(
+    lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+)
+raw_properties = st.one_of(
+    strategies.property_maps.map(properties.encode),
+    odd_maps,
+    odd_maps.map(lambda raw: raw[:-1]),
+    st.binary(max_size=24),
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Records as they might stand end to end in a log at LOG_OFFSET; some damaged."""
+    data = b""
+    for _ in range(draw(st.integers(0, 6))):
+        data += record.encode(
+            draw(st.sampled_from([b"orders", b"a", "é".encode(), b"not a topic"])),
+            draw(st.sampled_from([3, -1])),
+            draw(st.binary(max_size=150)),
+            draw(raw_properties),
+            born_time_ms=1,
+            born_host=bytes(draw(st.sampled_from([8, 20]))),
+            store_host=bytes(draw(st.sampled_from([8, 8, 20]))),
+            sys_flag=draw(st.sampled_from([0, 0, 1, 0x301, 0x701, 4, 12, -8])),
+            queue_offset=draw(st.integers(0, 3)),
+            log_offset=LOG_OFFSET + len(data),
+            store_time_ms=draw(st.integers(-3, 3)),
+        )
+    changed = bytearray(data)
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2])) if data else 0):
+        changed[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(changed)[: draw(st.integers(0, len(data)) | st.just(len(data)))]
+
+
+chunks = logs() | st.binary(max_size=300)
+
+
+@needs_native
+@given(chunks)
+def test_decoding_is_the_same(chunk: bytes) -> None:
+    plain, fast = both(lambda: record.decode_all(chunk))
+    assert fast == plain
+    assert [type(one) for one in fast] == [type(one) for one in plain]
+
+
+@needs_native
+def test_decoded_records_are_whole_objects() -> None:
+    chunk = make() * 2
+    _, (first, second) = both(lambda: record.decode_all(chunk))
+    assert first.properties == {"TAGS": "TagA"}
+    assert first.topic is second.topic  # one text for a run of records
+    smallest = record.encode(
+        b"a", 0, b"", b"", born_time_ms=0, born_host=bytes(8), store_host=bytes(8)
+    )
+    for whole in (chunk, smallest):
+        assert accelerator().decode(whole, 0, len(whole), record.Record)[0] == len(whole)
+
+
+@needs_native
+@given(chunks, st.integers(0, 1000), st.sampled_from([b"", b"\x01a"]))
+def test_scanning_is_the_same(chunk: bytes, file_left: int, apart: bytes) -> None:
+    plain, fast = both(lambda: walk(chunk, file_left, apart))
+    assert fast == plain
+
+
+def walk(chunk: bytes, file_left: int, apart: bytes) -> tuple[object, ...]:
+    """All units by queue, in runs, and how the scan ended; what a run leaves out but ``check``
+    takes is taken one by one, as recovery does."""
+    at, times = 0, list[tuple[int, int, bool]]()
+    units: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+    while True:
+        left = file_left - at
+        run = scan.scan_run(chunk, at, log_offset=LOG_OFFSET + at, file_left=left, apart=apart)
+        assert run.record_count == sum(queue.unit_count for queue in run.queues)
+        for queue in run.queues:
+            places = range(queue.first_queue_offset, queue.first_queue_offset + queue.unit_count)
+            pieces = struct.iter_unpack("20s", queue.units)
+            units.setdefault((queue.topic, queue.queue_id), []).extend(
+                (place, unit) for place, (unit,) in zip(places, pieces, strict=True)
+            )
+        if run.record_count:
+            times.append((run.first_time_ms, run.last_time_ms, run.times_fall))
+        at = run.end
+        found = record.check(
+            chunk, at, log_offset=LOG_OFFSET + at, bytes_left=max(0, file_left - at)
+        )
+        if found.record is None:
+            return at, found, {queue: sorted(its) for queue, its in units.items()}
+        tag = properties.tag_of(found.record.raw_properties)
+        plain = not found.record.sys_flag & ~scan.PLAIN_SYS_FLAGS and found.record.topic != "a"
+        if plain:  # the extension may leave it out only because of its tag
+            assert b"TAGS\x01" in found.record.raw_properties
+            assert not tag or not is_utf8(tag) or b"TAGS\x01\x02" in found.record.raw_properties
+        key = found.record.topic, found.record.queue_id
+        unit = struct.pack(">qiq", LOG_OFFSET + at, found.size, taghash.tags_code(tag))
+        units.setdefault(key, []).append((found.record.queue_offset, unit))
+        at += found.size
+
+
+def is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+Forge = Callable[[bytearray, dict[str, int]], None]
+
+
+def put(name: str, value: bytes, at: int = 0) -> Forge:
+    """Overwrites bytes of a field."""
+
+    def forge(data: bytearray, places: dict[str, int]) -> None:
+        start = places[name] + at
+        data[start : start + len(value)] = value
+
+    return forge
+
+
+SCAN_FORGERIES = {
+    "size": put("size", b"\x00", 3),
+    "size huge": put("size", b"\x7f\xff\xff\xff"),
+    "magic": put("magic", b"\x00"),
+    "body CRC": put("body_crc", b"\x00\x00\x00\x01"),
+    "log offset": put("log_offset", b"\x01", 7),
+    "transaction": put("sys_flag", b"\x0c", 3),
+    "a bit that nobody knows": put("sys_flag", b"\x80"),
+    "IPv6 host": put("sys_flag", b"\x10", 3),
+    "body length": put("body_bytes", b"\x04", 3),
+    "body length negative": put("body_bytes", b"\xff"),
+    "body": put("body", b"j"),
+    "topic length": put("topic_length", b"\x05"),
+    "topic length huge": put("topic_length", b"\xff"),
+    "topic": put("topic_length", b"/", 1),
+    "topic apart": put("topic_length", b"apart1", 1),
+    "properties length": put("properties_length", b"\x00\x0a"),
+    "properties length huge": put("properties_length", b"\xff\xff"),
+    "properties NUL": put("properties_length", b"\x00", 10),
+    "properties not pairs": put("properties_length", b"____", 3),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("name", SCAN_FORGERIES)
+def test_a_forged_record_ends_a_scan(name: str) -> None:
+    first, second, third = stored(0, 5), stored(1, 6), stored(2, 7)
+    forged = bytearray(second)
+    SCAN_FORGERIES[name](forged, naive.read(second)["places"])
+    assert forged != second
+    plain, fast = both(lambda: scan_of(first + bytes(forged) + third))
+    assert fast == plain
+    assert (fast.end, fast.record_count) == (len(first), 1)
+
+
+@needs_native
+@pytest.mark.parametrize(("length", "taken"), [(127, 1), (128, 0)])
+def test_names_of_topics_have_their_limit_in_a_scan(length: int, taken: int) -> None:
+    fields = naive.read(stored(0, 5))
+    size = fields["size"] - len(fields["topic"]) + length
+    log = naive.write(fields | {"topic": b"a" * length, "size": size})
+    plain, fast = both(lambda: scan_of(log))
+    assert fast == plain
+    assert fast.record_count == taken
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("times", "fall"),
+    [((5, 5, 6), False), ((5, 4, 6), True), ((-1, 0, 1), False), ((0, -1, 0), True)],
+)
+def test_a_scan_notices_times_that_fall(times: tuple[int, ...], fall: bool) -> None:
+    log = b"".join(stored(index, time_ms) for index, time_ms in enumerate(times))
+    plain, fast = both(lambda: scan_of(log))
+    assert fast == plain
+    assert (fast.times_fall, fast.first_time_ms, fast.last_time_ms) == (fall, times[0], times[-1])
+
+
+@needs_native
+@pytest.mark.parametrize(("spare", "taken"), [(8, 3), (7, 2)])
+def test_a_scan_leaves_room_for_the_mark_that_ends_a_file(spare: int, taken: int) -> None:
+    log = stored(0, 5) + stored(1, 5) + stored(2, 5)
+    plain, fast = both(lambda: scan_of(log, len(log) + spare))
+    assert fast == plain
+    assert fast.record_count == taken
+
+
+def test_queues_of_a_scan_go_on_and_begin_again() -> None:
+    pairs = [(0, 3), (1, 3), (0, 4), (2, 3), (0, 3), (1, 4), (2, 4)]  # queue offset, queue
+    log = b""
+    for index, (queue_offset, queue_id) in enumerate(pairs):
+        log += stored(index, 5, queue_id=queue_id, queue_offset=queue_offset)
+    for run in both(lambda: scan_of(log)):
+        found = [(q.queue_id, q.first_queue_offset, q.unit_count) for q in run.queues]
+        assert found == [(3, 0, 3), (4, 0, 3), (3, 0, 1)]
+
+
+def stored(
+    index: int,
+    time_ms: int,
+    *,
+    topic: bytes = b"orders",
+    queue_id: int = 3,
+    queue_offset: int | None = None,
+) -> bytes:
+    """The record with this number in a log of records that are equally long."""
+    size = record.record_size(5, len(topic), 11)
+    return record.encode(
+        topic,
+        queue_id,
+        b"hello",
+        b"TAGS\x01TagAB\x02",
+        born_time_ms=1,
+        born_host=bytes(8),
+        store_host=bytes(8),
+        queue_offset=index if queue_offset is None else queue_offset,
+        log_offset=LOG_OFFSET + index * size,
+        store_time_ms=time_ms,
+    )
+
+
+def scan_of(log: bytes, file_left: int = 4096) -> scan.Run:
+    apart = scan.topic_list(["apart1"])
+    return scan.scan_run(log, 0, log_offset=LOG_OFFSET, file_left=file_left, apart=apart)
+
+
+@needs_native
+@given(logs())
+def test_index_keys_are_the_same(chunk: bytes) -> None:
+    whole = record.decode_all(chunk[: accelerator().decode(chunk, 0, len(chunk), record.Record)[0]])
+    framed = chunk[: sum(one.size for one in whole)]
+    plain, fast = both(lambda: indexkeys.keys_of_chunk(framed).packed)
+    assert fast == plain
+
+
+@st.composite
+def sent(draw: st.DrawFn) -> tuple[bytes, int]:
+    """A batch of one queue, and how many records it has; some damaged."""
+    run = draw(st.lists(strategies.records(b"orders", 3, (bytes(8), bytes(8))), max_size=4))
+    run += [make(raw=raw) for raw in draw(st.lists(raw_properties, max_size=3))]
+    data = bytearray(b"".join(run))
+    for _ in range(draw(st.sampled_from([0, 0, 1, 2])) if data else 0):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data), max(1, len(run) + draw(st.sampled_from([0, 0, 0, 1, -1])))
+
+
+def make(raw: bytes = b"TAGS\x01TagA\x02", body: bytes = b"hello") -> bytes:
+    return record.encode(
+        b"orders", 3, body, raw, born_time_ms=5, born_host=bytes(8), store_host=bytes(8)
+    )
+
+
+@needs_native
+@given(sent(), st.sampled_from([BatchLimits(), BatchLimits(body_bytes_max=40)]))
+def test_stamping_is_the_same(drawn: tuple[bytes, int], limits: BatchLimits) -> None:
+    data, count = drawn
+    plain, fast = both(
+        lambda: batch.stamp(
+            data,
+            [SegmentClaim(b"orders", 3, count, 50)],
+            log_offset=LOG_OFFSET,
+            store_time_ms=77,
+            born_host=record.host_bytes("10.0.0.1", 40000),
+            store_host=record.host_bytes("10.0.0.2", 10911),
+            limits=limits,
+        )
+    )
+    assert fast == plain
+
+
+@needs_native
+@given(st.binary(max_size=200), st.integers(0, 250), st.integers(0, 4))
+def test_a_run_is_never_longer_than_its_buffer(data: bytes, at: int, count: int) -> None:
+    arguments = (b"t", 0, 0, 0, bytes(24), 0, 100, 100, b"\xffx", b"__")
+    if at > len(data):
+        with pytest.raises(ValueError, match="do not belong together"):
+            accelerator().stamp(data, bytearray(data), at, count, *arguments)
+        return
+    end, units = accelerator().stamp(data, bytearray(data), at, count, *arguments)
+    assert at <= end <= len(data)
+    assert len(units) <= 20 * count
+
+
+unit_sizes = st.sampled_from([91, 91, 200, 3000, 0, 1, 0x7FFFFFFF, -5])
+unit_places = st.integers(0, 4000) | st.sampled_from([0, 91, 182, -1, 2**63 - 1])
+
+
+@needs_native
+@given(
+    st.lists(st.tuples(unit_places, unit_sizes, st.integers(-3, 3)), max_size=12),
+    st.integers(1, 6),
+    st.integers(1, 5000),
+    st.frozensets(st.integers(0, 3) | st.just(2**32 - 1), max_size=3) | st.none(),
+)
+def test_choosing_is_the_same(
+    found: list[tuple[int, int, int]], count: int, size: int, codes: frozenset[int] | None
+) -> None:
+    units = b"".join(struct.pack(">qiq", *unit) for unit in sorted(found))
+    plain, fast = both(lambda: pull.choose(units, 7, count, size, codes))
+    assert fast == plain
+
+
+@needs_native
+@given(
+    st.binary(max_size=300),
+    st.binary(max_size=40),
+    strategies.int32,
+    st.integers(0, 2**32 - 1),
+    strategies.int64,
+    st.sampled_from([0, 16, 32, 48]),
+)
+def test_encoding_is_the_same(
+    body: bytes, middle: bytes, flag: int, counter: int, born_time_ms: int, host_flags: int
+) -> None:
+    layout = record.LAYOUTS[host_flags]
+    born, store = 20 if host_flags & 16 else 8, 20 if host_flags & 32 else 8
+    size = layout.head_bytes + len(body) + len(middle) + 9
+    head = layout.head.pack(
+        *(size, record.MAGIC_V1, record.body_crc(body), 3, flag, 0, 0, host_flags, born_time_ms),
+        *(bytes(born), 0, bytes(store), 0, 0, len(body)),
+    )
+    made = accelerator().encode(3, flag, host_flags, born_time_ms, body, middle, counter)
+    assert made == head + body + middle + b"%08X\x02" % counter
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 2**31), (0, -(2**31) - 1), (1, 2**31), (2, 1), (6, -1), (6, 2**32)],
+)
+def test_a_number_that_does_not_fit_is_refused(place: int, value: int) -> None:
+    arguments: list[Any] = [0, 0, 0, 0, b"", b"", 0]
+    arguments[place] = value
+    with pytest.raises(ValueError, match="does not fit"):
+        accelerator().encode(*arguments)
+
+
+# --- what the quick look takes ------------------------------------------------------------------
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("raw", "tag"),
+    [
+        (b"", ""),
+        ("TAGS\x01é\U0001f600\x02".encode(), "é\U0001f600"),
+        ("TAGS\x01x\x02ünicode\x01naïve\x02".encode(), "x"),
+        (b"TAGS\x01x", "x"),
+        (b"TAGS\x01x\x02TAGS\x01yy\x02", "yy"),
+    ],
+)
+def test_a_record_that_is_as_it_should_be_needs_no_plain_python(raw: bytes, tag: str) -> None:
+    data = make(raw)
+    arguments = (b"orders", 3, 9, LOG_OFFSET, bytes(24), 0, 100, 100, b"\x05DELAY", b"__RMQ")
+    end, unit = accelerator().stamp(data, bytearray(data), 0, 1, *arguments)
+    assert end == len(data)
+    assert unit == struct.pack(">qiq", LOG_OFFSET, len(data), naive.hash_of(tag))
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(b"DELAY\x013\x02", b"__RMQ.x\x01v\x02", b"a\x01\xed\xa0\x80\x02", b"a\x01\xc0\xaf\x02"),
+        *(b"a\x01\xf4\x90\x80\x80\x02", b"a\x01\xe9", b"a", b"\x01v\x02", b"a\x01\x02"),
+        *(b"a\x01v\x00\x02", b"a\x01v\x01\x02", b"a\x01v\x02\x02", b"a\x01\x80\x02"),
+        *(b"a\x01\xe0\x80\xaf\x02", b"a\x01\xf0\x80\x80\xaf\x02", b"a\x01\xe2\x82\x02"),
+    ],
+)
+def test_the_quick_look_stops_at_what_may_be_wrong(raw: bytes) -> None:
+    data = make() + make(raw)
+    arguments = (b"orders", 3, 9, LOG_OFFSET, bytes(24), 0, 100, 100, b"\x05DELAY", b"__RMQ")
+    stamped = bytearray(data)
+    end, units = accelerator().stamp(data, stamped, 0, 2, *arguments)
+    assert (end, len(units)) == (len(make()), 20)
+    assert stamped[end:] == data[end:]
+
+
+# --- the key index ------------------------------------------------------------------------------
+
+slots = st.sampled_from([0, 1, 2, 3, 39, 40, -1, -(2**31), 2**31 - 1])
+keys = st.lists(
+    st.builds(
+        indexfile.Key, st.integers(0, 2**31 - 1), strategies.int64, st.integers(-(2**40), 2**62)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@needs_native
+@given(st.lists(keys, min_size=1, max_size=3), st.lists(slots, min_size=5, max_size=5))
+def test_index_files_are_the_same(runs: list[list[indexfile.Key]], before: list[int]) -> None:
+    sizes = indexfile.Sizes(hash_slots=5, entries=40)
+
+    def insert() -> tuple[object, bytes]:
+        file, header = bytearray(sizes.file_bytes), indexfile.Header()
+        struct.pack_into(">5i", file, indexfile.HEADER_BYTES, *before)
+        for run in runs:
+            header = indexfile.insert(memoryview(file), sizes, header, indexfile.Keys.of(run))
+        return header, bytes(file)
+
+    plain, fast = both(insert)
+    assert fast == plain
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("file_bytes", "key_bytes", "slots", "entries", "number"),
+    [
+        (40 + 20 + 200, 20, 5, 10, 0),
+        (40 + 20 + 200, 20, 5, 10, 10),
+        (40 + 20 + 199, 20, 5, 10, 1),
+        (40 + 20 + 200, 19, 5, 10, 1),
+        (40 + 20 + 200, 20, 0, 10, 1),
+        (40 + 20 + 200, 200, 5, 10, 1),
+        (40 + 20 + 200, 20, 2**31, 10, 1),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(
+    file_bytes: int, key_bytes: int, slots: int, entries: int, number: int
+) -> None:
+    file = bytearray(file_bytes)
+    with pytest.raises(ValueError, match="do not fit"):
+        accelerator().index_put(file, bytes(key_bytes), slots, entries, number, 0)
+    assert not any(file)
+
+
+@needs_native
+def test_places_outside_are_refused() -> None:
+    fast = accelerator()
+    for at in (-1, 2):
+        with pytest.raises(ValueError, match="outside"):
+            fast.scan(b"x", at, 0, 1, b"")
+        with pytest.raises(ValueError, match="outside"):
+            fast.decode(b"x", at, 1, record.Record)
+        with pytest.raises(ValueError, match="outside"):
+            fast.index_keys(b"x", at)
+    with pytest.raises(ValueError, match="outside"):
+        fast.decode(b"x", 0, 2, record.Record)
+    with pytest.raises(TypeError, match="tuples"):
+        fast.decode(b"x", 0, 1, dict)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="7 arguments"):
+        fast.encode(1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="not whole"):
+        fast.choose(bytes(19), 1, 1, array("I"))
