@@ -29,8 +29,8 @@ from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.disk.files import File, OsFile, OsFiles, StrPath
 from cometmq.store.engine import MessageStore
-from cometmq.store.files import File, OsFile, OsFiles, StrPath
 
 FILE_MIB = 256
 TOPIC = "bench-flush"

@@ -12,7 +12,7 @@ from cometmq.admin import inspection, render
 from cometmq.admin.commandline import Group, output_option
 from cometmq.admin.views import LogFileView, PlaceView, RecordView, StoreView, UnitView
 from cometmq.format.indexfile import Sizes
-from cometmq.store.repair import Accepted
+from cometmq.store.tools.repair import Accepted
 
 EXIT_FAULTY = 3  # what `verify` ends with when it found faults
 RANGE = re.compile(r"(\d+)-(\d+)")

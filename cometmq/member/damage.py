@@ -12,7 +12,7 @@ from cometmq.format import queueunit
 from cometmq.messaging import pull
 from cometmq.messaging.pull import Choice
 from cometmq.store.base import BaseStore
-from cometmq.store.commitlog import Span
+from cometmq.store.log.commitlog import Span
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from cometmq.messaging.topics import is_system
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.following import FollowerStore
-from cometmq.store.recovery import Progress
+from cometmq.store.restart.recovery import Progress
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)

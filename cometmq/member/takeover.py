@@ -17,7 +17,7 @@ from cometmq.messaging.takeover import Queues, Tables
 from cometmq.messaging.topics import is_system
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore
-from cometmq.store.foreign import Takeover
+from cometmq.store.restart.foreign import Takeover
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)

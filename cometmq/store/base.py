@@ -15,10 +15,10 @@ from typing import TypeVar
 from cometmq.errors import MessageNotFound, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.store.cleaner import Cleaner, store_time_ms
-from cometmq.store.commitlog import Chunk, Span
-from cometmq.store.foreign import Takeover
-from cometmq.store.indexing import Indexer
+from cometmq.store.keys.indexing import Indexer
+from cometmq.store.log.commitlog import Chunk, Span
 from cometmq.store.opening import OpenedStore
+from cometmq.store.restart.foreign import Takeover
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
 
@@ -223,7 +223,8 @@ class BaseStore:
 
     def index_some(self) -> bool:
         """Put the keys of the next piece of the log into the index, less than a millisecond's work;
-        False when there is nothing to do for now. See :meth:`cometmq.store.indexing.Indexer.step`.
+        False when there is nothing to do for now. See
+        :meth:`cometmq.store.keys.indexing.Indexer.step`.
         """
         return self._guarded(self._opened.indexer.step)
 

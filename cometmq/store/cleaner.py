@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 from cometmq.errors import MessageNotFound
 from cometmq.format import record
-from cometmq.store.commitlog import CommitLog
+from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.opening import OpenedStore
 from cometmq.store.retention import LogFile, Space, quota
 

@@ -21,11 +21,11 @@ from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, stamp
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
-from cometmq.store.commitlog import BLANK_BYTES
-from cometmq.store.files import Files, OsFiles
+from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.log.commitlog import BLANK_BYTES
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.recovery import Progress
-from cometmq.store.replay import Observer
+from cometmq.store.restart.recovery import Progress
+from cometmq.store.restart.replay import Observer
 
 __all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
 

@@ -16,13 +16,13 @@ from typing import Protocol
 from cometmq.errors import ReplicationBroken, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.store.base import BaseStore
-from cometmq.store.commitlog import BLANK_BYTES
-from cometmq.store.epochs import Epoch
-from cometmq.store.files import Files, OsFiles
+from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.folder.epochs import Epoch
+from cometmq.store.log.commitlog import BLANK_BYTES
+from cometmq.store.log.scanning import Stretch, apart_of, next_stretch
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.recovery import Progress, last_record_before
-from cometmq.store.replay import LastRecord, Observer, Replay
-from cometmq.store.scanning import Stretch, apart_of, next_stretch
+from cometmq.store.restart.recovery import Progress, last_record_before
+from cometmq.store.restart.replay import LastRecord, Observer, Replay
 
 
 class CopyObserver(Observer, Protocol):

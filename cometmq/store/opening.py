@@ -17,17 +17,19 @@ from cometmq.errors import StoreDamaged, StoreFailed
 from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
-from cometmq.store import abortfile, checkpoint, epochs, foreign, identity, layout, recovery
-from cometmq.store.commitlog import CommitLog, Span
-from cometmq.store.dirlock import DirectoryLock
-from cometmq.store.dispatch import Dispatcher
-from cometmq.store.files import Files
-from cometmq.store.indexing import Indexer
-from cometmq.store.logmark import UNKNOWN, LogMark
-from cometmq.store.marking import Marker
-from cometmq.store.recovery import Plan, Progress
-from cometmq.store.replay import LastRecord, Loss, Observer
-from cometmq.store.scanning import RECORD_BYTES_MAX
+from cometmq.store import layout
+from cometmq.store.disk.files import Files
+from cometmq.store.folder import abortfile, checkpoint, epochs, identity
+from cometmq.store.folder.dirlock import DirectoryLock
+from cometmq.store.folder.logmark import UNKNOWN, LogMark
+from cometmq.store.keys.indexing import Indexer
+from cometmq.store.log.commitlog import CommitLog, Span
+from cometmq.store.log.scanning import RECORD_BYTES_MAX
+from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.restart import foreign, recovery
+from cometmq.store.restart.marking import Marker
+from cometmq.store.restart.recovery import Plan, Progress
+from cometmq.store.restart.replay import LastRecord, Loss, Observer
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from cometmq.replication.follower import (
 )
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.cleaner import Pin
-from cometmq.store.commitlog import Chunk
+from cometmq.store.log.commitlog import Chunk
 
 COLD_READ_THREADS = 2
 

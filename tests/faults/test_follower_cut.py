@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.files import Buffer, File, OsFiles, StrPath
+from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath
 from tests.support.copies import (
     assert_copied,
     copy_all,

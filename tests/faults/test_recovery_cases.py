@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.store import checkpoint, identity
+from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
-from cometmq.store.files import OsFiles
+from cometmq.store.folder import checkpoint, identity
 from cometmq.store.layout import offset_name
 from tests.support.stores import (
     LOG_FILE_BYTES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import StoreFailed
-from cometmq.store.files import Buffer
+from cometmq.store.disk.files import Buffer
 from tests.support.stores import append, bodies, open_store
 
 

@@ -10,7 +10,7 @@ import pytest
 from cometmq.errors import DiskFull, IndexDisabled, InvalidRequest, TopicNotFound
 from cometmq.format import properties, record
 from cometmq.rpc.interceptors import from_proto
-from cometmq.store.files import OsFiles
+from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.broker import (

@@ -38,7 +38,7 @@ from cometmq.model import TopicConfig
 from cometmq.replication.follower import LogView, Plan, owned, plan, start_of_copy
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.base import BaseStore
-from cometmq.store.files import OsFiles
+from cometmq.store.disk.files import OsFiles
 from tests.support.broker import config_for
 from tests.support.stores import HOST, WallClock, encoded
 

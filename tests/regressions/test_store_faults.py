@@ -9,10 +9,10 @@ import pytest
 
 from cometmq.errors import DiskFull, StoreDamaged, StoreFailed
 from cometmq.format import queueunit
-from cometmq.store.consumequeue import ConsumeQueue
+from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
-from cometmq.store.files import OsFiles
 from cometmq.store.layout import offset_name
+from cometmq.store.queues.consumequeue import ConsumeQueue
 from tests.support.disk_model import DiskModel
 from tests.support.simulated_files import Fault, Kind, SimulatedFiles
 from tests.support.stores import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cometmq.format import record
 from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
-from cometmq.store.files import OsFiles
 from cometmq.store.following import FollowerStore
 from tests.support.stores import LOG_FILE_BYTES, SMALL, WallClock, append, bodies, open_store
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import TypeVar
 
 from cometmq.errors import DiskFull, StoreFailed
-from cometmq.store.files import Buffer, Entry, File, Mapping, StrPath, Usage
+from cometmq.store.disk.files import Buffer, Entry, File, Mapping, StrPath, Usage
 from tests.support.disk_model import PAGE_BYTES, DiskModel, FileNode, FolderNode
 
 Result = TypeVar("Result")
@@ -60,7 +60,8 @@ class Fault:
 
 
 class SimulatedFiles:
-    """A :class:`cometmq.store.files.Files` for the files under ``root``, a real but empty folder.
+    """A :class:`cometmq.store.disk.files.Files` for the files under ``root``, a real but empty
+    folder.
 
     The disk outlives it: a new life of the process is a new ``SimulatedFiles`` over the same
     :class:`DiskModel`.
@@ -113,7 +114,7 @@ class SimulatedFiles:
     def _relative(self, path: StrPath) -> PurePath:
         return PurePath(path).relative_to(self.root)
 
-    # --- cometmq.store.files.Files ----------------------------------------------------------------
+    # --- cometmq.store.disk.files.Files -----------------------------------------------------------
 
     def open(self, path: StrPath) -> File:
         return SimulatedFile(self, str(path), self._relative(path))
@@ -202,7 +203,7 @@ class SimulatedFiles:
 
 
 class SimulatedFile:
-    """A :class:`cometmq.store.files.File`. Like the real one it is opened at its first use."""
+    """A :class:`cometmq.store.disk.files.File`. Like the real one it is opened at its first use."""
 
     def __init__(self, files: SimulatedFiles, path: str, relative: PurePath) -> None:
         self.path = path
@@ -255,7 +256,7 @@ class SimulatedFile:
 
 
 class SimulatedMapping:
-    """A :class:`cometmq.store.files.Mapping`: what is written goes to the file by itself."""
+    """A :class:`cometmq.store.disk.files.Mapping`: what is written goes to the file by itself."""
 
     def __init__(self, files: SimulatedFiles, path: StrPath, node: FileNode) -> None:
         self.view = node.map()

@@ -10,8 +10,8 @@ from cometmq.format import queueunit, record
 from cometmq.format.indexfile import Sizes
 from cometmq.format.properties import encode as encode_properties
 from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath
 from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
-from cometmq.store.files import Buffer, File, OsFiles, StrPath
 
 HOST = record.host_bytes("127.0.0.1", 10911)
 LOG_FILE_BYTES = 16 * 1024

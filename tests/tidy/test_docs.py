@@ -80,7 +80,7 @@ def rooms() -> set[str]:
     packages = {
         p.parent.relative_to(ROOT).as_posix() + "/"
         for top in ("cometmq", "services")
-        for p in (ROOT / top).glob("*/*.py")
+        for p in (ROOT / top).glob("*/**/*.py")
     }
     single = {f"cometmq/{p.name}" for p in (ROOT / "cometmq").glob("*.py")}
     return packages | single - {"cometmq/__init__.py"}

@@ -9,8 +9,8 @@ import pytest
 
 from cometmq.errors import StoreFailed
 from cometmq.format.batch import BatchLimits
-from cometmq.store import checkpoint
-from cometmq.store.files import OsFiles, StrPath
+from cometmq.store.disk.files import OsFiles, StrPath
+from cometmq.store.folder import checkpoint
 from cometmq.store.opening import StoreOptions
 from tests.support.stores import (
     LOG_FILE_BYTES,

@@ -1,0 +1,1 @@
+"""The key index, built beside the log."""

@@ -1,0 +1,165 @@
+"""From the log to the key index: follows the log in small steps, beside it and never in its way.
+
+Threads: :meth:`Indexer.step` in one thread of the member; ``status`` and lookups in any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cometmq.errors import MessageNotFound, StoreDamaged
+from cometmq.format.indexfile import Keys, Sizes
+from cometmq.format.indexkeys import keys_of_chunk
+from cometmq.native import accelerator
+from cometmq.store.disk.files import Files
+from cometmq.store.keys.index import KeyIndex
+from cometmq.store.log.commitlog import BLANK_BYTES, CommitLog
+
+logger = logging.getLogger(__name__)
+
+# Less than a millisecond, also of plain Python and small records: who waits for the GIL does not
+# wait longer.
+STEP_BYTES = 32 * 1024 if accelerator is None else 128 * 1024
+# What a clean close still indexes, a second or two; more is left to the next start.
+CLOSE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class IndexStatus(NamedTuple):
+    """How far the index is."""
+
+    position: int  # the keys of all records before it are in the index
+    file_count: int
+    entry_count: int
+    stalled: str  # why it does not go on; empty = it does
+
+
+class Indexer:
+    """Keeps the index of ``log`` in ``directory``. Made, then :meth:`load` and :meth:`settle`.
+
+    Only what is on the disk is indexed: after a power cut no entry may point behind the log. With
+    ``enabled`` false nothing is added.
+    """
+
+    def __init__(
+        self, log: CommitLog, directory: Path, files: Files, sizes: Sizes, *, enabled: bool
+    ) -> None:
+        self.enabled = enabled
+        self._log = log
+        self._index = KeyIndex(directory, files, sizes)
+        self._position = 0
+        # Some of the keys at the position may be in the index already.
+        self._doubtful = False
+        self._stalled = ""
+        self._stepping = threading.Lock()
+        self._closed = False
+
+    # --- any thread -------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> IndexStatus:
+        index = self._index
+        return IndexStatus(self._position, index.file_count, index.entry_count, self._stalled)
+
+    @property
+    def durable_time_ms(self) -> int:
+        """For the checkpoint: see :attr:`KeyIndex.durable_time_ms`."""
+        return self._index.durable_time_ms
+
+    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int]:
+        """See :meth:`KeyIndex.find`."""
+        return self._index.find(code, first_ms, last_ms)
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Look at the files; changes nothing. StoreForeignFile."""
+        self._index.load()
+
+    def settle(self, trusted_time_ms: int | None) -> None:
+        """Keep of the files what is whole (see :meth:`KeyIndex.settle`) and belongs to the log,
+        which has been recovered; go on from there.
+        """
+        before = self._index.file_count
+        self._index.settle(trusted_time_ms)
+        self.truncate(self._log.end[0])
+        if self._index.file_count < before:
+            logger.info(
+                "removed %d of %d index files; they are built again from %d on",
+                before - self._index.file_count,
+                before,
+                self._position,
+            )
+
+    # --- following the log: one thread ------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Index the next piece of what is on the disk; False when there is nothing to do for now.
+
+        A full disk and a damaged log are no errors here: ``status`` tells, and the next step tries
+        again. StoreFailed.
+        """
+        with self._stepping:
+            return not self._closed and self._step()
+
+    def _step(self) -> bool:
+        start = self._log.start
+        self._index.trim(start)
+        self._position = start = max(start, self._position)
+        left = self._log.flushed[0] - start
+        if not self.enabled or left <= 0:
+            return False
+        try:
+            chunk = self._log.read_chunk(start, min(STEP_BYTES, left), nowait=False)
+        except MessageNotFound:  # retention took the file away this moment
+            return True
+        except StoreDamaged as error:
+            self._stall(str(error))
+            return False
+        assert chunk is not None, (start, left)
+        if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
+            return False
+        self._position = chunk.next_offset
+        self._stalled = ""
+        return True
+
+    def _insert(self, keys: Keys) -> bool:
+        if self._doubtful:
+            keys = Keys.of(key for key in keys if not self._index.holds(key))
+        done = self._index.insert(keys)
+        self._doubtful = done < len(keys)
+        if self._doubtful:
+            self._stall("no room on the disk for another index file")
+            self._position = keys[done].log_offset
+        return not self._doubtful
+
+    def _stall(self, reason: str) -> None:
+        if reason != self._stalled:
+            logger.error("the key index stands still at %d: %s", self._position, reason)
+        self._stalled = reason
+
+    # --- while nobody steps -----------------------------------------------------------------------
+
+    def truncate(self, log_offset: int) -> None:
+        """The log ends at ``log_offset`` now: forget what was behind it."""
+        self._index.truncate(log_offset)
+        self._position = max(self._log.start, self._index.end_offset)
+        self._doubtful = True  # a record's keys may lie in two files, one of which is gone
+
+    def finish(self) -> None:
+        """Before a clean close: index the rest of the log, within bounds, and bring all of it to
+        the disk.
+        """
+        stop = self._position + CLOSE_BYTES_MAX
+        while self._position < stop and self.step():
+            pass
+        self._index.sync()
+
+    def close(self) -> None:
+        """Let the files go, writing nothing. Any thread; a step that is under way is waited for."""
+        with self._stepping:
+            self._closed = True
+            self._index.close()

@@ -1,0 +1,382 @@
+"""The log: all records of all queues, end to end, in files of one size.
+``docs/format/store-layout.md`` §2.
+
+Threads: the writer's appends, one flushes, one prepares files, any number read below the appended
+position.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cometmq.errors import DiskFull, MessageNotFound, StoreDamaged, StoreFailed
+from cometmq.format import record
+from cometmq.store import layout
+from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
+from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segments
+from cometmq.store.log.scanning import first_damage
+from cometmq.store.log.transient import TransientBuffer
+
+BLANK_BYTES = 8  # what has to be left of a file behind every record
+GAP_BYTES_MAX = 16 * 1024  # reading this much in vain is cheaper than a second call
+READ_BYTES_MAX = 8 * 1024 * 1024
+READ_AHEAD_BYTES_MAX = 16 * 1024 * 1024  # more than any kernel reads ahead
+
+SIZE = struct.Struct(">i")  # TOTALSIZE, the first field of a record
+SIZE_AND_MAGIC = struct.Struct(">ii")
+
+Span = tuple[int, int]  # log offset and size of one record
+
+
+class Chunk(NamedTuple):
+    """A piece of the log as it is copied: whole records of one file, or a file's end mark."""
+
+    data: bytes
+    next_offset: int  # where the next one begins
+
+
+class CommitLog:
+    """``end`` is the appended position together with the store time of the last record before it:
+    one tuple, replaced whole, so that the flush thread never pairs a time with the position of an
+    older record.
+
+    ``transient_bytes_max`` above 0: appends wait in private memory, at most so many bytes, until
+    :meth:`commit` or :meth:`flush`. What waits cannot be read here.
+    """
+
+    def __init__(
+        self, paths: layout.StorePaths, files: Files, file_bytes: int, transient_bytes_max: int = 0
+    ) -> None:
+        self.segments = Segments(paths.commit_log, file_bytes)
+        self.end: tuple[int, int] = (0, 0)
+        self.flushed: tuple[int, int] = (0, 0)  # like ``end``, for what is on the disk
+        # What was appended from here on was checked then and has been in memory since: it needs no
+        # check when it is read. Moves on when the disk is read, which reads more than it is asked.
+        self.trusted_from = 0
+        self.files_max = 0  # that may be made; 0: any number
+        self._forgotten = 0  # what stands before it is being removed
+        self._files = files
+        self._new_path: Path = paths.next_log_file
+        self._growing = threading.Lock()  # held while a file is made
+        # (offset, size) behind the end that a failed append may have written to
+        self._scars: list[Span] = []
+        self._transient = TransientBuffer(transient_bytes_max) if transient_bytes_max else None
+        self._closed = False
+
+    # --- appending: the writer --------------------------------------------------------------------
+
+    def place(self, size: int) -> int:
+        """Where a batch of ``size`` bytes goes: at the end, or at the start of the next file."""
+        assert 0 < size <= self.segments.file_bytes - BLANK_BYTES, size
+        end = self.end[0]
+        file_end = end - end % self.segments.file_bytes + self.segments.file_bytes
+        return end if end + size + BLANK_BYTES <= file_end else file_end
+
+    def append(self, offset: int, batch: Buffer, store_time_ms: int) -> None:
+        """Write ``batch`` at ``offset``, which :meth:`place` told. After :class:`DiskFull` nothing
+        has changed.
+        """
+        end, last_time_ms = self.end
+        assert offset == self.place(len(batch)), (offset, end, len(batch))
+        assert store_time_ms >= last_time_ms, (store_time_ms, last_time_ms)
+        if self._scars:
+            self.heal()
+        if self._transient is not None and not self._transient.has_room(len(batch)):
+            self.commit()
+        segment = self.segments.find(offset) or self._grown_to(offset)
+        try:
+            if offset != end:
+                self._write_blank(end, offset)
+            self._write(segment, offset, batch)
+        except DiskFull:
+            self._scars.append((offset, len(batch)))
+            # At once: recovery must not find what was refused. As a rule that takes no room.
+            with suppress(DiskFull):
+                self.heal()
+            raise
+        self._scars.clear()
+        self.end = (offset + len(batch), store_time_ms)
+
+    def heal(self) -> None:
+        """Put zeros over what failed appends left, else a shorter batch could end where an old
+        record starts.
+        """
+        while self._scars:
+            offset, size = self._scars[-1]
+            segment = self.segments.find(offset)
+            assert segment is not None, offset
+            for at in range(offset, offset + size, len(ZEROS)):
+                segment.pwrite(at, ZEROS[: min(len(ZEROS), offset + size - at)])
+            self._scars.pop()
+
+    def _write_blank(self, end: int, file_end: int) -> None:
+        segment = self.segments.find(end)
+        assert segment is not None, end
+        assert segment.end == file_end, (end, file_end)
+        # Until the batch behind it is written, it is not part of the log.
+        self._scars.append((end, BLANK_BYTES))
+        self._write(segment, end, record.blank(file_end - end))
+
+    def _write(self, segment: Segment, offset: int, data: Buffer) -> None:
+        if self._transient is None:
+            segment.pwrite(offset, data)
+        else:
+            self._transient.put(offset, data, segment)
+
+    def end_file(self) -> None:
+        """Close the file at the end with its mark; the end is then the start of the next file."""
+        end, last_time_ms = self.end
+        file_end = end - end % self.segments.file_bytes + self.segments.file_bytes
+        if self._scars:
+            self.heal()
+        self._write_blank(end, file_end)
+        self._scars.clear()
+        self.end = (file_end, last_time_ms)
+
+    # --- cutting: nobody else uses the log ---
+
+    def truncate(self, offset: int, last_time_ms: int) -> None:
+        """End at ``offset``, behind a record of ``last_time_ms``; nothing that ever stood behind it
+        is on the disk at return.
+        """
+        segments = self.segments
+        assert segments.start <= offset <= self.end[0], (offset, self.end)
+        start = segments.start
+        # The newest first, one by one: a file behind a gap would look like the end of a whole log.
+        while len(segments) and segments.end - segments.file_bytes >= offset:
+            segments.remove_last(self._files)
+        segments.base = start
+        segment = segments.find(offset)
+        if segment is not None and clear(segment.file, offset - segment.start, segments.file_bytes):
+            segment.file.sync()
+        self._scars.clear()
+        self.end = (offset, last_time_ms)
+        self.flushed = min(self.flushed, self.end)
+
+    def start_anew(self, offset: int) -> None:
+        """Remove all files; the log begins again at ``offset``, the start of a file."""
+        assert offset % self.segments.file_bytes == 0, offset
+        self.truncate(self.segments.start, 0)
+        self._forgotten = 0
+        self.segments.base = offset
+        self.end = self.flushed = (offset, 0)
+        if offset:
+            self._grow()  # an empty folder would mean 0
+
+    # --- removing from the front: a thread of its own ---------------------------------------------
+
+    @property
+    def start(self) -> int:
+        """Log offset of the oldest byte."""
+        return max(self._forgotten, self.segments.start)
+
+    def forget_before(self, offset: int) -> None:
+        """Begin at ``offset``, where a file starts and everything before is on the disk. The files
+        before it go with :meth:`remove_first`; whoever is reading them may finish.
+        """
+        assert offset % self.segments.file_bytes == 0, offset
+        assert self.start <= offset < self.flushed[0], (self.start, offset, self.flushed)
+        self._forgotten = offset
+
+    def remove_first(self) -> Segment:
+        """Remove the oldest file, of which nothing is left to read."""
+        oldest = self.segments.start + self.segments.file_bytes
+        assert oldest <= self._forgotten, (oldest, self._forgotten)
+        return self.segments.remove_first(self._files)
+
+    # --- growing: the writer, or a thread of its own ahead of it ----------------------------------
+
+    @property
+    def next_file_wanted(self) -> bool:
+        """Less than half a file is left to write to."""
+        return self.segments.end - self.end[0] <= self.segments.file_bytes // 2
+
+    def prepare_next_file(self) -> None:
+        """Make the next file, if it is wanted; takes as long as the disk needs for writing it."""
+        with self._growing:
+            if self._closed:
+                raise StoreFailed("the store is closed")
+            if self.next_file_wanted:
+                self._grow()
+
+    def _grown_to(self, offset: int) -> Segment:
+        with self._growing:  # waits for a file that is being made
+            while self.segments.end <= offset:
+                self._grow()
+        segment = self.segments.find(offset)
+        assert segment is not None, offset
+        return segment
+
+    def _grow(self) -> None:
+        # Made outside the log's folder and moved in at full length: RocketMQ refuses to open a
+        # folder with a shorter file.
+        start = self.segments.end
+        if 0 < self.files_max <= len(self.segments):
+            raise DiskFull(f"the log has the {self.files_max} files that the store's quota allows")
+        try:
+            new = self._files.create(self._new_path, self.segments.file_bytes)
+            try:
+                write_zeros(new, self.segments.file_bytes)
+            finally:
+                new.close()
+        except BaseException:
+            self._files.unlink(self._new_path)
+            raise
+        self._files.rename(self._new_path, self.segments.path(start))
+        self._files.sync_directory(self.segments.directory)
+        self.segments.add(self._files, start)
+
+    # --- flushing: the flush thread ---------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Let everything that was appended be written, so that it outlives the process."""
+        if self._transient is not None:
+            self._transient.write_out()
+
+    def flush(self) -> int:
+        """Bring everything up to the end, as it is now, to the disk; returns that position."""
+        end, flushed = self.end, self.flushed[0]
+        assert flushed <= end[0], (flushed, end)
+        self.commit()
+        for segment in list(self.segments):
+            if segment.end > flushed and segment.start < end[0]:
+                segment.file.sync()
+        self.flushed = end
+        return end[0]
+
+    def write_again(self, start: int) -> None:
+        """Write the files from ``start`` on over themselves, so that the next :meth:`flush` brings
+        them to the disk though the kernel may take them for clean. Nobody else uses the log.
+        """
+        for segment in self.segments:
+            for at in range(max(start, segment.start), segment.end, len(ZEROS)):
+                size = min(len(ZEROS), segment.end - at)
+                segment.pwrite(at, segment.pread(at, size))
+
+    # --- reading: any thread ----------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """Log offset below which everything can be read."""
+        end = self.end[0]
+        return end if self._transient is None else self._transient.written(end)
+
+    def read(self, offset: int, size: int, *, nowait: bool) -> bytes:
+        """``size`` bytes at ``offset``, inside one file and below ``written``; else
+        :class:`MessageNotFound`.
+        """
+        segment = self.segments.find(offset) if size > 0 and offset + size <= self.written else None
+        if segment is None or offset + size > segment.end:
+            raise MessageNotFound(f"the log has no {size} bytes at {offset}")
+        found = segment.pread(offset, size, nowait=nowait)
+        if len(found) != size:
+            raise MessageNotFound(f"the log's file at {segment.start} is gone")
+        return found
+
+    def read_records(self, spans: Sequence[Span], *, nowait: bool) -> bytes:
+        """The records at ``spans``, joined; a span holds one record, or several end to end.
+
+        Neighbours are read with one call. What was not in memory since it was checked and appended
+        is checked again: damage is StoreDamaged, and never served.
+        """
+        pieces: list[bytes] = []
+        if not nowait and spans:
+            self.trusted_from = max(self.trusted_from, spans[-1][0] + READ_AHEAD_BYTES_MAX)
+        first = 0
+        while first < len(spans):
+            stop, end, dense = _neighbours(spans, first, self.segments.file_bytes)
+            start = spans[first][0]
+            chunk = self.read(start, end - start, nowait=nowait)
+            for offset, size in spans[first:stop]:
+                if size < SIZE.size or not 0 < SIZE.unpack_from(chunk, offset - start)[0] <= size:
+                    raise StoreDamaged(f"no record of {size} bytes stands at {offset} of the log")
+                if not dense:
+                    pieces.append(chunk[offset - start : offset - start + size])
+            if dense:
+                pieces.append(chunk)
+            if start < self.trusted_from:
+                self._check(spans[first:stop], chunk, start)
+            first = stop
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _check(self, spans: Sequence[Span], chunk: bytes, start: int) -> None:
+        file_end = start - start % self.segments.file_bytes + self.segments.file_bytes
+        for offset, end in _end_to_end(spans):
+            records = chunk[offset - start : end - start]
+            damaged = first_damage(records, offset, file_end - offset)
+            if damaged is not None:
+                raise StoreDamaged(f"the record at {damaged} of the log is damaged")
+
+    def read_chunk(self, offset: int, bytes_max: int, *, nowait: bool) -> Chunk | None:
+        """See :meth:`cometmq.store.base.BaseStore.read_chunk`."""
+        end = self.written
+        if offset >= end:
+            return None
+        segment = self.segments.find(offset)
+        if segment is None:
+            raise MessageNotFound(f"the log begins at {self.start}, not at {offset}")
+        left = min(segment.end, end) - offset
+        data = self.read(offset, min(left, max(bytes_max, BLANK_BYTES)), nowait=nowait)
+        size, magic = SIZE_AND_MAGIC.unpack_from(data)
+        if magic == record.MAGIC_BLANK:
+            return Chunk(data[:BLANK_BYTES], segment.end)
+        if size > len(data):
+            if size > left:
+                raise StoreDamaged(f"no record of {size} bytes can stand at {offset} of the log")
+            data = self.read(offset, size, nowait=nowait)
+        whole = _whole_records(data)
+        if not whole:
+            raise StoreDamaged(f"no record stands at {offset} of the log")
+        return Chunk(data[:whole], offset + whole)
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        with self._growing:
+            self._closed = True
+            self.segments.close()
+
+
+def _neighbours(spans: Sequence[Span], first: int, file_bytes: int) -> tuple[int, int, bool]:
+    """The spans from ``first`` that one read gets: index behind the last, its end, and whether no
+    gap is between.
+    """
+    start, size = spans[first]
+    end, dense = start + size, True
+    stop_max = min(start + READ_BYTES_MAX, start - start % file_bytes + file_bytes)
+    for index in range(first + 1, len(spans)):
+        offset, size = spans[index]
+        if not end <= offset <= end + GAP_BYTES_MAX or offset + size > stop_max or size <= 0:
+            return index, end, dense
+        dense = dense and offset == end
+        end = offset + size
+    return len(spans), end, dense
+
+
+def _end_to_end(spans: Sequence[Span]) -> Iterator[Span]:
+    """Where records without a gap between them begin and end."""
+    start, size = spans[0]
+    end = start + size
+    for offset, size in spans[1:]:
+        if offset != end:
+            yield start, end
+            start = offset
+        end = offset + size
+    yield start, end
+
+
+def _whole_records(data: bytes) -> int:
+    """Bytes of the records that lie whole at the start of ``data``."""
+    at, length = 0, len(data)
+    while at + BLANK_BYTES <= length:
+        size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
+        if magic != record.MAGIC_V1 or size < BLANK_BYTES or at + size > length:
+            break
+        at += size
+    return at

@@ -1,0 +1,209 @@
+"""Reads a log in big pieces, from a place where a record or a file starts, and finds a good record
+again behind a damaged place.
+
+What it hands out are runs of records in packed form (:mod:`cometmq.format.scan`); a record of a
+topic that its reader wants to see, and what is rare, comes by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import record
+from cometmq.format.scan import Run, scan_run, topic_list
+from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segments
+from cometmq.store.log import units
+from cometmq.store.log.lost import LOST_TOPIC
+
+CHUNK_BYTES = 4 * 1024 * 1024
+# a size above it is taken for garbage rather than read into memory
+RECORD_BYTES_MAX = 64 * 1024 * 1024
+
+FIRST_READ_BYTES = 4096  # most records are shorter
+
+MAGIC = record.MAGIC_V1.to_bytes(4, "big", signed=True)
+MAGIC_V2 = bytes.fromhex("daa320ab")
+BLANK_MAGIC = record.MAGIC_BLANK.to_bytes(4, "big", signed=True)
+MAGIC_AT = 4
+
+
+class Stretch(NamedTuple):
+    """Good records, end to end: ``start`` and ``end`` are log offsets."""
+
+    start: int
+    end: int
+    run: Run
+    topic: str = ""  # of a record that comes by itself
+    apart: bytes = b""  # that record
+
+    @property
+    def last_offset(self) -> int:
+        """Where the last record starts."""
+        return self.end - self.run.last_bytes
+
+
+def apart_of(topics: Iterable[str]) -> bytes:
+    """For :func:`next_stretch`: ``topics``, and those whose units follow rules of their own."""
+    return topic_list({*topics, units.SCHEDULE_TOPIC, LOST_TOPIC})
+
+
+def next_stretch(
+    chunk: bytes, at: int, *, log_offset: int, file_left: int, apart: bytes
+) -> Stretch | record.Found:
+    """The good records at ``at`` of a piece of a log file; arguments as of
+    :func:`cometmq.format.scan.scan_run`, ``apart`` from :func:`apart_of`. Without any: what stands
+    there instead.
+
+    Raises StoreForeignFile for what only Apache RocketMQ writes and nothing here reads.
+    """
+    run = scan_run(chunk, at, log_offset=log_offset, file_left=file_left, apart=apart)
+    if run.record_count:
+        return Stretch(log_offset, log_offset + run.end - at, run)
+    found = record.check(chunk, at, log_offset=log_offset, bytes_left=file_left)
+    if found.record is None:
+        _refuse_version_2(found, chunk[at : at + record.BLANK_BYTES], log_offset)
+        return found
+    end = at + found.size
+    run = units.run_of(found.record, end)
+    return Stretch(log_offset, log_offset + found.size, run, found.record.topic, chunk[at:end])
+
+
+def _refuse_version_2(found: record.Found, head: bytes, log_offset: int) -> None:
+    if found.kind is record.Kind.BAD and head[MAGIC_AT:] == MAGIC_V2:
+        raise StoreForeignFile(
+            f"the log has a record of version 2 at {log_offset}: Apache RocketMQ writes them for "
+            "topics of more than 127 characters, and they cannot be read here; nothing was changed"
+        )
+
+
+def first_damage(data: bytes, log_offset: int, file_left: int) -> int | None:
+    """Log offset of the first place in ``data``, which should be records end to end, that is no
+    good one; None: all are good. ``file_left`` counts from ``log_offset``.
+    """
+    at = 0
+    while at < len(data):
+        place = log_offset + at
+        found = next_stretch(data, at, log_offset=place, file_left=file_left - at, apart=b"")
+        if isinstance(found, record.Found):
+            return place
+        at = found.end - log_offset
+    return None
+
+
+class LogScan:
+    """Iterates over the good records of a log, from ``start`` on. Afterwards ``end`` is where the
+    next record would stand and ``reason`` why none does.
+
+    ``end`` may be moved on by whoever knows where the log goes on, and the iteration begun again.
+    """
+
+    def __init__(self, segments: Segments, start: int, apart: Iterable[str] = ()) -> None:
+        self.end = start
+        self.reason = ""
+        self.kind = record.Kind.END
+        self._segments = segments
+        self._apart = apart_of(apart)
+        self._chunk = b""
+        self._chunk_start = start
+
+    def __iter__(self) -> Iterator[Stretch]:
+        while (segment := self._segments.find(self.end)) is not None:
+            found = self._next(segment)
+            if isinstance(found, Stretch):
+                yield found
+                self.end = found.end
+            elif found.kind is record.Kind.MORE:
+                if not self._read(segment, found.size):
+                    return
+            elif found.kind is record.Kind.BLANK:
+                self.end = segment.end
+            else:
+                self.kind = found.kind
+                self.reason = found.reason or "nothing is written there"
+                return
+        self.kind = record.Kind.END
+        self.reason = "the log has no file for what comes next"
+
+    def forget(self) -> None:
+        """Read again what was read ahead: somebody may have written there."""
+        self._chunk, self._chunk_start = b"", self.end
+
+    def raw(self, start: int, end: int) -> bytes:
+        """The bytes from ``start`` to ``end``, which lie in the stretch that came last."""
+        return self._chunk[start - self._chunk_start : end - self._chunk_start]
+
+    def _next(self, segment: Segment) -> Stretch | record.Found:
+        at = self.end - self._chunk_start
+        if not 0 <= at <= len(self._chunk):
+            at, self._chunk, self._chunk_start = 0, b"", self.end
+        left = segment.end - self.end
+        return next_stretch(self._chunk, at, log_offset=self.end, file_left=left, apart=self._apart)
+
+    def _read(self, segment: Segment, size: int) -> bool:
+        if size > RECORD_BYTES_MAX:
+            self.kind = record.Kind.BAD
+            self.reason = f"TOTALSIZE {size} is more than any record has"
+            return False
+        room = min(max(size, CHUNK_BYTES), segment.end - self.end)
+        self._chunk = segment.pread(self.end, room)
+        self._chunk_start = self.end
+        if len(self._chunk) < size:
+            raise StoreDamaged(f"{segment.file.path} is shorter than it should be")
+        return True
+
+
+# --- behind a damaged place -----------------------------------------------------------------------
+
+
+def find_good(segments: Segments, damaged: int, stop: int) -> int | None:
+    """Where the log goes on behind the damaged place at ``damaged``, looking no further than
+    ``stop``: at a good record, at an end mark, or at the start of a later file that begins with a
+    record. None: nowhere.
+
+    A good record holds its own log offset, so no other bytes are taken for one.
+    """
+    for segment in segments:
+        if segment.end <= damaged or segment.start >= stop:
+            continue
+        start = max(segment.start, damaged + 1)
+        found = _find_in_file(segment, start, min(stop, segment.end))
+        if found is not None:
+            return found
+    return None
+
+
+def _find_in_file(segment: Segment, start: int, stop: int) -> int | None:
+    if start == segment.start and _goes_on(segment, start):
+        return start
+    overlap = MAGIC_AT + len(MAGIC) - 1
+    for at in range(start, stop, CHUNK_BYTES):
+        chunk = segment.pread(at, min(CHUNK_BYTES + overlap, segment.end - at))
+        for place in sorted([*_places(chunk, MAGIC), *_places(chunk, BLANK_MAGIC)]):
+            if at + place < stop and _goes_on(segment, at + place):
+                return at + place
+    return None
+
+
+def _places(chunk: bytes, magic: bytes) -> Iterator[int]:
+    at = chunk.find(magic, MAGIC_AT)
+    while at >= 0:
+        yield at - MAGIC_AT
+        at = chunk.find(magic, at + 1)
+
+
+def _goes_on(segment: Segment, log_offset: int) -> bool:
+    return found_at(segment, log_offset).kind in (record.Kind.RECORD, record.Kind.BLANK)
+
+
+def found_at(segment: Segment, log_offset: int) -> record.Found:
+    """What stands at a place of a log file."""
+    left = segment.end - log_offset
+    chunk = segment.pread(log_offset, min(left, FIRST_READ_BYTES))
+    found = record.check(chunk, 0, log_offset=log_offset, bytes_left=left)
+    if found.kind is record.Kind.MORE and found.size <= RECORD_BYTES_MAX:
+        chunk = segment.pread(log_offset, found.size)
+        found = record.check(chunk, 0, log_offset=log_offset, bytes_left=left)
+    return found

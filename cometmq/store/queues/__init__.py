@@ -1,0 +1,1 @@
+"""Consume queues, and the way from the log to them."""

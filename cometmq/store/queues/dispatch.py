@@ -1,0 +1,308 @@
+"""From the log to the queues: owns all queues of a store, and knows which of their files the disk
+does not have yet.
+
+Threads: the writer dispatches and drops topics, one thread flushes, one removes what has gone from
+the log, any number look queues up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from cometmq.errors import DiskFull, StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit
+from cometmq.store import layout
+from cometmq.store.disk.files import Files
+from cometmq.store.disk.segment import Segment
+from cometmq.store.folder.logmark import Tally
+from cometmq.store.queues.consumequeue import ConsumeQueue
+
+Note = TypeVar("Note")
+
+
+class Notes(Generic[Note]):
+    """What is to be synced, each once. The writer adds while the flush thread takes out: both are
+    one step under the GIL, because notes are compared by C code (texts and identities, not paths).
+
+    Not a set, whose order differs from run to run: a crash between two syncs can be played again.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[Note, None] = {}
+
+    def add(self, note: Note) -> None:
+        self._notes[note] = None
+
+    def drained(self) -> Iterator[Note]:
+        """Take the notes out one by one, newest first."""
+        while self._notes:
+            yield self._notes.popitem()[0]
+
+
+class Dispatcher:
+    """``dispatched`` is a log position and the store time of the last record before it: every older
+    unit is in a file.
+
+    Flushing relies on an order: a unit is written, then its file noted as dirty, then
+    ``dispatched`` moves. So whoever reads ``dispatched`` first and then empties the notes has a
+    note of every file that the position speaks of.
+    """
+
+    def __init__(self, paths: layout.StorePaths, files: Files, file_bytes: int) -> None:
+        self.dispatched: tuple[int, int] = (0, 0)
+        self._paths = paths
+        self._files = files
+        self._file_bytes = file_bytes
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        self._behind: list[ConsumeQueue] = []  # with units that a full disk kept in memory
+        self._dirty_files = Notes[Segment]()
+        self._dirty_directories = Notes[str]()
+        self._trash_numbers = itertools.count()
+        # What the queues held when ``dispatched`` was reached, together with its position.
+        self.tallied: tuple[int, Tally] = (0, Tally(0, 0))
+        self.drop_count = 0  # how often queues went: what was tallied before speaks of them
+        self._queue_count = 0  # with a message, ever
+        self._unit_count = 0  # sum of their next offsets
+        # Held while files are removed: a queue that was dropped and made anew has the same names.
+        self._removing = threading.Lock()
+
+    # --- looking up: any thread -------------------------------------------------------------------
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        queues = self._topics.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def queues(self) -> Iterator[ConsumeQueue]:
+        """All queues, as they are now."""
+        for queues in list(self._topics.values()):
+            yield from list(queues.values())
+
+    def queues_of(self, topic: str) -> list[ConsumeQueue]:
+        """The queues of one topic, as they are now."""
+        return list(self._topics.get(topic, {}).values())
+
+    # --- dispatching: the writer ------------------------------------------------------------------
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; one without units when there was none. Its files are made when units come."""
+        queue = self.find(topic, queue_id)
+        if queue is None:
+            directory = self._paths.queue(topic, queue_id)
+            queue = ConsumeQueue(topic, queue_id, directory, self._file_bytes)
+            self._topics.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def dispatch(self, queue: ConsumeQueue, units: bytes) -> None:
+        """Append ``units`` to ``queue``. When the disk is full they stay in memory: see
+        :meth:`catch_up`.
+        """
+        if not queue.next_offset:
+            self._queue_count += 1
+        self._unit_count += len(units) // queueunit.UNIT_BYTES
+        queue.append(units)
+        self._write_or_keep(queue)
+
+    def start_at(self, queue: ConsumeQueue, offset: int) -> None:
+        """Let a queue without messages go on at ``offset``: see :meth:`ConsumeQueue.start_at`."""
+        self._queue_count += 1
+        self._unit_count += offset
+        queue.start_at(offset)
+        self._write_or_keep(queue)
+
+    def _write_or_keep(self, queue: ConsumeQueue) -> None:
+        try:
+            self._write(queue)
+        except DiskFull:
+            if queue not in self._behind:
+                self._behind.append(queue)
+
+    def catch_up(self) -> None:
+        """Write what a full disk kept in memory; :class:`DiskFull` while it is still full."""
+        while self._behind:
+            self._write(self._behind[-1])
+            self._behind.pop()
+
+    def reached(self, end: tuple[int, int]) -> None:
+        """Everything before ``end`` was given to :meth:`dispatch`."""
+        assert end[0] >= self.dispatched[0], (end, self.dispatched)
+        if not self._behind:
+            self.dispatched = end
+            self._tally()
+
+    def drop(self, topic: str) -> None:
+        """Remove all queues of ``topic``. The folder leaves its place in one step, so a crash
+        leaves all or nothing.
+        """
+        queues = self._topics.pop(topic, {})
+        self._forget(list(queues.values()), self._paths.topic(topic))
+
+    def restart(self, queue: ConsumeQueue) -> None:
+        """Remove one queue; the next :meth:`get` makes it anew, counting from 0."""
+        removed = self._topics[queue.topic].pop(queue.queue_id)
+        assert removed is queue, queue.segments.directory
+        self._forget([queue], queue.segments.directory)
+
+    def _forget(self, queues: Sequence[ConsumeQueue], folder: Path) -> None:
+        with self._removing:
+            self._move_away(queues, folder)
+        self.drop_count += 1
+        self._queue_count -= sum(queue.next_offset > 0 for queue in queues)
+        self._unit_count -= sum(queue.next_offset for queue in queues)
+        if not self._behind:
+            self._tally()
+
+    def _tally(self) -> None:
+        self.tallied = (self.dispatched[0], Tally(self._queue_count, self._unit_count))
+
+    def _move_away(self, queues: Sequence[ConsumeQueue], folder: Path) -> None:
+        self._behind = [queue for queue in self._behind if queue not in queues]
+        for queue in queues:
+            queue.close()
+        if self._files.exists(folder):
+            trash = self._paths.trash(next(self._trash_numbers))
+            self._files.rename(folder, trash)
+            self._note_directories(folder.parent, self._paths.root)
+            self._files.remove_tree(trash)
+
+    def _write(self, queue: ConsumeQueue) -> None:
+        end_before = queue.segments.end
+        try:
+            queue.write(self._files, self._dirty_files.add)
+        finally:
+            if queue.segments.end != end_before:
+                self._note_directories(*self._directories_of(queue))
+
+    def _directories_of(self, queue: ConsumeQueue) -> Sequence[Path]:
+        directory = queue.segments.directory
+        return directory, directory.parent, self._paths.consume_queue, self._paths.root
+
+    def _note_directories(self, *directories: Path) -> None:
+        for directory in directories:
+            self._dirty_directories.add(str(directory))
+
+    # --- removing from the front: a thread of its own ---------------------------------------------
+
+    def forget_before(self, log_start: int) -> None:
+        """Let all queues begin with their first message at ``log_start`` or later."""
+        for queue in self.queues():
+            queue.forget_while(lambda log_offset, _size: log_offset < log_start)
+
+    def remove_spare_files(self, log_start: int) -> int:
+        """Remove the queues' files of which nothing is left; how many."""
+        removed = 0
+        for queue in self.queues():
+            if len(queue.segments) > 1:
+                with self._removing:
+                    if self.find(queue.topic, queue.queue_id) is queue:
+                        removed += queue.remove_spare_files(self._files, log_start)
+        return removed
+
+    # --- flushing: the flush thread ---------------------------------------------------------------
+
+    def flush(self) -> tuple[int, int]:
+        """Bring the queues' files to the disk; returns the ``dispatched`` up to which that is
+        certain.
+        """
+        dispatched = self.dispatched
+        for segment in self._dirty_files.drained():
+            segment.file.sync()
+        for directory in self._dirty_directories.drained():
+            self._files.sync_directory(directory)
+        return dispatched
+
+    # --- cutting: nobody else uses the queues ---
+
+    def truncate(self, log_start: int, log_end: tuple[int, int]) -> None:
+        """Forget every unit that points to ``log_end`` or later."""
+        assert not self._behind, "what is in memory alone would be lost"
+        for queue in self.queues():
+            if not queue.ends_below(log_end[0]):
+                queue.cut(self._files, log_start, log_end[0])
+                for segment in queue.segments:
+                    self._dirty_files.add(segment)
+                self._note_directories(*self._directories_of(queue))
+        self.dispatched = log_end
+        self._count()
+
+    def _count(self) -> None:
+        self._queue_count = sum(queue.next_offset > 0 for queue in self.queues())
+        self._unit_count = sum(queue.next_offset for queue in self.queues())
+        self._tally()
+
+    def wipe(self) -> None:
+        """Remove all that lies in the queues' folder, known or not: they are made anew."""
+        queues = list(self.queues())
+        self._topics.clear()
+        self._dirty_files = Notes[Segment]()
+        self._forget(queues, self._paths.consume_queue)
+        self._count()
+
+    def drop_all(self, log_end: tuple[int, int]) -> None:
+        """Remove all queues of all topics."""
+        for topic in list(self._topics):
+            self.drop(topic)
+        self.dispatched = log_end
+
+    # --- opening and closing ----------------------------------------------------------------------
+
+    def load(self, log_start: int, log_end: int, durable: int, *, is_clean: bool = False) -> str:
+        """Take up all queues from their folders, cut at ``log_end`` of the log. Returns what shows
+        that they are not this log's, or not all; empty: nothing does, though ``tallied`` may.
+
+        Files with units that point to ``durable`` or later may not be on the disk: they are noted
+        as dirty. ``is_clean``: there are no such, and nothing has to be cut.
+        """
+        assert not self._topics
+        missing = ""
+        for entry in self._directories(self._paths.consume_queue):
+            topic = layout.parse_topic(entry, self._paths.consume_queue)
+            folder = self._paths.topic(topic)
+            queues = self._topics.setdefault(topic, {})
+            for name in self._directories(folder):
+                number = layout.parse_queue_id(name, folder)
+                queue = ConsumeQueue(topic, number, folder / name, self._file_bytes)
+                queues[number] = queue
+                found = self._load(queue, log_start, log_end, durable, is_clean)
+                missing = missing or found
+        self._count()
+        return missing
+
+    def _load(
+        self, queue: ConsumeQueue, log_start: int, log_end: int, durable: int, is_clean: bool
+    ) -> str:
+        if not queue.load(self._files):
+            return f"the files in {queue.segments.directory} do not follow each other"
+        try:
+            if is_clean:
+                queue.measure(log_start, log_end)
+            else:
+                cut = queue.cut(self._files, log_start, log_end)
+                self._note_unsynced(queue, durable, cut)
+        except StoreDamaged as error:  # its units are not those of this log
+            return str(error)
+        return queue.missing_in_front(log_start)
+
+    def _directories(self, path: Path) -> Sequence[str]:
+        entries = self._files.entries(path)
+        entries = [entry for entry in entries if not layout.is_ignored(entry.name)]
+        for entry in entries:
+            if not entry.is_directory:
+                raise StoreForeignFile(f"{path / entry.name} is a file where folders are expected")
+        return [entry.name for entry in entries]
+
+    def _note_unsynced(self, queue: ConsumeQueue, durable: int, cut: bool) -> None:
+        if not cut and queue.ends_below(durable):
+            return
+        self._note_directories(*self._directories_of(queue))
+        for segment in reversed(queue.segments):
+            self._dirty_files.add(segment)
+            if queue.starts_below(segment, durable):
+                return
+
+    def close(self) -> None:
+        for queue in self.queues():
+            queue.close()

@@ -1,0 +1,343 @@
+"""After a stop: find the end of the log, cut what is behind it, and bring the queues up to it.
+
+``docs/format/store-layout.md`` §5 tells the whole procedure and why it holds. In short: a mark says
+up to where log and queues are on the disk; from there the log is read, each record verified and
+dispatched again, to the first byte that is no record. What is known to have been written and cannot
+be read is passed over, not cut. Queues that are not the log's are made anew from all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import record
+from cometmq.store.disk.files import Files, clear
+from cometmq.store.folder.checkpoint import Checkpoint
+from cometmq.store.folder.logmark import LogMark, Tally
+from cometmq.store.log.commitlog import CommitLog
+from cometmq.store.log.scanning import LogScan, find_good, found_at
+from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.restart.replay import LastRecord, Loss, Observer, OutOfStep, Replay
+
+logger = logging.getLogger(__name__)
+
+# How far behind a broken record a good one is looked for, when none needs to be there: a process
+# that died left at most one batch half written.
+LOOK_AHEAD_BYTES = 16 * 1024 * 1024
+
+Progress = Callable[[int, int], None]  # bytes read, bytes to read
+
+
+# --- where to begin -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to begin, and what is known of what should be found."""
+
+    start: int  # a record or a file starts here; before it log and queues are on the disk
+    why: str  # in words
+    is_clean: bool = False  # the log ends at the start, nothing has to be read
+    last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
+    known_end: int = 0  # the log was on the disk at least up to here
+    known_time_ms: int = 0  # … and up to the records of this store time
+    tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
+    process_only: bool = False  # the machine runs on: everything that was written is there
+    is_foreign: bool = False  # another program wrote queues, or may have
+
+
+def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
+    """After our clean close, when nobody was here since."""
+    return Plan(
+        mark.end,
+        "it was closed cleanly",
+        is_clean=True,
+        last=_last_of(log, mark),
+        known_end=mark.end,
+        tally=mark.tally,
+    )
+
+
+def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
+    """After any other stop. ``same_boot``: the machine has not been restarted since.
+
+    Raises StoreForeignFile when the checkpoint speaks of another log.
+    """
+    mark = saved.mark
+    if mark is not None and mark.last_offset < log.segments.start and mark.last_bytes:
+        mark = None  # retention has been there since
+    last = LastRecord()
+    if mark is None:
+        start = durable_position(log, saved)
+        why = "the checkpoint vouches for no more" if saved.log_time_ms else "without a checkpoint"
+    elif not mark.holds(log.segments):
+        _refuse_foreign_mark(log, mark)
+        start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
+    elif not mark.tally.is_known:
+        start, why = log.segments.start, "the queues were being made anew"
+    else:
+        start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
+    return Plan(
+        start,
+        why,
+        last=last,
+        known_end=0 if mark is None else mark.end,
+        known_time_ms=saved.log_time_ms,
+        tally=mark.tally if mark is not None and start == mark.end else Tally(),
+        process_only=same_boot,
+    )
+
+
+def _last_of(log: CommitLog, mark: LogMark) -> LastRecord:
+    found = mark.last_record(log.segments)
+    time_ms = record.decode(found).store_time_ms if found else 0
+    return LastRecord(mark.last_offset, mark.last_bytes, time_ms)
+
+
+def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
+    """The mark does not hold: is the record damaged, or is it another log's mark?"""
+    segment = log.segments.find(mark.last_offset)
+    if segment is None or mark.end > log.segments.end:
+        complaint = f"the log ends at {log.segments.end} at the latest: files are missing"
+    elif found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
+        complaint = f"another record stands at {mark.last_offset}"
+    else:
+        return
+    raise StoreForeignFile(
+        f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
+        f"{mark.end}, but {complaint}. Put back what belongs together, from a copy or another "
+        "member. If the checkpoint is another store's, remove it: the whole log is then read"
+    )
+
+
+def takeover_plan(log: CommitLog, saved: Checkpoint) -> Plan:
+    """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
+    leaves our mark in it as it was.
+    """
+    mark = saved.mark
+    if mark is not None and not mark.holds(log.segments):
+        saved = dataclasses.replace(saved, mark=None)
+    return dataclasses.replace(crash_plan(log, saved, same_boot=False), is_foreign=True)
+
+
+def durable_position(log: CommitLog, saved: Checkpoint) -> int:
+    """A file's start before which log and queues are on the disk, as RocketMQ finds it after an
+    abnormal stop.
+    """
+    for segment in reversed(log.segments):
+        first = found_at(segment, segment.start).record
+        if first is not None and first.store_time_ms <= saved.restart_time_ms:
+            return segment.start
+    return log.segments.start
+
+
+# --- bringing the queues up to the log ------------------------------------------------------------
+
+
+class Damage(NamedTuple):
+    """Bytes of the log that should be records and are not."""
+
+    start: int
+    end: int  # where the log goes on
+    reason: str
+    time_ms: int = 0  # store time of the last record before it
+
+
+class Rebuild:
+    """Reads the log from ``start`` on and dispatches its records again."""
+
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
+    ) -> None:
+        self.end = plan.start
+        self.reason = ""
+        self.last = plan.last
+        self.record_count = 0
+        self.damages: list[Damage] = []
+        self.losses: list[Loss] = []
+        self.explains_absence = False  # of queues: a topic was deleted that had none any more
+        self._log = log
+        self._dispatcher = dispatcher
+        self._observer = observer
+        self._plan = plan
+
+    def run(self, start: int, progress: Progress | None) -> None:
+        """Everything from ``start`` to the first byte that is no record and was none.
+
+        Raises StoreDamaged when more should be there, and OutOfStep.
+        """
+        # Without a tally a queue that lacks its beginning may lack it by mistake.
+        is_whole = start == self._log.segments.start or self._plan.tally.is_known
+        replay = Replay(self._dispatcher, self._observer, may_start_late=is_whole)
+        if start == self._plan.start:
+            replay.last = self._plan.last
+        scan = LogScan(self._log.segments, start, replay.topics)
+        total = self._bytes_behind(start)
+        with replay.observed():
+            goes_on: int | None = start
+            while goes_on is not None:
+                scan.end = goes_on
+                for stretch in scan:
+                    replay.take(stretch)
+                    if progress is not None:
+                        progress(min(stretch.end - start, total), total)
+                goes_on = self._behind(scan, replay)
+            replay.settle()
+        self._dispatcher.catch_up()
+        self.end, self.reason, self.last = scan.end, scan.reason, replay.last
+        self.record_count, self.losses = replay.record_count, replay.losses
+        self.explains_absence = replay.deleted_what_was_gone
+        if progress is not None:
+            progress(total, total)
+
+    def _bytes_behind(self, start: int) -> int:
+        """About as many bytes as are going to be read: files are made ahead of their use."""
+        for segment in reversed(self._log.segments):
+            if any(segment.pread(segment.start, record.BLANK_BYTES)):
+                return segment.end - start
+        return 0
+
+    def _behind(self, scan: LogScan, replay: Replay) -> int | None:
+        """Where the log goes on behind the scan's end; None when it ends there."""
+        plan, place = self._plan, scan.end
+        is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
+        if is_known:
+            behind = find_good(self._log.segments, place, self._log.segments.end)
+            if behind is None:
+                raise _ends_too_early(self._log, scan, plan)
+        elif plan.process_only and scan.kind is record.Kind.BAD:
+            behind = find_good(self._log.segments, place, place + LOOK_AHEAD_BYTES)
+            if behind is None:
+                return None
+        else:
+            return None
+        logger.error(
+            "the log is damaged from %d to %d (%s): passed over; messages that stood there cannot "
+            "be read. `cometmq store verify` lists them, `cometmq store repair` writes them off",
+            place,
+            behind,
+            scan.reason,
+        )
+        self.damages.append(Damage(place, behind, scan.reason))
+        replay.pass_over(place)
+        return behind
+
+
+def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan) -> StoreDamaged:
+    """A shorter log than was on the disk was not torn, it was damaged.
+
+    Store times never decrease, so when the last good record is older than the checkpoint's time, a
+    record of that time stood behind it.
+    """
+    known = (
+        f"up to {plan.known_end}"
+        if scan.end < plan.known_end
+        else f"up to store time {plan.known_time_ms}"
+    )
+    return StoreDamaged(
+        f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but it was on "
+        f"the disk {known}. Nothing was cut. Take the log from a copy or another member; or accept "
+        "that the rest is lost: cometmq store repair DIRECTORY --accept-end"
+    )
+
+
+def recover(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    observer: Observer | None,
+    plan: Plan,
+    *,
+    progress: Progress | None,
+    forget_queues: Callable[[], None],
+    disagreement: Callable[[], str],
+) -> Rebuild:
+    """Bring log and queues in step. ``forget_queues`` notes on the disk that nothing is known of
+    the queues any more; it is called before they are made anew. ``disagreement`` tells why queues
+    that another program wrote cannot be taken as they are.
+    """
+    missing = dispatcher.load(log.segments.start, plan.start, plan.start, is_clean=plan.is_clean)
+    if plan.is_foreign:
+        missing = missing or disagreement()
+    _, found = dispatcher.tallied
+    fits = not plan.tally.is_known or found == plan.tally
+    rebuild = Rebuild(log, dispatcher, observer, plan)
+    if not missing:
+        try:
+            if not plan.is_clean:
+                rebuild.run(plan.start, progress)
+            if fits or rebuild.explains_absence:
+                return rebuild
+            missing = (
+                f"{found.queue_count} queues with {found.unit_count} units were found, "
+                f"{plan.tally.queue_count} with {plan.tally.unit_count} were there"
+            )
+        except OutOfStep as error:
+            missing = str(error)
+    return _made_anew(log, dispatcher, observer, plan, progress, forget_queues, missing)
+
+
+def _made_anew(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    observer: Observer | None,
+    plan: Plan,
+    progress: Progress | None,
+    forget_queues: Callable[[], None],
+    why: str,
+) -> Rebuild:
+    start = log.segments.start
+    logger.warning("all queues are made anew from the log, from %d on: %s", start, why)
+    forget_queues()
+    dispatcher.wipe()
+    rebuild = Rebuild(log, dispatcher, observer, plan)
+    try:
+        rebuild.run(start, progress)
+    except OutOfStep as error:
+        raise StoreDamaged(str(error)) from error
+    return rebuild
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def cut_tail(log: CommitLog, files: Files, end: int) -> None:
+    """Leave nothing behind ``end`` that was ever a record, on the disk at return."""
+    segment = log.segments.find(end)
+    if segment is None:
+        return
+    if clear(segment.file, end - segment.start, log.segments.file_bytes):
+        segment.file.sync()
+    if log.segments.remove_after(files, segment.end):
+        files.sync_directory(log.segments.directory)
+
+
+def last_record_before(log: CommitLog, start: int, end: int) -> LastRecord:
+    """The last record of the log before ``end``, where it is known that a record or a file starts
+    at ``start``.
+    """
+    last = LastRecord(start)
+    for stretch in LogScan(log.segments, start):
+        if stretch.start >= end:
+            break
+        if stretch.end > end:
+            return _last_within(log, stretch.start, end)
+        last = LastRecord(stretch.last_offset, stretch.run.last_bytes, stretch.run.last_time_ms)
+    return last
+
+
+def _last_within(log: CommitLog, start: int, end: int) -> LastRecord:
+    """As :func:`last_record_before`, one record after the other; one starts at ``start``."""
+    segment = log.segments.find(start)
+    assert segment is not None, start
+    last = LastRecord(start)
+    while start < end:
+        found = found_at(segment, start).record
+        assert found is not None, start
+        last = LastRecord(start, found.size, found.store_time_ms)
+        start += found.size
+    return last

@@ -1,0 +1,1 @@
+"""For people: look into a store, check all of it, mend it."""

@@ -1,0 +1,158 @@
+"""Reads a whole log and tells what is wrong with it; nothing is changed. What verification and
+repair begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cometmq.errors import StoreForeignFile
+from cometmq.format import record
+from cometmq.store import layout
+from cometmq.store.disk.files import Files
+from cometmq.store.disk.segments import Segments
+from cometmq.store.folder import checkpoint, identity
+from cometmq.store.folder.checkpoint import Checkpoint
+from cometmq.store.folder.identity import Identity
+from cometmq.store.folder.logmark import LogMark
+from cometmq.store.log.lost import LOST_TOPIC
+from cometmq.store.log.scanning import LogScan, Stretch, find_good
+from cometmq.store.restart.recovery import LOOK_AHEAD_BYTES, Damage, Progress
+from cometmq.store.restart.replay import LastRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the small files say of a store."""
+
+    identity: Identity | None
+    checkpoint: Checkpoint
+    in_use_or_crashed: bool
+
+    @property
+    def mark(self) -> LogMark | None:
+        """Up to where the log should be whole: the clean close's word before the checkpoint's."""
+        clean = None if self.identity is None else self.identity.clean
+        return clean or self.checkpoint.mark
+
+    @property
+    def is_clean(self) -> bool:
+        return self.identity is not None and self.identity.clean is not None
+
+    @classmethod
+    def of(cls, files: Files, paths: layout.StorePaths) -> Known:
+        """StoreDamaged and StoreForeignFile when one does not read."""
+        return cls(
+            identity.load(files, paths.identity),
+            checkpoint.load(files, paths.checkpoint),
+            files.exists(paths.abort),
+        )
+
+
+@dataclass(slots=True)
+class Survey:
+    """What reading the log found."""
+
+    start: int
+    end: int = 0
+    reason: str = ""  # why no record stands at the end
+    record_count: int = 0
+    last: LastRecord = field(default_factory=LastRecord)
+    damages: list[Damage] = field(default_factory=list)
+    written_off: list[Damage] = field(default_factory=list)  # lost before, and marked as such
+    older: list[int] = field(default_factory=list)  # records older than the one before them, or so
+    missing_bytes: int = 0  # between the end and where it was known to be
+
+    @property
+    def ends_too_early(self) -> bool:
+        return self.missing_bytes > 0
+
+
+Visit = Callable[[Stretch, bytes], None]  # good records, and their bytes
+
+
+def survey(
+    log: Segments,
+    known_end: int,
+    known_time_ms: int,
+    visit: Visit | None = None,
+    progress: Progress | None = None,
+) -> Survey:
+    """Read all of ``log``, which was on the disk up to ``known_end`` and to records of
+    ``known_time_ms``. A log that somebody writes to may be read: its moving end is no fault.
+    """
+    found = Survey(log.start, log.start)
+    scan = LogScan(log, log.start)
+    while True:
+        for stretch in scan:
+            _take(found, stretch)
+            if visit is not None:
+                visit(stretch, scan.raw(stretch.start, stretch.end))
+            if progress is not None:
+                progress(stretch.end - log.start, log.end - log.start)
+        if scan.end != found.end and scan.kind is record.Kind.BAD:
+            found.end = scan.end  # it may just be written: look again, once
+            scan.forget()
+            continue
+        found.end, found.reason = scan.end, scan.reason
+        behind = _behind(log, scan, found, known_end, known_time_ms)
+        if behind is None:
+            return found
+        damage = Damage(scan.end, behind, scan.reason, found.last.store_time_ms)
+        found.damages.append(damage)
+        scan.end = found.end = behind
+
+
+def _take(found: Survey, stretch: Stretch) -> None:
+    run = stretch.run
+    if run.times_fall or (run.first_time_ms < found.last.store_time_ms):
+        found.older.append(stretch.start)
+    time_ms = max(found.last.store_time_ms, run.last_time_ms)
+    found.last = LastRecord(stretch.last_offset, run.last_bytes, time_ms)
+    found.record_count += run.record_count
+    if stretch.topic == LOST_TOPIC:
+        found.written_off.append(Damage(stretch.start, stretch.end, "written off"))
+
+
+def _behind(
+    log: Segments, scan: LogScan, found: Survey, known_end: int, known_time_ms: int
+) -> int | None:
+    is_known = scan.end < known_end or found.last.store_time_ms < known_time_ms
+    if is_known:
+        behind = find_good(log, scan.end, log.end)
+        if behind is None:
+            found.missing_bytes = max(1, known_end - scan.end)
+        return behind
+    if scan.kind is record.Kind.BAD:
+        return find_good(log, scan.end, scan.end + LOOK_AHEAD_BYTES)
+    return None
+
+
+def open_row(files: Files, directory: Path) -> tuple[Segments, list[str]]:
+    """The files of a folder, whatever size they have, and what of its entries does not belong
+    there. StoreForeignFile when there is no file of a store at all.
+    """
+    complaints = []
+    sizes: dict[int, int] = {}  # start → bytes
+    for entry in files.entries(directory):
+        if layout.is_ignored(entry.name):
+            continue
+        if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None:
+            complaints.append(f"{directory / entry.name} does not belong there")
+        elif entry.size:
+            sizes[int(entry.name)] = entry.size
+    if not sizes:
+        raise StoreForeignFile(f"{directory} holds no file of a store")
+    file_bytes = max(set(sizes.values()), key=list(sizes.values()).count)
+    row = Segments(directory, file_bytes)
+    for start, size in sorted(sizes.items()):
+        if size != file_bytes or start % file_bytes:
+            complaints.append(f"{row.path(start)} has {size} bytes, the others have {file_bytes}")
+        elif len(row) and start != row.end:
+            complaints.append(f"{row.path(row.end)} is missing")
+            break
+        else:
+            row.add(files, start)
+    return row, complaints

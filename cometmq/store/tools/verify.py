@@ -1,0 +1,192 @@
+"""Is a store whole? Everything is read once and compared: the log with itself, the queues and the
+key index with the log, the small files with all of them. Nothing is changed, no lock is taken.
+
+A store that a broker has open may be verified: what has not reached its mark is not complained of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format.indexfile import Sizes
+from cometmq.store import layout
+from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.disk.segments import Segments
+from cometmq.store.folder import epochs
+from cometmq.store.log.scanning import Stretch
+from cometmq.store.restart.recovery import Progress
+from cometmq.store.tools.survey import Known, Survey, open_row, survey
+from cometmq.store.tools.verify_index import IndexCheck
+from cometmq.store.tools.verify_queues import QueueChecks
+
+OPEN_FILES_MAX = 1024
+
+
+class Fault(NamedTuple):
+    """Something that is not as it should be."""
+
+    area: str  # log, queue, index or file
+    path: str  # file or folder
+    position: int | None  # log offset; in a queue the message's offset
+    what: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What :func:`verify` found. ``notes`` are no faults."""
+
+    directory: str
+    log_start: int = 0
+    log_end: int = 0
+    end_reason: str = ""
+    record_count: int = 0
+    lost_bytes: int = 0  # written off by repairs
+    queue_count: int = 0
+    unit_count: int = 0
+    index_entry_count: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify(
+    directory: Path, *, index_sizes: Sizes | None = None, progress: Progress | None = None
+) -> Report:
+    """Read everything in ``directory``. ``index_sizes`` as the broker's options have them.
+
+    Raises StoreForeignFile when there is no log, StoreDamaged when ``cometmq.json`` or
+    ``checkpoint`` does not read.
+    """
+    return _Verification(directory, index_sizes or Sizes()).run(progress)
+
+
+class _Verification:
+    def __init__(self, directory: Path, index_sizes: Sizes) -> None:
+        self._report = Report(str(directory))
+        self._paths = layout.StorePaths(directory)
+        self._files: Files = OsFiles(OPEN_FILES_MAX, writable=False)
+        self._known = Known.of(self._files, self._paths)
+        self._index_sizes = index_sizes
+
+    def run(self, progress: Progress | None) -> Report:
+        log, complaints = open_row(self._files, self._paths.commit_log)
+        try:
+            self._complain("file", self._paths.commit_log, complaints)
+            mark_end = self._mark_end(log)
+            queues = QueueChecks(self._files, self._paths, mark_end, live=not self._known.is_clean)
+            index = IndexCheck(self._files, self._paths.index, self._index_sizes)
+
+            def visit(stretch: Stretch, data: bytes) -> None:
+                queues.take(stretch)
+                index.take(stretch, data)
+
+            known_time_ms = self._known.checkpoint.log_time_ms
+            found = survey(log, mark_end, known_time_ms, visit, progress)
+            self._tell_log(found)
+            self._tell_queues(queues, found)
+            self._tell_index(index)
+            self._tell_epochs(found)
+        finally:
+            log.close()
+        return self._report
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _mark_end(self, log: Segments) -> int:
+        """Up to where the log should be whole."""
+        mark = self._known.mark
+        if mark is None or mark.last_offset < log.start:
+            return 0
+        if not mark.holds(log):
+            self._add(
+                "file",
+                self._paths.identity if self._known.is_clean else self._paths.checkpoint,
+                mark.last_offset,
+                f"it marks {mark.end} as the end of a good record, which the log does not have",
+            )
+        return min(mark.end, log.end)
+
+    def _tell_log(self, found: Survey) -> None:
+        report, path = self._report, self._paths.commit_log
+        report.log_start, report.log_end = found.start, found.end
+        report.end_reason, report.record_count = found.reason, found.record_count
+        report.lost_bytes = sum(lost.end - lost.start for lost in found.written_off)
+        for damage in found.damages:
+            what = f"damaged up to {damage.end}: {damage.reason}"
+            self._add("log", path, damage.start, what)
+        if found.ends_too_early:
+            self._add(
+                "log",
+                path,
+                found.end,
+                f"ends here ({found.reason}), but was on the disk at least {found.missing_bytes} "
+                "bytes further",
+            )
+        if found.older and self._known.identity is not None:
+            what = f"a record is older than one before it; so in {len(found.older)} places"
+            self._add("log", path, found.older[0], what)
+
+    # --- what points to it ------------------------------------------------------------------------
+
+    def _tell_queues(self, queues: QueueChecks, found: Survey) -> None:
+        queues.finish(found.end)
+        self._report.queue_count, self._report.unit_count = queues.queue_count, queues.unit_count
+        for folder, offset, what in queues.faults:
+            self._add("queue", folder, offset, what)
+        tally = None if self._known.mark is None else self._known.mark.tally
+        fits = tally is not None and tally == queues.tally_at_mark
+        if tally is not None and tally.is_known and not fits:
+            self._add(
+                "queue",
+                self._paths.consume_queue,
+                None,
+                f"{queues.tally_at_mark.queue_count} queues with "
+                f"{queues.tally_at_mark.unit_count} messages up to the mark, "
+                f"{tally.queue_count} with {tally.unit_count} should be there",
+            )
+        if queues.without_folder and not fits:
+            names = ", ".join(sorted(queues.without_folder)[:10])
+            self._report.notes.append(
+                f"{len(queues.without_folder)} queues have records in the log and no folder: "
+                f"deleted, or missing: {names}"
+            )
+
+    def _tell_index(self, index: IndexCheck) -> None:
+        index.finish()
+        self._report.index_entry_count = index.entry_count
+        self._report.notes += index.notes
+        for path, offset, what in index.faults:
+            self._add("index", path, offset, what)
+
+    def _tell_epochs(self, found: Survey) -> None:
+        path = self._paths.epochs
+        if self._known.identity is None:
+            self._report.notes.append("cometmq.json is not there: no broker of ours had the store")
+            return
+        try:
+            known = epochs.load(self._files, path)
+        except (StoreDamaged, StoreForeignFile) as error:
+            self._add("file", path, None, str(error))
+            return
+        if not known:
+            self._add("file", path, None, "is missing although the store has a log")
+        elif known[-1].start > found.end:
+            self._add("file", path, known[-1].start, "the last epoch starts behind the log's end")
+
+    # --- the report -------------------------------------------------------------------------------
+
+    def _complain(self, area: str, path: Path, complaints: list[str]) -> None:
+        for complaint in complaints:
+            self._add(area, path, None, complaint)
+
+    def _add(self, area: str, path: Path | str, position: int | None, what: str) -> None:
+        self._report.faults.append(Fault(area, str(path), position, what))
+
+
+def by_area(report: Report) -> Iterator[tuple[str, int]]:
+    """How many faults each area has."""
+    for area in ("log", "queue", "index", "file"):
+        yield area, sum(fault.area == area for fault in report.faults)

@@ -1,0 +1,181 @@
+"""Queues against the log, both ways: each record has its unit, each unit its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit
+from cometmq.format.scan import QueueRun
+from cometmq.store import layout
+from cometmq.store.disk.files import Files
+from cometmq.store.folder.logmark import Tally
+from cometmq.store.log.scanning import Stretch
+from cometmq.store.queues.consumequeue import ConsumeQueue
+from cometmq.store.tools.survey import open_row
+
+UNIT_BYTES = queueunit.UNIT_BYTES
+LOG_END_MAX = 2**63 - 1
+FAULTS_PER_QUEUE_MAX = 5
+
+Finding = tuple[Path, int | None, str]  # folder, queue offset, what
+
+
+class QueueCheck:
+    """One queue. What the log says of an earlier queue of the same name does not count."""
+
+    def __init__(self, queue: ConsumeQueue | None, tail_from: int) -> None:
+        self.queue = queue
+        self.first: int | None = None  # queue offset of the first record in the log
+        self.next = 0
+        self.faults: list[tuple[int, str]] = []
+        self._tail_from = tail_from  # units that point here or further may still be written
+
+    def take(self, run: QueueRun) -> None:
+        if self.first is None or (run.first_queue_offset == 0 and self.next):
+            self.first = self.next = run.first_queue_offset
+            self.faults.clear()
+        if run.first_queue_offset != self.next:
+            self._jump(run.first_queue_offset)
+        if self.queue is not None:
+            self._compare(run)
+        self.next = run.first_queue_offset + run.unit_count
+
+    def _jump(self, offset: int) -> None:
+        units = self._units(self.next, offset - self.next) if offset > self.next else b""
+        if not units or any(size != queueunit.LOST_SIZE for _, size, _ in queueunit.iterate(units)):
+            self._add(self.next, f"the log goes on with message {offset}")
+
+    def _compare(self, run: QueueRun) -> None:
+        found = self._units(run.first_queue_offset, run.unit_count)
+        if found == run.units:
+            return
+        for index, expected in enumerate(queueunit.iterate(run.units)):
+            stored = found[index * UNIT_BYTES : (index + 1) * UNIT_BYTES]
+            if stored != queueunit.UNIT.pack(*expected) and expected[0] < self._tail_from:
+                what = f"the unit is {_text(stored)}, the log has {_text_of(*expected)}"
+                self._add(run.first_queue_offset + index, what)
+                return
+
+    def _units(self, offset: int, count: int) -> bytes:
+        """As many of them as there are; they may lie in several files."""
+        found = b""
+        assert self.queue is not None
+        while len(found) < count * UNIT_BYTES:
+            at = offset * UNIT_BYTES + len(found)
+            segment = self.queue.segments.find(at)
+            if segment is None:
+                break
+            left = count * UNIT_BYTES - len(found)
+            found += segment.pread(at, min(left, segment.end - at))
+        return found
+
+    def finish(self, log_end: int) -> None:
+        """The log has been read, to ``log_end``."""
+        assert self.queue is not None
+        try:
+            self.queue.measure(0, log_end)
+        except StoreDamaged as error:
+            self._add(self.next, str(error))
+            return
+        if self.first is None:
+            self.first = self.next = 0
+            if self.queue.min_offset < self.queue.next_offset:
+                self._add(self.queue.min_offset, "its messages are not in the log")
+        elif self.queue.next_offset > self.next:
+            count = self.queue.next_offset - self.next
+            self._add(self.next, f"{count} messages from here on are not in the log")
+
+    def _add(self, offset: int, what: str) -> None:
+        if len(self.faults) < FAULTS_PER_QUEUE_MAX:
+            self.faults.append((offset, what))
+
+
+def _text(unit: bytes) -> str:
+    return _text_of(*queueunit.unit_at(unit, 0)) if unit else "not there"
+
+
+def _text_of(log_offset: int, size: int, tags_code: int) -> str:
+    return f"({log_offset}, {size}, {tags_code})"
+
+
+class QueueChecks:
+    """All queues. ``live``: units that point behind ``mark_end`` may still be on their way."""
+
+    def __init__(
+        self, files: Files, paths: layout.StorePaths, mark_end: int, *, live: bool
+    ) -> None:
+        self.faults: list[Finding] = []
+        self.without_folder: set[str] = set()
+        self.queue_count = 0
+        self.unit_count = 0
+        self.tally_at_mark = Tally(0, 0)
+        self._files = files
+        self._paths = paths
+        self._mark_end = mark_end
+        self._tail_from = mark_end if live else LOG_END_MAX
+        self._checks = {(q.topic, q.queue_id): self._check(q) for q in self._queues()}
+
+    def _check(self, queue: ConsumeQueue | None) -> QueueCheck:
+        return QueueCheck(queue, self._tail_from)
+
+    def _queues(self) -> list[ConsumeQueue]:
+        found = []
+        for topic in self._folders(self._paths.consume_queue):
+            for folder in self._folders(topic):
+                try:
+                    name = layout.parse_topic(topic.name, topic.parent)
+                    number = layout.parse_queue_id(folder.name, topic)
+                    row, complaints = open_row(self._files, folder)
+                except StoreForeignFile as error:
+                    if self._files.entries(folder):
+                        self.faults.append((folder, None, str(error)))
+                    continue
+                self.faults += [(folder, None, complaint) for complaint in complaints]
+                queue = ConsumeQueue(name, number, folder, row.file_bytes)
+                queue.segments = row
+                found.append(queue)
+        return found
+
+    def _folders(self, path: Path) -> list[Path]:
+        found = []
+        for entry in self._files.entries(path):
+            if entry.is_directory and not layout.is_ignored(entry.name):
+                found.append(path / entry.name)
+            elif not layout.is_ignored(entry.name):
+                self.faults.append((path / entry.name, None, "is not a folder of queues"))
+        return found
+
+    def take(self, stretch: Stretch) -> None:
+        """The next records of the log."""
+        for run in stretch.run.queues:
+            key = (run.topic, run.queue_id)
+            check = self._checks.get(key)
+            if check is None:
+                check = self._checks[key] = self._check(None)
+            check.take(run)
+
+    def finish(self, log_end: int) -> None:
+        """The log has been read, to ``log_end``."""
+        at_mark = []
+        for (topic, queue_id), check in self._checks.items():
+            queue = check.queue
+            if queue is None:
+                self.without_folder.add(f"{topic}/{queue_id}")
+                continue
+            check.finish(log_end)
+            folder = queue.segments.directory
+            self.faults += [(folder, offset, what) for offset, what in check.faults]
+            self.queue_count += queue.next_offset > 0
+            self.unit_count += queue.next_offset - queue.min_offset
+            at_mark.append(_count_below(queue, self._mark_end))
+            queue.close()
+        self.tally_at_mark = Tally(sum(count > 0 for count in at_mark), sum(at_mark))
+
+
+def _count_below(queue: ConsumeQueue, log_offset: int) -> int:
+    try:
+        queue.measure(0, log_offset)
+    except StoreDamaged:
+        return 0
+    return queue.next_offset

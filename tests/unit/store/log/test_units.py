@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from cometmq.errors import StoreForeignFile
+from cometmq.format import properties, queueunit, record, taghash
+from cometmq.store.log.units import SCHEDULE_TOPIC, run_of, tags_code
+
+HOST = record.host_bytes("127.0.0.1", 1)
+
+
+def made(topic: str = "T", sys_flag: int = 0, **given: str) -> record.Record:
+    return record.decode(
+        record.encode(
+            topic.encode(),
+            3,
+            b"body",
+            properties.encode(given),
+            born_time_ms=1,
+            born_host=HOST,
+            store_host=HOST,
+            sys_flag=sys_flag,
+            queue_offset=5,
+            log_offset=700,
+            store_time_ms=10_000,
+        )
+    )
+
+
+def test_a_record_is_a_run_of_one() -> None:
+    found = made(TAGS="x")
+    run = run_of(found, 44)
+    assert (run.end, run.record_count, run.last_bytes) == (44, 1, found.size)
+    assert (run.first_time_ms, run.last_time_ms, run.times_fall) == (10_000, 10_000, False)
+    [queue] = run.queues
+    unit = queueunit.pack(700, found.size, taghash.tags_code(b"x"))
+    assert queue == ("T", 3, 5, unit)
+
+
+@pytest.mark.parametrize(
+    ("transaction", "queues"),
+    [(0, 1), (4, 0), (8, 1), (12, 0)],
+    ids="none prepared commit rollback".split(),  # noqa: SIM905
+)
+def test_only_committed_messages_get_a_unit(transaction: int, queues: int) -> None:
+    assert len(run_of(made(sys_flag=transaction), 0).queues) == queues
+
+
+@pytest.mark.parametrize("flag", [64, 128, 192])
+def test_a_record_that_holds_a_batch_is_refused_by_name(flag: int) -> None:
+    with pytest.raises(StoreForeignFile, match="BatchCQ"):
+        run_of(made(sys_flag=flag), 0)
+
+
+@pytest.mark.parametrize(
+    ("level", "delay_s"),
+    [("1", 1), ("3", 10), ("5", 60), ("14", 600), ("15", 1200), ("18", 7200), ("19", 7200)],
+)
+def test_a_delayed_message_has_its_time_instead_of_a_tag(level: str, delay_s: int) -> None:
+    assert tags_code(made(SCHEDULE_TOPIC, DELAY=level, TAGS="x")) == 10_000 + 1000 * delay_s
+
+
+def test_what_was_delivered_after_a_delay_has_its_tag() -> None:
+    assert tags_code(made("T", DELAY="3", TAGS="x")) == taghash.tags_code(b"x")
+    assert tags_code(made(SCHEDULE_TOPIC, TAGS="x")) == taghash.tags_code(b"x")
+
+
+@pytest.mark.parametrize("level", ["0", "-2", "soon"])
+def test_what_is_no_level_leaves_the_tag(level: str) -> None:
+    assert tags_code(made(SCHEDULE_TOPIC, DELAY=level, TAGS="x")) == taghash.tags_code(b"x")

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StoreForeignFile
+from cometmq.store.disk.files import OsFiles
+from cometmq.store.engine import MessageStore
+from cometmq.store.following import FollowerStore
+from cometmq.store.layout import StorePaths
+from cometmq.store.restart.foreign import remove_leftovers
+from tests.support.stores import SMALL, WallClock, append, bodies, open_store
+
+TABLE = b'{"offsetTable":{"a@b":{0:1}}}'
+OURS = b'{"offsetTable":{},"cometmq": {"epoch": 1, "position": 0}}'
+
+
+def filled(root: Path, *, clean: bool = True) -> int:
+    store = open_store(root)
+    for _ in range(4):
+        append(store, ("A", 0, [b"a" * 1000] * 10))
+    append(store, ("A", 1, [b"b"]))
+    store.flush_log()
+    store.flush_queues()
+    end = store.appended_offset
+    if clean:
+        store.close()
+    else:
+        store.abandon()
+    return end
+
+
+def appended_by_another(root: Path) -> None:
+    """As if RocketMQ had: a record behind our mark, and an orderly stop."""
+    identity = (root / "cometmq.json").read_bytes()
+    epochs = (root / "cometmq.epochs").read_bytes()
+    store = open_store(root)
+    append(store, ("A", 0, [b"theirs"]))
+    store.close()
+    (root / "cometmq.json").write_bytes(identity)
+    (root / "cometmq.epochs").write_bytes(epochs)
+
+
+def is_taken_over(store: MessageStore, start: int) -> None:
+    assert store.takeover is not None
+    assert store.takeover.verified == start
+    *_, theirs, ours = store.epochs
+    assert (theirs[1], ours[1]) == (start, store.appended_offset)
+    assert theirs[0] < ours[0] == store.epoch
+
+
+def test_what_is_appended_behind_a_clean_close_is_taken_over(tmp_path: Path) -> None:
+    end = filled(tmp_path)
+    appended_by_another(tmp_path)
+    store = open_store(tmp_path)
+    is_taken_over(store, end)
+    assert bodies(store, "A", 0)[-1] == b"theirs"
+    assert store.queue_offset_at("A", 0, end) == 40
+    assert store.queue_offset_at("A", 1, end) == 1
+    assert store.queue_offset_at("B", 0, end) == 0
+    store.settle_takeover()
+    store.close()
+    store = open_store(tmp_path)
+    assert store.takeover is None
+    assert store.clean_start
+    store.abandon()
+
+
+def test_a_stop_in_order_after_our_crash_was_anothers(tmp_path: Path) -> None:
+    end = filled(tmp_path, clean=False)
+    (tmp_path / "abort").unlink()
+    store = open_store(tmp_path)
+    assert store.takeover is not None
+    assert store.takeover.verified == end, "the checkpoint's mark"
+    assert not store.clean_start
+    assert bodies(store, "A", 1) == [b"b"]
+    store.abandon()
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_a_store_without_our_mark_is_taken_over_whole(
+    tmp_path: Path, with_checkpoint: bool
+) -> None:
+    filled(tmp_path)
+    for name in ("cometmq.json", "cometmq.epochs"):
+        (tmp_path / name).unlink()
+    if not with_checkpoint:
+        (tmp_path / "checkpoint").unlink()
+    store = open_store(tmp_path)
+    is_taken_over(store, 0)
+    assert len(bodies(store, "A", 0)) == 40
+    store.abandon()
+
+
+def test_an_interrupted_takeover_is_done_again_from_the_same_place(tmp_path: Path) -> None:
+    end = filled(tmp_path)
+    appended_by_another(tmp_path)
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"ours"]))
+    store.flush_log()
+    store.flush_queues()
+    store.abandon()
+    store = open_store(tmp_path)
+    assert store.takeover is not None
+    assert store.takeover.verified == end
+    assert bodies(store, "A", 0)[-2:] == [b"theirs", b"ours"]
+    store.abandon()
+
+
+def test_a_follower_leaves_it_to_the_next_writer(tmp_path: Path) -> None:
+    end = filled(tmp_path)
+    appended_by_another(tmp_path)
+    copy = FollowerStore.open(tmp_path, SMALL)
+    assert copy.takeover is not None
+    copy.close()
+    store = open_store(tmp_path)
+    assert store.takeover is not None
+    assert store.takeover.verified == end
+    store.abandon()
+
+
+def test_tables_alone_leave_the_log_as_it_is(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "consumerOffset.json").write_bytes(TABLE)
+    (tmp_path / "config" / "topics.json").write_bytes(OURS)
+    (tmp_path / "config" / "delayOffset.json.bak").write_bytes(TABLE)
+    store = open_store(tmp_path)
+    assert store.takeover is not None
+    assert not store.takeover.log_changed
+    assert store.takeover.tables == {"consumerOffset.json": [TABLE]}
+    assert len(store.epochs) == 2, "ours"
+    store.abandon()
+
+
+def test_backups_count_where_rocketmq_would_read_them(tmp_path: Path) -> None:
+    filled(tmp_path)
+    appended_by_another(tmp_path)
+    config = tmp_path / "config"
+    config.mkdir()
+    for name in ("topics.json", "topics.json.bak", "subscriptionGroup.json.bak"):
+        (config / name).write_bytes(TABLE)
+    (config / "consumerOffset.json").touch()
+    (config / "consumerOffset.json.bak").write_bytes(TABLE)
+    (config / "delayOffset.json").write_bytes(OURS)
+    (config / "delayOffset.json.bak").write_bytes(TABLE)
+    store = open_store(tmp_path)
+    assert store.takeover is not None
+    assert store.takeover.tables == {
+        "topics.json": [TABLE, TABLE],
+        "subscriptionGroup.json": [TABLE],
+        "consumerOffset.json": [TABLE],
+    }
+    store.abandon()
+
+
+@pytest.mark.parametrize(
+    "folder", ["batchconsumequeue/orders/0", "consumequeue/%LMQ%light/0"], ids=["batch", "light"]
+)
+def test_queues_that_only_rocketmq_can_read_are_refused(tmp_path: Path, folder: str) -> None:
+    filled(tmp_path)
+    appended_by_another(tmp_path)
+    (tmp_path / folder).mkdir(parents=True)
+    before = (tmp_path / "cometmq.json").read_bytes()
+    with pytest.raises(StoreForeignFile, match="nothing was changed"):
+        open_store(tmp_path)
+    assert (tmp_path / "cometmq.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("harm", ["none", "another message", "missing", "consumequeue_ext"])
+def test_queues_that_are_not_the_logs_are_made_anew(
+    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = WallClock()
+    store = open_store(tmp_path, clock=clock)
+    for number in range(60):
+        clock.now_ms += 1000
+        append(store, ("A", 0, [b"%d" % number + bytes(700)]))
+    store.close()
+    for name in ("cometmq.json", "cometmq.epochs"):
+        (tmp_path / name).unlink()
+    # RocketMQ's checkpoint, so that the log is read from its last files on only.
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:24].ljust(4096, b"\0"))
+    queue = tmp_path / "consumequeue" / "A" / "0"
+    if harm == "missing":
+        shutil.rmtree(queue)
+    elif harm == "consumequeue_ext":
+        (tmp_path / harm / "A").mkdir(parents=True)
+    elif harm == "another message":
+        for file in queue.iterdir():
+            content = bytearray(file.read_bytes())
+            content[8:12] = (9).to_bytes(4, "big")  # a size
+            content[:] = content[:20] * (len(content) // 20)
+            file.write_bytes(content)
+    store = open_store(tmp_path, clock=clock)
+    assert ("made anew" in caplog.text) == (harm != "none")
+    assert len(bodies(store, "A", 0)) == 60
+    store.abandon()
+
+
+def test_leftovers_are_ours_alone(tmp_path: Path) -> None:
+    (tmp_path / "cometmq.trash.0" / "0").mkdir(parents=True)
+    for name in ("cometmq.next", "lost", "abort.bak"):
+        (tmp_path / name).touch()
+    remove_leftovers(OsFiles(), StorePaths(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["abort.bak", "lost"]
