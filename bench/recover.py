@@ -122,7 +122,8 @@ def run(module: str, *arguments: object, native: bool = True) -> Line:
 def crashed(folder: Path, said: argparse.Namespace) -> Iterator[tuple[str, Line]]:
     """After kill -9; then from the log alone, natively and in plain Python."""
     size = ("--file_mib", said.file_mib)
-    run("bench.filling", folder, "--mib", said.mib, "--queues", said.queues, *size, "--die")
+    content = ("--mib", said.mib, "--queues", said.queues, "--unflushed_mib", said.unflushed_mib)
+    run("bench.filling", folder, *content, *size, "--die")
     opening = ("--role", "open", "--folder", folder, *size)
     yield "after kill -9", run("bench.recover", *opening)
     for native, name in ((True, "natively"), (False, "in plain Python")):
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=4096)
     parser.add_argument("--queues", type=int, default=1000)
     parser.add_argument("--many", type=int, default=40_000)
+    parser.add_argument("--unflushed_mib", type=int, default=64)
     parser.add_argument("--file_mib", type=int, default=1024)
     said = parser.parse_args()
     if said.role == "open":
