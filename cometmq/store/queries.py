@@ -86,7 +86,7 @@ def store_time_ms(store: BaseStore, key: QueueKey, offset: int) -> int | None:
 
 class _StoreTimes:
     """Store times of a queue's messages by their offset; they never decrease. -1 for one that is
-    gone: it was older than all that are there.
+    gone: it was older than all that are there. A damaged one has the time of the next that is not.
     """
 
     def __init__(self, store: BaseStore, key: QueueKey) -> None:
@@ -97,5 +97,11 @@ class _StoreTimes:
         return self._store.queue_bounds(*self._key)[1]
 
     def __getitem__(self, offset: int) -> int:
-        found = store_time_ms(self._store, self._key, offset)
-        return -1 if found is None else found
+        for place in range(offset, len(self)):
+            found = store_time_ms(self._store, self._key, place)
+            if found is not None:
+                return found
+            unit = self._store.read_units(*self._key, place, 1)
+            if not unit or queueunit.unit_at(unit, 0)[0] < self._store.min_offset:
+                return -1
+        return TIME_MS_MAX

@@ -224,7 +224,7 @@ class Rebuild:
             scan.reason,
         )
         self.damages.append(Damage(place, behind, scan.reason))
-        replay.pass_over(place)
+        replay.pass_over(place, behind)
         return behind
 
 

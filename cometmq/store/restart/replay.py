@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from cometmq.format import queueunit
+from cometmq.format.record import LAYOUTS
 from cometmq.format.scan import QueueRun
 from cometmq.store.log.lost import LOST_TOPIC, lost_unit
 from cometmq.store.log.scanning import Stretch
@@ -15,6 +16,7 @@ from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.queues.dispatch import Dispatcher
 
 UNITS_HELD_MAX = 200_000  # in memory, before they are written
+RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
 
 
 class Observer(Protocol):
@@ -92,7 +94,10 @@ class Replay:
         self._settled = settled
         # A queue without messages may go on at any offset: the older ones went with log files.
         self._may_start_late = may_start_late
-        self._lost_at: int | None = None  # the damaged place that was passed last
+        self._lost_at = 0  # the damaged place that was passed last
+        # How many messages the places that were passed can have held, less those that were missed
+        # since: a queue offset has no checksum, so a gap alone is no proof of a loss.
+        self._lost_count_max = 0
         self._held: dict[ConsumeQueue, _Held] = {}
         self._held_count = 0
 
@@ -121,16 +126,18 @@ class Replay:
         if self._held_count > UNITS_HELD_MAX:
             self.settle()
 
-    def pass_over(self, damaged: int) -> None:
-        """The log goes on behind a damaged place: messages that stood there are missing in their
-        queues.
+    def pass_over(self, damaged: int, behind: int) -> None:
+        """From ``damaged`` to ``behind`` the log is damaged: messages that stood there are missing
+        in their queues.
         """
+        assert damaged < behind, (damaged, behind)
         self.settle()
         self._lost_at = damaged
+        self._lost_count_max += (behind - damaged) // RECORD_BYTES_MIN
 
     def _look_at(self, stretch: Stretch) -> None:
         if stretch.topic == LOST_TOPIC:
-            self.pass_over(stretch.start)
+            self.pass_over(stretch.start, stretch.end)
         elif stretch.topic in self.topics:
             self.settle()
             assert self._observer is not None
@@ -161,15 +168,19 @@ class Replay:
     def _continued_at(self, queue: ConsumeQueue, run: QueueRun) -> ConsumeQueue:
         """The queue, made to go on at the run's offset although it is not the next one."""
         offset = run.first_queue_offset
-        if queue.next_offset and (offset == 0 or self._is_anew(queue, offset)):
+        # Of a successor the deletion's record is missing too, besides its first messages.
+        is_anew = offset < queue.next_offset and offset < self._lost_count_max
+        if queue.next_offset and (offset == 0 or is_anew):
             # The topic was deleted and created again. Whoever deletes observes the deletion and
-            # drops the topic, so this is only for a record that slipped in between.
+            # drops the topic, so this is only for a record that slipped in between, and for a
+            # deletion that was lost to damage together with the successor's first messages.
+            self._lost_count_max -= offset
             self._dispatcher.restart(queue)
             queue = self._dispatcher.get(run.topic, run.queue_id)
         if queue.next_offset == 0 and offset > 0 and self._may_start_late:
             self._dispatcher.start_at(queue, offset)  # the older ones went with older log files
-        elif queue.next_offset < offset and self._lost_at is not None:
-            self._lose(queue, offset - queue.next_offset, self._lost_at)
+        elif 0 < offset - queue.next_offset <= self._lost_count_max:
+            self._lose(queue, offset - queue.next_offset)
         if offset != queue.next_offset:
             position, _, _ = queueunit.unit_at(run.units, 0)
             raise OutOfStep(
@@ -178,13 +189,11 @@ class Replay:
             )
         return queue
 
-    def _is_anew(self, queue: ConsumeQueue, offset: int) -> bool:
-        """A re-created queue whose first messages were lost to damage."""
-        return self._lost_at is not None and offset < queue.next_offset
-
-    def _lose(self, queue: ConsumeQueue, count: int, damaged: int) -> None:
-        self.losses.append(Loss(queue.topic, queue.queue_id, queue.next_offset, count, damaged))
-        self._dispatcher.dispatch(queue, lost_unit(damaged) * count)
+    def _lose(self, queue: ConsumeQueue, count: int) -> None:
+        place = self._lost_at
+        self._lost_count_max -= count
+        self.losses.append(Loss(queue.topic, queue.queue_id, queue.next_offset, count, place))
+        self._dispatcher.dispatch(queue, lost_unit(place) * count)
 
     def settle(self) -> None:
         """Put all that was taken into the queues."""

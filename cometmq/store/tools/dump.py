@@ -19,7 +19,7 @@ from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import checkpoint, epochs, identity
 from cometmq.store.log.scanning import LogScan, find_good, found_at
 from cometmq.store.queues.consumequeue import ConsumeQueue
-from cometmq.store.tools.survey import open_row
+from cometmq.store.tools.survey import open_queue_row, open_row
 
 OPEN_FILES_MAX = 64
 LOG_END_MAX = 2**63 - 1
@@ -98,7 +98,7 @@ def units(directory: Path, topic: str, queue_id: int, *, start: int = 0) -> Iter
     folder = layout.StorePaths(directory).queue(topic, queue_id)
     if not folder.is_dir():
         raise QueueNotFound(f"{folder} is not there")
-    queue, _ = open_row(_reading(), folder)
+    queue, _ = open_queue_row(_reading(), folder)
     try:
         for segment in queue:
             first = segment.start // queueunit.UNIT_BYTES
@@ -192,7 +192,7 @@ def _described_queues(files: Files, paths: layout.StorePaths) -> Iterator[dict[s
 
 
 def _described_queue(files: Files, folder: Path, topic: str, queue_id: int) -> dict[str, object]:
-    segments, _ = open_row(files, folder)
+    segments, _ = open_queue_row(files, folder)
     queue = ConsumeQueue(topic, queue_id, folder, segments.file_bytes)
     queue.segments = segments
     queue.measure(0, LOG_END_MAX)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pathlib import Path
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
 from cometmq.format.indexfile import Sizes
+from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segment import Segment
@@ -29,7 +31,7 @@ from cometmq.store.opening import OpenedStore, StoreOptions
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.restart.recovery import Progress
 from cometmq.store.restart.replay import Loss, Observer
-from cometmq.store.tools.survey import Known, Survey, open_row, survey
+from cometmq.store.tools.survey import Known, Survey, open_queue_row, open_row, survey
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +98,16 @@ def repair(
 
 
 def _queue_file_bytes(files: Files, directory: Path) -> int:
-    """The size of the queues' files, as most of the first queue's are; else the default."""
+    """The size that most of the queues' files have; else the default."""
     top = layout.StorePaths(directory).consume_queue
-    for topic in files.entries(top):
-        for queue in files.entries(top / topic.name):
-            for entry in files.entries(top / topic.name / queue.name):
-                if layout.OFFSET_NAME.fullmatch(entry.name) and entry.size:
-                    return entry.size
-    return StoreOptions().consume_queue_file_bytes
+    sizes = Counter(
+        entry.size
+        for topic in files.entries(top)
+        for queue in files.entries(top / topic.name)
+        for entry in files.entries(top / topic.name / queue.name)
+        if layout.OFFSET_NAME.fullmatch(entry.name) and entry.size % UNIT_BYTES == 0 < entry.size
+    )
+    return max(sizes, key=sizes.__getitem__, default=StoreOptions().consume_queue_file_bytes)
 
 
 class _Repair:
@@ -254,7 +258,7 @@ class _Repair:
                 folder = self._paths.consume_queue / topic.name / queue.name
                 try:
                     number = layout.parse_queue_id(queue.name, folder.parent)
-                    row, _ = open_row(self._files, folder)
+                    row, _ = open_queue_row(self._files, folder)
                 except StoreForeignFile:
                     continue
                 one = ConsumeQueue(topic.name, number, folder, row.file_bytes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cometmq.errors import StoreForeignFile
 from cometmq.format import record
+from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segments
@@ -155,4 +156,13 @@ def open_row(files: Files, directory: Path) -> tuple[Segments, list[str]]:
             break
         else:
             row.add(files, start)
+    return row, complaints
+
+
+def open_queue_row(files: Files, folder: Path) -> tuple[Segments, list[str]]:
+    """As :func:`open_row`, of a queue. StoreForeignFile too when its files hold no whole units."""
+    row, complaints = open_row(files, folder)
+    if row.file_bytes % UNIT_BYTES:
+        row.close()
+        raise StoreForeignFile(f"{folder} has files of {row.file_bytes} bytes: no whole units")
     return row, complaints

@@ -77,7 +77,7 @@ class _Verification:
             self._complain("file", self._paths.commit_log, complaints)
             mark_end = self._mark_end(log)
             queues = QueueChecks(self._files, self._paths, mark_end, live=not self._known.is_clean)
-            index = IndexCheck(self._files, self._paths.index, self._index_sizes)
+            index = IndexCheck(self._files, self._paths.index, self._index_sizes, log.start)
 
             def visit(stretch: Stretch, data: bytes) -> None:
                 queues.take(stretch)

@@ -29,13 +29,14 @@ Finding = tuple[Path, int | None, str]  # file or folder, log offset, what
 class IndexCheck:
     """Entries are read as the log comes to what they point to."""
 
-    def __init__(self, files: Files, directory: Path, sizes: Sizes) -> None:
+    def __init__(self, files: Files, directory: Path, sizes: Sizes, log_start: int) -> None:
         self.faults: list[Finding] = []
         self.notes: list[str] = []
         self.entry_count = 0
         self._files = files
         self._directory = directory
         self._sizes = sizes
+        self._log_start = log_start
         self._ahead: deque[tuple[int, int]] = deque()  # (log offset, hash) of entries
         self._headers: list[tuple[str, Header]] = []
         self._from = self._to = -1  # log offsets that the index speaks of
@@ -50,7 +51,10 @@ class IndexCheck:
             if layout.INDEX_NAME.fullmatch(entry.name) is None or entry.is_directory:
                 self.faults.append((path, None, "is not a file of a key index"))
             elif entry.size != self._sizes.file_bytes:
-                self.notes.append(f"{path} has {entry.size} bytes: made with other sizes; skipped")
+                self.notes.append(
+                    f"{path} has {entry.size} bytes: made with other sizes; not looked at: "
+                    "--hash-slots and --index-entries tell its sizes"
+                )
             else:
                 self._add(path)
         if self._headers:
@@ -80,7 +84,9 @@ class IndexCheck:
             self.faults.append((path, None, what))
 
     def _entries(self) -> Iterator[list[tuple[int, int]]]:
-        """(log offset, hash) of all entries, in pieces."""
+        """(log offset, hash) of all entries, in pieces. A file stays as long as one of its keys has
+        a message, so the first may begin before the log.
+        """
         for name, header in self._headers:
             file = self._files.open(self._directory / name)
             self.entry_count += header.next_entry - 1
@@ -89,7 +95,8 @@ class IndexCheck:
                     count = min(ENTRIES_AT_ONCE, header.next_entry - first)
                     at = self._sizes.entries_at + first * ENTRY_BYTES
                     entries = file.pread(count * ENTRY_BYTES, at)
-                    yield [(place, code) for code, place in PLACE.iter_unpack(entries)]
+                    pairs = [(place, code) for code, place in PLACE.iter_unpack(entries)]
+                    yield [pair for pair in pairs if pair[0] >= self._log_start]
             finally:
                 file.close()
 
@@ -120,9 +127,12 @@ class IndexCheck:
         return found
 
     def _fill(self) -> bool:
-        if not self._ahead:
-            self._ahead.extend(next(self._blocks, []))
-        return bool(self._ahead)
+        while not self._ahead:
+            block = next(self._blocks, None)
+            if block is None:
+                return False
+            self._ahead.extend(block)
+        return True
 
     def finish(self) -> None:
         """The log has been read."""

@@ -12,7 +12,7 @@ from cometmq.store.disk.files import Files
 from cometmq.store.folder.logmark import Tally
 from cometmq.store.log.scanning import Stretch
 from cometmq.store.queues.consumequeue import ConsumeQueue
-from cometmq.store.tools.survey import open_row
+from cometmq.store.tools.survey import open_queue_row
 
 UNIT_BYTES = queueunit.UNIT_BYTES
 LOG_END_MAX = 2**63 - 1
@@ -126,7 +126,7 @@ class QueueChecks:
                 try:
                     name = layout.parse_topic(topic.name, topic.parent)
                     number = layout.parse_queue_id(folder.name, topic)
-                    row, complaints = open_row(self._files, folder)
+                    row, complaints = open_queue_row(self._files, folder)
                 except StoreForeignFile as error:
                     if self._files.entries(folder):
                         self.faults.append((folder, None, str(error)))

@@ -24,6 +24,7 @@ from tests.support.stores import (
 )
 
 LOWER, UPPER = Boundary.LOWER, Boundary.UPPER
+PHYSICAL_OFFSET_AT = 28  # in a record
 
 
 @pytest.fixture
@@ -126,6 +127,25 @@ def test_bounds_keep_what_may_not_be_seen_out(store: MessageStore, clock: WallCl
     assert offset_by_time(store, ("T", 0), (2, 7), START_MS, UPPER) == 6
     assert offset_by_time(store, ("T", 0), (2, 7), START_MS, LOWER) == 2
     assert offset_by_time(store, ("T", 0), (2, 7), START_MS + 1, LOWER) == 7
+
+
+@pytest.mark.parametrize("damaged", [{5}, {4, 5, 6}, {10}])
+def test_damaged_messages_lead_nobody_astray(
+    store: MessageStore, clock: WallClock, tmp_path: Path, damaged: set[int]
+) -> None:
+    starts = []
+    for _ in range(11):
+        starts.append(append(store, ("T", 0, [b"x"])).log_offset)
+        clock.now_ms += 10
+    store.flush_log()
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        for number in damaged:
+            file.seek(starts[number] + PHYSICAL_OFFSET_AT)
+            file.write(b"\xff" * 8)
+    for number in set(range(11)) - damaged:
+        before = min(other for other in range(number + 1) if set(range(other, number)) <= damaged)
+        assert before <= at(store, START_MS + 10 * number, LOWER) <= number
+        assert at(store, START_MS + 10 * number, UPPER) == number
 
 
 def test_what_is_gone_counts_as_older(store: MessageStore, clock: WallClock) -> None:

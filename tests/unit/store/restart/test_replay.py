@@ -84,7 +84,7 @@ def test_any_other_offset_is_out_of_step(dispatcher: Dispatcher, offset: int) ->
 def test_what_damage_took_leaves_its_place_in_the_queue(dispatcher: Dispatcher) -> None:
     replay = Replay(dispatcher, None)
     replay.take(run(0, ("A", 0, 0, 1), ("B", 0, 0, 1)))
-    replay.pass_over(200)
+    replay.pass_over(200, 600)
     replay.take(run(600, ("A", 0, 3, 1), ("B", 0, 1, 1)))
     replay.settle()
     lost = (200, queueunit.LOST_SIZE)
@@ -106,11 +106,22 @@ def test_a_place_that_was_written_off_explains_a_gap_as_well(dispatcher: Dispatc
 def test_a_re_created_queue_whose_beginning_was_lost_goes_on(dispatcher: Dispatcher) -> None:
     replay = Replay(dispatcher, None)
     replay.take(run(0, ("A", 0, 0, 5)))
-    replay.pass_over(500)
+    replay.pass_over(500, 900)
     replay.take(run(900, ("A", 0, 2, 1)))
     replay.settle()
     queue = dispatcher.get("A", 0)
     assert (queue.min_offset, queue.next_offset) == (2, 3)
+
+
+@pytest.mark.parametrize("offset", [1, 7, 2**31])
+def test_damage_explains_no_more_than_it_can_have_held(dispatcher: Dispatcher, offset: int) -> None:
+    """A queue offset has no checksum: one flipped bit must not cost what is not damaged."""
+    replay = Replay(dispatcher, None)
+    replay.take(run(0, ("A", 0, 0, 4)))
+    replay.pass_over(400, 400 + 91)
+    with pytest.raises(OutOfStep, match=f"message {offset} of queue 0"):
+        replay.take(run(500, ("A", 0, offset, 1)))
+    assert dispatcher.get("A", 0).next_offset == 4, "nothing is thrown away"
 
 
 def test_an_observer_hears_of_its_topics_when_all_before_is_settled(

@@ -94,6 +94,14 @@ def test_queues_and_index_are_made_anew(store: Path) -> None:
     assert {p: p.read_bytes() for p in before} == before
 
 
+def test_queue_files_keep_the_size_that_most_of_them_have(store: Path) -> None:
+    first = min((store / "consumequeue").glob("*/*/*"))
+    first.write_bytes(first.read_bytes()[:-20])
+    repair(store, Accepted(), index_sizes=INDEX_SIZES)
+    sizes = {path.stat().st_size for path in (store / "consumequeue").glob("*/*/*")}
+    assert sizes == {QUEUE_FILE_BYTES}
+
+
 def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, ("A", 0, [b"old"]), ("B", 0, [b"kept"]))

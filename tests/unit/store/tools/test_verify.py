@@ -195,6 +195,27 @@ def test_what_is_wrong_with_files_is_told(
     assert faults_of(store) == {area: 1}
 
 
+def test_a_queue_file_without_whole_units_is_a_fault(store: Path) -> None:
+    for file in (store / "consumequeue/A/0").iterdir():
+        file.write_bytes(file.read_bytes()[: QUEUE_FILE_BYTES - 7])
+    [fault, _] = report_of(store).faults  # and the mark counts one queue more
+    assert (fault.area, "no whole units" in fault.what) == ("queue", True)
+
+
+def test_keys_whose_messages_retention_took_are_no_faults(tmp_path: Path) -> None:
+    opened, _ = filled(tmp_path)
+    opened.flush_queues()
+    while opened.index_some():
+        pass
+    opened.cleaner.forget_before(opened.cleaner.log_files()[0].end)
+    opened.cleaner.remove_first()
+    opened.cleaner.remove_spare_files()
+    assert report_of(tmp_path).log_start > 0
+    assert not report_of(tmp_path).faults
+    opened.close()
+    assert not report_of(tmp_path).faults
+
+
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreForeignFile):
         verify(tmp_path)
