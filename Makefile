@@ -96,7 +96,7 @@ static: lint types arch proto-check buf  ## All of the above that only reads
 PYTEST = TEST_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest $(ARGS)
 
 .PHONY: test
-test: $(STAMP)  ## Everything that has to be green before a commit; under 6 minutes on 2 cores
+test: $(STAMP)  ## Everything that has to be green before a commit; about 8 minutes on 2 cores
 	@mkdir -p build && : > $(SKIPPED)
 	@TEST_SKIPPED=$(SKIPPED) $(MAKE) -j2 --output-sync=target static
 	@$(PYTEST) -q
