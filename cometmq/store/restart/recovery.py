@@ -298,7 +298,10 @@ def _made_anew(
     try:
         rebuild.run(start, progress)
     except OutOfStep as error:
-        raise StoreDamaged(str(error)) from error
+        raise StoreDamaged(
+            f"{error}. Copy the folder anew from another member; or give that record up: "
+            f"cometmq store repair DIRECTORY --write-off {error.start}-{error.end}"
+        ) from error
     return rebuild
 
 

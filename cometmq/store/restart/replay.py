@@ -63,8 +63,14 @@ class Loss(NamedTuple):
 
 class OutOfStep(Exception):
     """A queue is not where the log goes on: its files are not those of this log, or not all of
-    them. Making it anew from the whole log helps.
+    them. Making it anew from the whole log helps; when it does not, the record from ``start`` to
+    ``end`` of the log says something wrong of itself.
     """
+
+    def __init__(self, message: str, start: int, end: int) -> None:
+        super().__init__(message)
+        self.start = start
+        self.end = end
 
 
 class Replay:
@@ -182,10 +188,12 @@ class Replay:
         elif 0 < offset - queue.next_offset <= self._lost_count_max:
             self._lose(queue, offset - queue.next_offset)
         if offset != queue.next_offset:
-            position, _, _ = queueunit.unit_at(run.units, 0)
+            position, size, _ = queueunit.unit_at(run.units, 0)
             raise OutOfStep(
                 f"the record at {position} of the log is message {offset} of "
-                f"queue {queue.queue_id} of {queue.topic}, whose next is {queue.next_offset}"
+                f"queue {queue.queue_id} of {queue.topic}, whose next is {queue.next_offset}",
+                position,
+                position + size,
             )
         return queue
 

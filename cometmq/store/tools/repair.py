@@ -27,9 +27,10 @@ from cometmq.store.folder import abortfile, checkpoint, epochs, identity
 from cometmq.store.folder.logmark import UNKNOWN
 from cometmq.store.following import FollowerStore
 from cometmq.store.log.lost import LOST_RECORD_BYTES_MIN, lost_record
+from cometmq.store.log.scanning import found_at
 from cometmq.store.opening import OpenedStore, StoreOptions
 from cometmq.store.queues.consumequeue import ConsumeQueue
-from cometmq.store.restart.recovery import Progress
+from cometmq.store.restart.recovery import Damage, Progress
 from cometmq.store.restart.replay import Loss, Observer
 from cometmq.store.tools.survey import Known, Survey, open_queue_row, open_row, survey
 
@@ -147,6 +148,7 @@ class _Repair:
             mark = known.mark
             known_end = mark.end if mark is not None and mark.last_offset >= log.start else 0
             found = survey(log, known_end, known.checkpoint.log_time_ms, progress=progress)
+            found.damages += self._given_up(log, found)
             self._refuse_what_was_not_accepted(found)
             self._mend_epochs(log)
             self._forget(known, found)  # first: the marks do not speak of what is written now
@@ -154,6 +156,17 @@ class _Repair:
         finally:
             log.close()
         self._done.record_count = found.record_count
+
+    def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
+        """Records that look good and are given up all the same: a wrong queue offset has no
+        checksum that would tell.
+        """
+        damaged = {(damage.start, damage.end) for damage in found.damages}
+        for start, end in sorted(set(self._accepted.write_off) - damaged):
+            segment = log.find(start)
+            one = None if segment is None else found_at(segment, start).record
+            if one is not None and start + one.size == end:
+                yield Damage(start, end, "given up", one.store_time_ms)
 
     def _refuse_what_was_not_accepted(self, found: Survey) -> None:
         accepted = self._accepted
@@ -177,7 +190,10 @@ class _Repair:
             )
         unknown = set(accepted.write_off) - named
         if unknown:
-            raise StoreDamaged(f"nothing is damaged at {sorted(unknown)}; nothing was changed")
+            raise StoreDamaged(
+                f"neither damage nor one whole record stands at {sorted(unknown)}; nothing was "
+                "changed"
+            )
         if named - set(accepted.write_off) or (found.ends_too_early and accepted.end != found.end):
             raise StoreDamaged(
                 "the log is damaged, and what stood there is lost unless a copy or another member "

@@ -121,7 +121,7 @@ def test_a_damaged_record_is_not_given_up_unless_it_is_named(store: Path) -> Non
     with pytest.raises(StoreDamaged, match=f"--write-off {start}-{end}") as refused:
         mended(store)
     assert str(refused.value).endswith(": message 3 of queue 0 of A")
-    with pytest.raises(StoreDamaged, match="nothing is damaged at"):
+    with pytest.raises(StoreDamaged, match="neither damage nor one whole record"):
         mended(store, write_off=[(start, end + 1)])
     del before[store / "lock"]
     assert {p: p.read_bytes() for p in before} == before
@@ -249,3 +249,21 @@ def test_a_crash_while_it_is_repaired_does_no_harm(store: Path) -> None:
     opened = open_store(store, files=FaultyFiles(boot="another"))
     assert opened.queue_bounds("A", 0) == (0, MESSAGES // 2)
     opened.close()
+
+
+def test_a_record_with_a_wrong_queue_offset_can_be_given_up(store: Path) -> None:
+    """No checksum covers the offset: the record looks good and fits nowhere."""
+    start = starts_of(store)[20]
+    original = (store / "commitlog" / offset_name(start - start % LOG_FILE_BYTES)).read_bytes()
+    damage(store, start + 27, bytes([original[start % LOG_FILE_BYTES + 27] ^ 4]))
+    with pytest.raises(StoreDamaged, match="is message 14 of queue 0 of A, whose next is 10") as no:
+        mended(store)
+    option = re.search(r"--write-off (\d+)-(\d+)", str(no.value))
+    assert option is not None
+    with pytest.raises(StoreDamaged, match="neither damage nor one whole record"):
+        mended(store, write_off=[(int(option[1]), int(option[2]) + 1)])
+    done = mended(store, write_off=[(int(option[1]), int(option[2]))])
+    assert done.losses == [Loss("A", 0, 10, 1, start)]
+    assert numbers(store, 1) == list(range(1, MESSAGES, 2))
+    assert numbers(store, 0, 11) == list(range(22, MESSAGES, 2))
+    assert not report_of(store).faults
