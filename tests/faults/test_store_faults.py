@@ -112,7 +112,8 @@ def kill_while_appending(root: Path, after: int) -> int:
     reported, count = -1, 0
     with child:
         for line in child.stdout:
-            if line.startswith("appended "):
+            # The kill may fall into the middle of a line.
+            if line.startswith("appended ") and line.endswith("\n"):
                 reported, count = int(line.split()[1]), count + 1
             if count == after:
                 child.send_signal(signal.SIGKILL)
