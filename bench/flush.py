@@ -4,7 +4,8 @@ So many callers each wait for the acknowledgement of a batch of one message, sen
 on. All who come during one sync share the next, so what counts is syncs a second with the same
 bytes in each: the engine's, divided by those of ``pwrite`` + ``fdatasync`` in turn on a file that
 was written ahead. ``--delay_ms`` lets each sync on both sides take so much longer, for a disk
-slower than this machine's.
+slower than this machine's: in a process of its own, into which ``slow_disk.c`` is preloaded (``cc``
+builds it).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,31 +32,10 @@ from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.disk.files import File, OsFile, OsFiles, StrPath
 from cometmq.store.engine import MessageStore
 
 FILE_MIB = 256
 TOPIC = "bench-flush"
-
-
-class SlowFile(OsFile):
-    """A file on a disk that takes longer to sync."""
-
-    __slots__ = ()
-
-    def sync(self) -> None:
-        assert isinstance(self._pool, SlowFiles)
-        time.sleep(self._pool.delay_s)
-        super().sync()
-
-
-class SlowFiles(OsFiles):
-    def __init__(self, delay_s: float) -> None:
-        super().__init__()
-        self.delay_s = delay_s
-
-    def open(self, path: StrPath) -> File:
-        return SlowFile(self, os.fspath(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +51,7 @@ class Rate:
     ratio: float
 
 
-async def group_commit(folder: Path, callers: int, delay_s: float, seconds: float) -> Rate:
+async def group_commit(folder: Path, callers: int, seconds: float) -> Rate:
     """Callers against an engine for so long; the bare loop right after it."""
     syncs = 0
 
@@ -78,8 +60,7 @@ async def group_commit(folder: Path, callers: int, delay_s: float, seconds: floa
         syncs += 1
 
     clock = SystemClock()
-    files = SlowFiles(delay_s)
-    store = MessageStore.open(folder / "store", options(FILE_MIB), clock=clock, files=files)
+    store = MessageStore.open(folder / "store", options(FILE_MIB), clock=clock)
     storage = MemberStorage(store, FlushPolicy(), clock, synced)
     running = asyncio.create_task(storage.run(flush_queues_s=1.0))
     await caller(storage, 0.2)
@@ -91,9 +72,9 @@ async def group_commit(folder: Path, callers: int, delay_s: float, seconds: floa
     await asyncio.wait([running])
     storage.close()
     per_sync = written / done
-    bare = bare_rate(folder / "bare", int(per_sync), delay_s, seconds)
+    bare = bare_rate(folder / "bare", int(per_sync), seconds)
     rate = done / spent_s
-    return Rate(callers, delay_s * 1e3, sum(counts) / spent_s, rate, per_sync, bare, rate / bare)
+    return Rate(callers, slowed_ms(), sum(counts) / spent_s, rate, per_sync, bare, rate / bare)
 
 
 async def caller(storage: MemberStorage, seconds: float) -> int:
@@ -112,7 +93,7 @@ async def caller(storage: MemberStorage, seconds: float) -> int:
     return count
 
 
-def bare_rate(path: Path, size: int, delay_s: float, seconds: float) -> float:
+def bare_rate(path: Path, size: int, seconds: float) -> float:
     """Syncs a second of the bare loop."""
     chunk = bytes(size)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -121,7 +102,6 @@ def bare_rate(path: Path, size: int, delay_s: float, seconds: float) -> float:
         count, started_s = 0, time.perf_counter()
         while time.perf_counter() - started_s < seconds:
             os.pwrite(descriptor, chunk, count * size % (FILE_MIB * MIB - size))
-            time.sleep(delay_s)
             os.fdatasync(descriptor)
             count += 1
         return count / (time.perf_counter() - started_s)
@@ -130,20 +110,30 @@ def bare_rate(path: Path, size: int, delay_s: float, seconds: float) -> float:
         path.unlink()
 
 
-def measure(
-    folder: Path, callers: int, delays_ms: Sequence[float], runs: int, seconds: float
-) -> list[Rate]:
-    """For each delay the run whose ratio is the median of all."""
-    found = []
-    for delay_ms in delays_ms:
-        rates = []
-        for run in range(runs):
-            with tempfile.TemporaryDirectory(dir=folder, prefix=f"flush-{run}-") as place:
-                work = group_commit(Path(place), callers, delay_ms / 1e3, seconds)
-                rates.append(uvloop.run(work))
-        middle = median([rate.ratio for rate in rates])
-        found.append(min(rates, key=lambda rate: abs(rate.ratio - middle)))
-    return found
+def measure(folder: Path, callers: int, runs: int, seconds: float) -> Rate:
+    """The run whose ratio is the median of all."""
+    rates = []
+    for run in range(runs):
+        with tempfile.TemporaryDirectory(dir=folder, prefix=f"flush-{run}-") as place:
+            rates.append(uvloop.run(group_commit(Path(place), callers, seconds)))
+    middle = median([rate.ratio for rate in rates])
+    return min(rates, key=lambda rate: abs(rate.ratio - middle))
+
+
+def slowed_ms() -> float:
+    """How much longer each sync of this process takes."""
+    return float(os.environ.get("SLOW_DISK_MS", 0))
+
+
+def run_slowed(delay_ms: float, arguments: Sequence[str]) -> None:
+    """This program again, with ``arguments``, over a slower disk."""
+    with tempfile.TemporaryDirectory() as place:
+        library = f"{place}/slow_disk.so"
+        source = Path(__file__).with_name("slow_disk.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+        environment = {**os.environ, "LD_PRELOAD": library, "SLOW_DISK_MS": str(delay_ms)}
+        command = [sys.executable, "-m", "bench.flush", *arguments, "--delay_ms", str(delay_ms)]
+        subprocess.run(command, check=True, env=environment)
 
 
 def main() -> None:
@@ -155,14 +145,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     said = parser.parse_args()
     said.folder.mkdir(parents=True, exist_ok=True)
-    for rate in measure(said.folder, said.callers, said.delay_ms, said.runs, said.seconds):
-        print(
-            f"{rate.callers} callers, syncs {rate.delay_ms:g} ms slower: "
-            f"{rate.messages_per_s:,.0f} messages/s in {rate.syncs_per_s:,.0f} syncs/s "
-            f"of {rate.bytes_per_sync:,.0f} bytes; bare {rate.bare_syncs_per_s:,.0f} syncs/s; "
-            f"ratio {rate.ratio:.2f}"
-        )
-        print(json.dumps(asdict(rate)))
+    for delay_ms in said.delay_ms:
+        if delay_ms == slowed_ms():
+            show(measure(said.folder, said.callers, said.runs, said.seconds))
+        else:
+            run_slowed(delay_ms, sys.argv[1:])
+
+
+def show(rate: Rate) -> None:
+    print(
+        f"{rate.callers} callers, syncs {rate.delay_ms:g} ms slower: "
+        f"{rate.messages_per_s:,.0f} messages/s in {rate.syncs_per_s:,.0f} syncs/s "
+        f"of {rate.bytes_per_sync:,.0f} bytes; bare {rate.bare_syncs_per_s:,.0f} syncs/s; "
+        f"ratio {rate.ratio:.2f}"
+    )
+    print(json.dumps(asdict(rate)), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,4 +20,4 @@ gcc -shared -fPIC -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -f
 export ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc TEST_PROFILE=ci
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
     "$python" -m pytest -q -p no:cacheprovider --timeout 600 -k native \
-    tests/unit/native tests/unit/format tests/format tests/unit/messaging/test_pull.py tests/unit/client/test_encoder.py
+    tests/unit/native tests/unit/format tests/format tests/unit/messaging/test_pull.py tests/unit/client/test_encoder.py tests/unit/store/log/test_levels.py

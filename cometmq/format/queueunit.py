@@ -22,6 +22,10 @@ PREFILL: Final = UNIT.pack(0, PREFILL_SIZE, 0)
 LOST_SIZE: Final = 1
 """The size in a unit whose message was lost to damage of the log: no record has one byte."""
 
+_HOLE: Final = bytes(UNIT_BYTES)
+_SIZE: Final = slice(8, 12)
+_NO_SIZE: Final = bytes(4)
+
 
 def pack(log_offset: int, size: int, tags_code: int) -> bytes:
     """One unit. ``tags_code`` is signed, as :func:`cometmq.format.taghash.tags_code` gives it."""
@@ -40,6 +44,16 @@ def unit_at(units: bytes, index: int) -> tuple[int, int, int]:
     """(log offset, size, tags code) of the unit with that index, from 0."""
     log_offset, size, tags_code = UNIT.unpack_from(units, index * UNIT_BYTES)
     return log_offset, size, tags_code
+
+
+def before_hole(units: bytes) -> bytes:
+    """The first of ``units``, as far as nothing was wiped out of them: zeros stand where a page of
+    the disk was lost. The unit before a hole may have lost its end with it, and goes too.
+    """
+    # No units in a row have as many zeros: 8 of a tag, 8 of an offset, and less than a size.
+    if _HOLE not in units:
+        return units if units[_SIZE] != _NO_SIZE else b""
+    return units[: units.index(_HOLE) // UNIT_BYTES * UNIT_BYTES]
 
 
 def is_message(log_offset: int, size: int) -> bool:

@@ -58,7 +58,7 @@ _PROPERTIES_LENGTH: Final = struct.Struct(
     ">H"
 )  # read unsigned, so that a length over 32,767 can be named
 _BLANK: Final = struct.Struct(">ii")
-BLANK_BYTES: Final = _BLANK.size
+BLANK_BYTES: Final = _BLANK.size  # what has to be left of a log file behind every record
 _SIZE_AND_MAGIC: Final = struct.Struct(">ii")
 
 

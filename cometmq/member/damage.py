@@ -30,7 +30,11 @@ def read_before_damage(
 
     Raises StoreDamaged when nothing good comes before the first damaged message.
     """
-    units = store.read_units(*queue, offset, wanted)
+    try:
+        units = store.read_units(*queue, offset, wanted)
+    except StoreDamaged as error:  # of the queue, not of the log
+        log.error(str(error))
+        raise
     for index, span in _matching(units, codes):
         if _is_damaged(store, span):
             if not index:

@@ -2,20 +2,23 @@
 result.
 
 While somebody waits for the disk the flusher runs back to back, so that all who came during one
-fdatasync share the next (group commit). Otherwise RocketMQ's intervals rule (`rocketmq-facts`
-§3.12: flushIntervalCommitLog, flushCommitLogLeastPages, flushCommitLogThoroughInterval).
+fdatasync share the next (group commit); where it can, the thread then syncs without the interpreter
+lock, and the loop hears of each sync through a pipe. Otherwise RocketMQ's intervals rule
+(`rocketmq-facts` §3.12: flushIntervalCommitLog, flushCommitLogLeastPages,
+flushCommitLogThoroughInterval).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import DiskFull
+from cometmq.member.intercom import Intercom
 from cometmq.member.worker import Worker
 from cometmq.telemetry import fields
 
@@ -35,7 +38,9 @@ class FlushableLog(Protocol):
     def appended_offset(self) -> int: ...
     @property
     def flushed_offset(self) -> int: ...
+    def demand(self, position: int) -> None: ...
     def flush_log(self) -> int: ...
+    def flush_log_while_wanted(self, bell: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class FlushPolicy:
 
 
 class Flusher:
-    """Decides when the flush thread syncs. All methods belong to the event loop; only ``flush_log``
-    runs in the thread.
+    """Decides when the flush thread syncs. All methods belong to the event loop, but for those that
+    say otherwise.
 
     ``on_flushed(position, seconds)`` is called on the loop after each sync, while :meth:`run` runs.
     A failed sync ends :meth:`run` with its error: what is on disk is unknown then, and asking again
@@ -83,7 +88,8 @@ class Flusher:
         self._policy = policy
         self._clock = clock
         self._on_flushed = on_flushed
-        self._worker = Worker("flush", self._flush, self._synced, self._is_demanded)
+        self._worker = Worker("flush", self._flush, self._ended, self._is_demanded)
+        self._intercom = Intercom(self._heard)
         self._failed: asyncio.Future[None] | None = None  # while `run` runs
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -95,30 +101,36 @@ class Flusher:
         """Somebody waits until the log is on disk up to ``position``."""
         if position > self._demanded:
             self._demanded = position
+            self._store.demand(position)
             self._plan()
 
     def hungry(self) -> None:
         """A reader found nothing: for the next second whatever arrives is synced at once."""
         self._hungry_until_s = self._clock.monotonic_s() + HUNGRY_S
-        self._plan()
+        self.demand(self._store.appended_offset)
 
     def appended(self) -> None:
         """The log has grown: there may now be something to sync."""
-        self._plan()
+        if self._clock.monotonic_s() < self._hungry_until_s:
+            self.demand(self._store.appended_offset)
+        else:
+            self._plan()
 
     async def run(self) -> None:
         """Sync until cancelled."""
         self._failed = asyncio.get_running_loop().create_future()
-        self._plan()
         try:
-            await self._failed
+            with self._intercom.listening():
+                self._plan()
+                await self._failed
         finally:
             self._failed = None
             self._set_timer(None)
 
     def close(self) -> None:
-        """End the thread; a running sync is waited for."""
+        """End the thread; a running sync is waited for, and what is demanded of that appended."""
         self._worker.close()
+        self._intercom.close()
 
     def _plan(self) -> None:
         """Sync now, or when it is due, if nothing changes before that."""
@@ -131,11 +143,13 @@ class Flusher:
         else:
             self._set_timer(delay_s)
 
-    def _flush(self) -> tuple[int, float]:
-        """In the thread: the position that is on disk, and the seconds that it took."""
+    def _flush(self) -> float | None:
+        """In the thread: the seconds that it took; None when the loop has heard of them."""
+        if self._store.flush_log_while_wanted(self._intercom.bell):
+            return None
         started_s = self._clock.monotonic_s()
-        position = self._store.flush_log()
-        return position, self._clock.monotonic_s() - started_s
+        self._store.flush_log()
+        return self._clock.monotonic_s() - started_s
 
     def _is_demanded(self) -> bool:
         """In the thread: somebody waits already for what came during the last sync."""
@@ -144,9 +158,9 @@ class Flusher:
     def _delay_s(self) -> float | None:
         now_s = self._clock.monotonic_s()
         flushed = self._store.flushed_offset
-        urgent = self._demanded > flushed or now_s < self._hungry_until_s
+        waiting_bytes = self._store.appended_offset - flushed
         return self._policy.delay_s(
-            now_s - self._last_sync_s, self._store.appended_offset - flushed, urgent
+            now_s - self._last_sync_s, waiting_bytes, urgent=self._demanded > flushed
         )
 
     def _set_timer(self, delay_s: float | None) -> None:
@@ -156,7 +170,18 @@ class Flusher:
         if delay_s is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._plan)
 
-    def _synced(self, result: tuple[int, float] | Exception, more: bool) -> None:
+    def _heard(self, durations_ns: Iterable[int]) -> None:
+        """The thread has synced so often, and may be syncing again."""
+        for duration_ns in durations_ns:
+            self._synced(duration_ns / 1e9)
+
+    def _synced(self, seconds: float) -> None:
+        self._last_sync_s = self._clock.monotonic_s()
+        # Not where that sync began: the loop may have heard of a later one before.
+        self._on_flushed(self._store.flushed_offset, seconds)
+
+    def _ended(self, result: float | Exception | None, more: bool) -> None:
+        """What the thread was told to do is done; ``more``: it has begun again."""
         self._syncing = more
         if self._failed is None or self._failed.done():  # nobody runs us any more
             return
@@ -168,6 +193,6 @@ class Flusher:
             log.critical("the disk refused to sync the commit log")
             self._failed.set_exception(result)
             return
-        self._last_sync_s = self._clock.monotonic_s()
-        self._on_flushed(*result)
+        if result is not None:
+            self._synced(result)
         self._plan()

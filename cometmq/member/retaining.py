@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +32,7 @@ from cometmq.store.retention import (
     Space,
     Verdict,
     decide,
+    refuses,
 )
 from cometmq.telemetry import fields
 
@@ -80,6 +81,21 @@ def rules_of(config: MemberConfig) -> RetentionRules:
         files_max=config.delete_file_batch_max,
         forced_after_s=config.destroy_mapped_file_interval_forcibly / 1000,
         interval_s=config.clean_resource_interval / 1000,
+    )
+
+
+def _what_helps(verdict: Verdict) -> str:
+    """What is being done about a full disk, or why nothing is."""
+    if verdict.remove:
+        return "the oldest messages are being removed to get there"
+    if verdict.waits_for_state:
+        return (
+            "the oldest messages can be removed as soon as two newer copies of the broker's state "
+            "are in the log"
+        )
+    return (
+        "no message can be removed: the newest log files always stay, and older ones there are "
+        "none. Remove what else is on the volume, or give it more room"
     )
 
 
@@ -165,18 +181,21 @@ class Retention:
         reserves = self._reserves(look.now_ms)
         removed = await self._in_thread(lambda: self._remove(verdict, reserves))
         self.removed.add(removed)
+        if self.refusal and removed.log_bytes:
+            await self._look_again(verdict)
         return verdict, removed
+
+    async def _look_again(self, verdict: Verdict) -> None:
+        """Sends are refused, and something has gone: is there room now?"""
+        spaces = await self._in_thread(lambda: self._cleaner.spaces(self.rules.quota_bytes))
+        refuse = refuses(self.rules, spaces, refusing=True)
+        self._refuse(refuse, spaces, _what_helps(verdict))
 
     # --- on the loop ------------------------------------------------------------------------------
 
     def _note(self, look: Look, verdict: Verdict) -> None:
-        fullest = max(look.spaces, key=lambda space: space.ratio)
-        if verdict.refuse != bool(self.refusal):
-            log.warning(
-                "sends are refused" if verdict.refuse else "sends are taken again",
-                extra=fields(used=f"{fullest.ratio:.1%}", free_bytes=fullest.free_bytes),
-            )
-        self._storage.refusal = self._refusal(fullest) if verdict.refuse else ""
+        if verdict.refuse or not verdict.remove:
+            self._refuse(verdict.refuse, look.spaces, _what_helps(verdict))
         if not verdict.waits_for_readers:
             self._pinned_since_s = None
         elif self._pinned_since_s is None:
@@ -186,12 +205,22 @@ class Retention:
             with suppress(DiskFull, BrokerDraining):
                 self._write_copy()
 
-    def _refusal(self, space: Space) -> str:
+    def _refuse(self, refuse: bool, spaces: Sequence[Space], what_helps: str) -> None:
+        """Refuse sends from now on, or take them again."""
+        fullest = max(spaces, key=lambda space: space.ratio)
+        if refuse != bool(self.refusal):
+            log.warning(
+                "sends are refused" if refuse else "sends are taken again",
+                extra=fields(used=f"{fullest.ratio:.1%}", free_bytes=fullest.free_bytes),
+            )
+        self._storage.refusal = self._refusal(fullest, what_helps) if refuse else ""
+
+    def _refusal(self, space: Space, what_helps: str) -> str:
         mark, again = self.rules.full_ratio, self.rules.full_ratio - RESUME_MARGIN
         return (
             f"{space.ratio:.1%} of the store's room is used, {space.free_bytes / GIB:.2f} GiB are "
             f"free: sends are refused above {mark:.0%} and taken again at {again:.0%}, by itself; "
-            "the oldest messages are being removed to get there"
+            f"{what_helps}"
         )
 
     def _reserves(self, now_ms: int) -> list[tuple[str, int]]:

@@ -30,5 +30,6 @@ PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
+int levels_add(PyObject *module); /* the type; -1 with an exception set */
 
 #endif

@@ -1,7 +1,7 @@
 """What the C extension offers: the contract between its files and their callers.
 
-Rules for every function here. Bytes in, bytes and numbers out; every length is compared with the
-buffer before it is followed, so any input is safe. A function takes what is certainly good, and
+Rules for every function over bytes. Bytes in, bytes and numbers out; every length is compared with
+the buffer before it is followed, so any input is safe. A function takes what is certainly good, and
 *stops* at the first record that is not: it never judges. Its caller then looks at that record in
 plain Python, which names the fault, or takes it and calls again. So the fast loop may know less
 than the rules (rare forms, text that is not UTF-8), but never more. Work on 32 KiB and more is done
@@ -21,10 +21,40 @@ queue, though not always in the log. Groups are in the order of their first mess
 T = TypeVar("T", bound=tuple[object, ...])
 
 
+class Levels(Protocol):
+    """How far a log is appended, wanted and flushed, for threads that do not wait for each other.
+
+    ``sync`` runs in one thread; another one may call everything else but ``flush_to`` meanwhile.
+    """
+
+    def append_to(self, position: int, time_ms: int, /) -> None:
+        """All up to ``position`` has been written; its last record was stored at ``time_ms``."""
+
+    def demand(self, position: int, /) -> None:
+        """Somebody waits until the log is on the disk up to ``position``."""
+
+    def flush_to(self, position: int, time_ms: int, /) -> None:
+        """The log is on the disk up to ``position``."""
+
+    def flushed(self) -> tuple[int, int]:
+        """Up to where it is on the disk, and a time that is not later than the last record's."""
+
+    def sync(self, fd: int, stop: int, bell: int, /) -> int:
+        """Sync the file behind ``fd`` again and again without the GIL, while somebody waits for
+        what is in it: it holds the log from what is flushed up to ``stop``. Then it stays for a
+        millisecond more, for who comes next.
+
+        Each sync covers what was appended before it began; ``bell``, a pipe that does not block,
+        gets the nanoseconds that it took (int64, the machine's order). Returns how often it was
+        done; OSError at the first that fails.
+        """
+
+
 class Accelerator(Protocol):
     """The module ``cometmq.native._accelerator``. Arguments are positional."""
 
     CRC32: str  # how it computes CRCs: "pclmulqdq" or "tables"
+    Levels: type[Levels]
 
     def crc32(self, data: Buffer, /) -> int:
         """``zlib.crc32(data)``."""

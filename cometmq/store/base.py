@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from cometmq.errors import MessageNotFound, StoreFailed
+from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.keys.indexing import Indexer
@@ -30,7 +30,6 @@ class BaseStore:
 
     def __init__(self, opened: OpenedStore) -> None:
         self.epoch = opened.epoch
-        self.store_id = opened.store_id
         # False: the last stop was not in order, so what was not flushed may be missing.
         self.clean_start = opened.clean_start
         self._opened = opened
@@ -75,6 +74,16 @@ class BaseStore:
         return self._log.end[1]
 
     @property
+    def store_id(self) -> str:
+        """What this store is called: the name of an unbroken history."""
+        return self._opened.store_id
+
+    @property
+    def former_store_id(self) -> str:
+        """What it was called before the end of its log was lost; empty: it was not."""
+        return self._opened.former_store_id
+
+    @property
     def epochs(self) -> list[tuple[int, int]]:
         """(number, start offset) of the epochs that own a part of the log, oldest first, and of the
         one that is open.
@@ -111,11 +120,17 @@ class BaseStore:
         """Whole 20-byte units from ``offset`` on: at most ``count``, fewer at the end of the queue
         or of one of its files.
 
-        With ``nowait`` :class:`BlockingIOError` tells that the disk would have to be read.
+        Raises StoreDamaged when the queue has lost the unit at ``offset``; the next start after an
+        orderly stop makes it anew then. With ``nowait`` :class:`BlockingIOError` tells that the
+        disk would have to be read.
         """
         assert offset >= 0, offset
         queue = self._dispatcher.find(topic, queue_id)
-        return b"" if queue is None else queue.read_units(offset, count, nowait=nowait)
+        try:
+            return b"" if queue is None else queue.read_units(offset, count, nowait=nowait)
+        except StoreDamaged:
+            self._dispatcher.is_damaged = True
+            raise
 
     def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
         """The records at ``spans`` (log offset, size), as units name them, joined; neighbours are
@@ -192,6 +207,21 @@ class BaseStore:
         StoreFailed, for good.
         """
         return self._guarded(self._log.flush)
+
+    def demand(self, position: int) -> None:
+        """Somebody waits until the log is on the disk up to ``position``: any thread."""
+        self._log.levels.demand(position)
+
+    def flush_log_while_wanted(self, bell: int) -> bool:
+        """Sync the log as long as somebody waits, without the interpreter lock, which a busy event
+        loop hardly lets go of. After each sync ``bell``, a pipe that does not block, gets the
+        nanoseconds that it took, as 8 bytes in the machine's order.
+
+        False when nothing was done: nobody waits, or that does not go here (in plain Python, with
+        the transient store pool, where the log goes on in another file); :meth:`flush_log` always
+        does. A failed sync is StoreFailed, for good.
+        """
+        return self._guarded(lambda: self._log.flush_while_wanted(bell))
 
     def commit_log(self) -> None:
         """Write what the transient store pool holds; without it there is nothing to do. After

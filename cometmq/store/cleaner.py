@@ -56,6 +56,7 @@ class Pins:
     @contextmanager
     def hold(self, offset: int) -> Iterator[Pin]:
         """Somebody reads from ``offset`` on, as long as the block lasts. Any thread."""
+        assert offset >= 0, offset
         pin = Pin(offset)
         self._pins.add(pin)
         try:
@@ -96,6 +97,7 @@ class Cleaner:
         for start, file_end in reversed(files):
             newest_ms = min(newest_ms, self._first_time_ms(file_end, newest_ms))
             found.append(LogFile(start, file_end, newest_ms))
+        assert not files or files[-1][1] < self._log.segments.end, "the last file stays"
         return found[::-1]
 
     def _first_time_ms(self, start: int, default_ms: int) -> int:
@@ -116,6 +118,7 @@ class Cleaner:
 
     def limit(self, quota_bytes: int) -> None:
         """Let the log make no file that does not fit into the quota; 0: there is none."""
+        assert quota_bytes >= 0, quota_bytes
         file_bytes = self._log.segments.file_bytes
         left = quota_bytes - self._other_bytes()
         self._log.files_max = max(FILES_MIN, left // file_bytes) if quota_bytes else 0
@@ -140,6 +143,7 @@ class Cleaner:
         # The queues first: who is told of a message there must find it.
         self._dispatcher.forget_before(offset)
         self._log.forget_before(offset)
+        assert self._log.start == offset, (self._log.start, offset)
 
     def remove_first(self) -> int:
         """Remove the oldest log file, after :meth:`forget_before` with its end or more; its bytes.
@@ -150,6 +154,7 @@ class Cleaner:
 
     def _remove_first(self) -> int:
         removed = self._log.remove_first()
+        assert removed.end <= self._log.start, (removed.end, self._log.start)
         self._first_times.pop(removed.start, None)
         return removed.end - removed.start
 

@@ -19,10 +19,10 @@ from cometmq.errors import (
 )
 from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, stamp
+from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
-from cometmq.store.log.commitlog import BLANK_BYTES
 from cometmq.store.opening import OpenedStore, StoreOptions
 from cometmq.store.restart.recovery import Progress
 from cometmq.store.restart.replay import Observer
@@ -133,6 +133,7 @@ class MessageStore(BaseStore):
             raise self._failed(error) from error
         queue_offsets = [claim.first_queue_offset for claim in claims]
         end = log_offset + len(records)
+        assert self._log.end == (end, store_time_ms), (self._log.end, end, store_time_ms)
         segment_bytes = _segment_bytes(stamped.units, end)
         return Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
 
@@ -151,6 +152,7 @@ class MessageStore(BaseStore):
 
     def _dispatch(self, segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
         dispatcher = self._dispatcher
+        assert dispatcher.dispatched[0] < self._log.end[0], (dispatcher.dispatched, self._log.end)
         for (topic, queue_id, _), segment_units in zip(segments, units, strict=True):
             dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
         self._last_units = units[-1]
@@ -165,6 +167,7 @@ class MessageStore(BaseStore):
         unseen.
         """
         self._guarded(lambda: self._dispatcher.drop(topic))
+        assert not self._dispatcher.queues_of(topic), topic
 
 
 def _segment_bytes(units: Sequence[bytes], end: int) -> list[int]:

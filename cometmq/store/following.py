@@ -15,10 +15,11 @@ from typing import Protocol
 
 from cometmq.errors import ReplicationBroken, StoreFailed
 from cometmq.format import queueunit, record
+from cometmq.format.record import BLANK_BYTES
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.folder import cutoff
 from cometmq.store.folder.epochs import Epoch
-from cometmq.store.log.commitlog import BLANK_BYTES
 from cometmq.store.log.scanning import Stretch, apart_of, next_stretch
 from cometmq.store.opening import OpenedStore, StoreOptions
 from cometmq.store.restart.recovery import Progress, last_record_before
@@ -73,6 +74,7 @@ class FollowerStore(BaseStore):
         assert known, "a writer has at least its own"
         if known != self._opened.epochs:
             self._guarded(lambda: self._opened.save_epochs(known))
+        self._guarded(self._opened.forget_former_name)
         self.epoch = max(self.epoch, known[-1].number)
 
     def append(self, offset: int, data: bytes, observer: CopyObserver) -> int:
@@ -97,6 +99,7 @@ class FollowerStore(BaseStore):
     def _append(
         self, offset: int, data: bytes, stretches: Sequence[Stretch], observer: CopyObserver
     ) -> int:
+        assert (stretches[0].start, stretches[-1].end) == (offset, offset + len(data)), offset
         self._log.append(offset, data, stretches[-1].run.last_time_ms)
         replay = Replay(self._dispatcher, observer, observer.settled)
         try:
@@ -107,6 +110,7 @@ class FollowerStore(BaseStore):
         except Exception as error:  # the queues are no longer the log's
             raise StoreFailed(f"the copy at {offset} cannot be dispatched: {error}") from error
         last = replay.last
+        assert last.log_offset + last.size == self.appended_offset, (last, self.appended_offset)
         self._last_units = queueunit.pack(last.log_offset, last.size, 0)
         self._dispatcher.reached(self._log.end)
         return self.appended_offset
@@ -130,6 +134,26 @@ class FollowerStore(BaseStore):
 
     # --- cutting: nobody else uses the store ------------------------------------------------------
 
+    def keep_aside(self, offset: int) -> int:
+        """Keep what stands behind ``offset`` in a file of its own, before it is cut; how many bytes
+        are kept. DiskFull: none.
+        """
+        opened = self._opened
+        assert self.min_offset <= offset < self.appended_offset, offset
+        return cutoff.keep(
+            opened.files,
+            opened.paths.cut_off,
+            self.read_raw,
+            offset,
+            self.appended_offset,
+            self.epoch,
+        )
+
+    def kept_aside_bytes(self) -> int:
+        """Bytes in all such files."""
+        found = cutoff.kept(self._opened.files, self._opened.paths.cut_off)
+        return sum(end - start for _, start, end in found)
+
     def truncate(self, offset: int) -> None:
         """Cut the log at ``offset``, where a record or a file starts; what was behind is gone for
         good. The flush thread and all readers must be done.
@@ -137,7 +161,9 @@ class FollowerStore(BaseStore):
         assert self.min_offset <= offset <= self.appended_offset, offset
         self._guarded(self._dispatcher.catch_up)
         last = self._last_before(offset)
+        assert last.log_offset + last.size <= offset, (last, offset)
         self._guarded(lambda: self._opened.truncate(offset, last))
+        assert self.appended_offset == offset, (self.appended_offset, offset)
         self._last_units = b""
 
     def _last_before(self, offset: int) -> LastRecord:
@@ -151,7 +177,9 @@ class FollowerStore(BaseStore):
         """Forget everything; the log begins again at ``offset``, the start of a file of the
         writer's. As :meth:`truncate`, nobody else may use the store.
         """
+        assert offset % self._file_bytes == 0, offset
         self._guarded(lambda: self._opened.start_anew(offset))
+        assert self.min_offset == self.appended_offset == offset, offset
         self._last_units = b""
 
 

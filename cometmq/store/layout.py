@@ -21,6 +21,7 @@ IDENTITY = "cometmq.json"
 EPOCHS = "cometmq.epochs"
 NEXT_LOG_FILE = "cometmq.next"
 LOST_AND_FOUND = "lost+found"
+CUT_OFF = "lost"
 TRASH_PREFIX = "cometmq.trash."
 SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 
@@ -48,6 +49,11 @@ class StorePaths:
         self.identity = root / IDENTITY
         self.epochs = root / EPOCHS
         self.next_log_file = root / NEXT_LOG_FILE
+
+    @property
+    def cut_off(self) -> Path:
+        """What was cut off the log because the group went on without it."""
+        return self.root / CUT_OFF
 
     def topic(self, topic: str) -> Path:
         """The folder of a topic's queues; a name that could be anything else is refused."""

@@ -70,6 +70,7 @@ class OpenedStore:
             self.log, self.paths.index, files, options.index_sizes, enabled=options.index_enabled
         )
         self.store_id = ""
+        self.former_store_id = ""  # see Identity
         self.epoch = 0  # the highest that is known
         self.epochs: list[epochs.Epoch] = []
         self.clean_start = False
@@ -77,6 +78,8 @@ class OpenedStore:
         self.durable = 0  # log offset before which log and queues are on the disk
         self.last = LastRecord()  # of the log, when it was opened
         self._recovered = False  # an unclean stop, which no writer has taken notice of
+        self._options = _last_options(options)
+        self._last_options: identity.LastOptions | None = None  # ours, once all is recovered
         self._checkpoint: checkpoint.CheckpointFile | None = None
         self._marker = Marker(self.log, self.dispatcher)
         self.losses: list[Loss] = []  # that recovery found
@@ -108,24 +111,50 @@ class OpenedStore:
         abortfile.write(files, paths.abort, failed=disk_failed)
         foreign.remove_leftovers(files, paths)
         self._checkpoint = checkpoint.CheckpointFile(files, paths.checkpoint)
-        self.store_id = uuid.uuid4().hex if known is None else known.store_id
+        self._name(known, disk_failed=disk_failed)
         self._recovered = known is not None and (known.recovered or known.clean is None)
+        self._last_options = None if known is None else known.options
         self.clean_start = not self._recovered
         if self.takeover is not None:
             self._begin_takeover(self.takeover)
         self._recover(plan, observer, progress)
+        if known is not None and known.clean is None:
+            self._warn_of_memory(known.options)
         # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
-        trusted_time_ms = 0 if plan.is_foreign else saved_checkpoint.index_time_ms
-        self.indexer.settle(None if plan.is_clean else trusted_time_ms)
+        known_time_ms = 0 if plan.is_foreign else saved_checkpoint.index_time_ms
+        self.indexer.settle(known_time_ms, crashed=not plan.is_clean)
         if disk_failed:
             self.log.write_again(plan.start)
         self.log.flush()
         self.flush_queues(self._last_span)
         # Only now: a crash during recovery must find the old boot id, because not everything was on
         # the disk yet.
+        self._last_options = self._options
         self._save_identity(None)
         if disk_failed:
             abortfile.write(files, paths.abort, failed=False)
+
+    def _name(self, known: identity.Identity | None, *, disk_failed: bool) -> None:
+        """Call the store what it was called, unless the end of its log may be lost."""
+        if known is None:
+            self.store_id = _new_store_id()
+            return
+        self.store_id, self.former_store_id = known.store_id, known.former_store_id
+        memory_lost = known.options is not None and known.options.transient_bytes_max > 0
+        whole = self._same_boot(known) and not disk_failed and not memory_lost
+        if known.clean is None and not whole:
+            self.former_store_id = known.former_store_id or known.store_id
+            self.store_id = _new_store_id()
+            logger.warning(
+                "%s: the end of the log may be lost: the store is called %s from now on, not %s",
+                self.paths.root,
+                self.store_id,
+                known.store_id,
+            )
+
+    def _same_boot(self, known: identity.Identity) -> bool:
+        """The page cache is still that which the store was open with."""
+        return known.boot_id == self.files.boot_id() != ""
 
     def _plan(self, known: identity.Identity | None, saved: checkpoint.Checkpoint) -> Plan:
         """How to go on from the last stop."""
@@ -133,10 +162,11 @@ class OpenedStore:
             return recovery.takeover_plan(self.log, saved)
         if known is None:
             return Plan(0, "it is new", is_clean=True)
-        if known.clean is not None:
+        if known.clean is not None and known.clean.tally.is_known:
             return recovery.clean_plan(self.log, known.clean)
-        same_boot = known.boot_id == self.files.boot_id() != ""
-        return recovery.crash_plan(self.log, saved, same_boot=same_boot)
+        if known.clean is not None:
+            return recovery.damaged_queues_plan(self.log, known.clean)
+        return recovery.crash_plan(self.log, saved, same_boot=self._same_boot(known))
 
     def begin_epoch(self, floor: int) -> None:
         """Open the log for writing: a new epoch starts at its end."""
@@ -147,6 +177,7 @@ class OpenedStore:
         self.epoch = epochs.next_number(self.epochs, floor)
         kept = epochs.trim(self.epochs, self.log.start, end)
         self.save_epochs([*kept, epochs.Epoch(self.epoch, end)])
+        self.forget_former_name()
         self._make_directories()
         if not len(self.log.segments):
             self.log.prepare_next_file()
@@ -156,6 +187,12 @@ class OpenedStore:
         self.epoch = epochs.next_number(self.epochs, 0) - 1
         self.save_epochs(self.epochs)
         self._make_directories()
+
+    def forget_former_name(self) -> None:
+        """The store goes on from what it has."""
+        if self.former_store_id:
+            self.former_store_id = ""
+            self._save_identity(None)
 
     def save_epochs(self, now: list[epochs.Epoch]) -> None:
         """Let the epochs be ``now``, on the disk at return."""
@@ -174,13 +211,11 @@ class OpenedStore:
 
     def _recover(self, plan: Plan, observer: Observer | None, progress: Progress | None) -> None:
         """Bring log and queues to where the last stop left them, or to the end of what it left."""
-        stop = "after a clean close"
         if not plan.is_clean:
-            stop = "after a crash, " + ("of the process" if plan.process_only else "or a restart")
             logger.info(
                 "%s, %s: the log is read from %d on: %s",
                 self.paths.root,
-                stop,
+                plan.after,
                 plan.start,
                 plan.why,
             )
@@ -218,6 +253,20 @@ class OpenedStore:
         self.log.flushed = (min(plan.start, rebuild.end), 0)
         self.log.trusted_from = min(plan.start, rebuild.end)
         self.dispatcher.reached(self.log.end)
+
+    def _warn_of_memory(self, last: identity.LastOptions | None) -> None:
+        """What was acknowledged and in memory alone is gone; nothing on the disk tells of it."""
+        if last is not None and last.transient_bytes_max:
+            logger.warning(
+                "%s was open with the transient store pool when its process ended: up to %d bytes "
+                "of messages that were acknowledged may have been in its memory alone, and are "
+                "gone. Kept is what was written, up to %d of the log; its last message was stored "
+                "at %d ms since 1970",
+                self.paths.root,
+                last.transient_bytes_max,
+                self.log.end[0],
+                self.last.store_time_ms,
+            )
 
     def _begin_takeover(self, takeover: foreign.Takeover) -> None:
         """Note that the log is another program's from some place on: first in the identity, so that
@@ -302,6 +351,9 @@ class OpenedStore:
 
     def start_anew(self, offset: int) -> None:
         """Forget the whole log and all queues; the next log begins at ``offset``."""
+        # First of all: whoever counts on this store for what it has must not find it again.
+        self.store_id, self.former_store_id = _new_store_id(), ""
+        self._save_identity(None)
         self._rewind_checkpoint(-1, 0)
         self.log.start_anew(offset)
         self.indexer.truncate(0)
@@ -362,5 +414,27 @@ class OpenedStore:
         assert self.store_id
         boot_id = self.files.boot_id() if boot_id is None else boot_id
         pending = None if self.takeover is None else self.takeover.verified
-        now = identity.Identity(self.store_id, boot_id, clean, self._recovered, pending)
+        now = identity.Identity(
+            self.store_id,
+            boot_id,
+            clean,
+            self._recovered,
+            pending,
+            self._last_options,
+            self.former_store_id,
+        )
         identity.save(self.files, self.paths.identity, now)
+
+
+def _new_store_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _last_options(options: StoreOptions) -> identity.LastOptions:
+    return identity.LastOptions(
+        log_file_bytes=options.commit_log_file_bytes,
+        queue_file_bytes=options.consume_queue_file_bytes,
+        hash_slots=options.index_sizes.hash_slots,
+        index_entries=options.index_sizes.entries,
+        transient_bytes_max=options.transient_bytes_max,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from cometmq.errors import MessageNotFound
+from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.format.indexfile import TIME_MS_MAX, key_hash
 from cometmq.format.indexkeys import keys_of
@@ -77,10 +77,10 @@ def offset_by_time(
 
 def store_time_ms(store: BaseStore, key: QueueKey, offset: int) -> int | None:
     """When the message at an offset of a queue was stored; None when there is none."""
-    unit = store.read_units(*key, offset, 1)
     try:
+        unit = store.read_units(*key, offset, 1)
         return store.store_time_ms(queueunit.unit_at(unit, 0)[0]) if unit else None
-    except MessageNotFound:
+    except (MessageNotFound, StoreDamaged):
         return None
 
 
@@ -101,7 +101,13 @@ class _StoreTimes:
             found = store_time_ms(self._store, self._key, place)
             if found is not None:
                 return found
-            unit = self._store.read_units(*self._key, place, 1)
-            if not unit or queueunit.unit_at(unit, 0)[0] < self._store.min_offset:
+            if self._has_gone(place):
                 return -1
         return TIME_MS_MAX
+
+    def _has_gone(self, offset: int) -> bool:
+        try:
+            unit = self._store.read_units(*self._key, offset, 1)
+        except StoreDamaged:
+            return False
+        return not unit or queueunit.unit_at(unit, 0)[0] < self._store.min_offset

@@ -125,7 +125,7 @@ def decide(rules: RetentionRules, look: Look) -> Verdict:
     remove = free[: rules.files_max]
     return Verdict(
         remove=remove,
-        refuse=_refuses(rules, look, sum(file.end - file.start for file, _ in remove)),
+        refuse=refuses(rules, _freed(look.spaces, remove), look.refusing),
         waits_for_readers=len(free) < len(allowed),
         waits_for_state=bool(kept) or _will_wait(rules, look),
         next_look_s=min(1.0, rules.interval_s) if remove else rules.interval_s,
@@ -137,7 +137,7 @@ def _due(rules: RetentionRules, look: Look) -> Iterator[tuple[LogFile, Reason]]:
     in_time = look.commanded or look.hour in rules.delete_hours or look.ratio > rules.max_used_ratio
     spaces = look.spaces
     for index, file in enumerate(look.files):
-        pressed = any(space.ratio > rules.forcible_ratio for space in spaces)
+        pressed = _is_pressed(rules, spaces, look.refusing)
         if in_time and file.newest_ms <= look.now_ms - rules.reserved_ms:
             yield file, Reason.AGE
         elif pressed or (look.out_of_space and not index):
@@ -154,8 +154,14 @@ def _is_free(rules: RetentionRules, look: Look, file: LogFile) -> bool:
         or file.end <= look.pinned_from
         or look.pinned_s >= rules.forced_after_s
         or look.out_of_space
-        or look.ratio > rules.forcible_ratio
+        or _is_pressed(rules, look.spaces, look.refusing)
     )
+
+
+def _is_pressed(rules: RetentionRules, spaces: Sequence[Space], refusing: bool) -> bool:
+    """Files go whatever their age; so they do as long as appends are refused."""
+    ratio = max(space.ratio for space in spaces)
+    return ratio > rules.forcible_ratio or (refusing and refuses(rules, spaces, refusing))
 
 
 def _will_wait(rules: RetentionRules, look: Look) -> bool:
@@ -164,7 +170,13 @@ def _will_wait(rules: RetentionRules, look: Look) -> bool:
     return filling and any(file.end > look.keep_from for file in look.files[:1])
 
 
-def _refuses(rules: RetentionRules, look: Look, going_bytes: int) -> bool:
-    """Whether there is too little room, what goes now being gone."""
-    ratio = max(space.less(going_bytes).ratio for space in look.spaces)
-    return ratio > (rules.full_ratio - RESUME_MARGIN if look.refusing else rules.full_ratio)
+def _freed(spaces: Sequence[Space], going: Sequence[tuple[LogFile, Reason]]) -> list[Space]:
+    """What there is when the files have gone."""
+    bytes_freed = sum(file.end - file.start for file, _ in going)
+    return [space.less(bytes_freed) for space in spaces]
+
+
+def refuses(rules: RetentionRules, spaces: Sequence[Space], refusing: bool) -> bool:
+    """Whether there is too little room for appends, which are ``refusing`` already or not."""
+    ratio = max(space.ratio for space in spaces)
+    return ratio > (rules.full_ratio - RESUME_MARGIN if refusing else rules.full_ratio)

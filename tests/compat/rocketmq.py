@@ -182,7 +182,7 @@ def build(version: str) -> str:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise RocketMqMissing(f"{missing[0]} is missing")
-    sources = [SOURCES / "Driver.java", SOURCES / version / "Engine.java"]
+    sources = [*sorted(SOURCES.glob("*.java")), SOURCES / version / "Engine.java"]
     pom = SOURCES / version / "pom.xml"
     jars = BUILD / f"{version}-{_digest([pom])}"
     classes = BUILD / f"{version}-{_digest([pom, *sources])}.classes"

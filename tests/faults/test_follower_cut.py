@@ -53,6 +53,7 @@ class DyingFile:
         self.path = file.path
         self.pread = file.pread
         self.sync = file.sync
+        self.sync_while_wanted = file.sync_while_wanted
         self.data_extents = file.data_extents
         self.close = file.close
         self._file = file

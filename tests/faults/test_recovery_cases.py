@@ -537,3 +537,27 @@ def test_records_that_are_not_read_are_refused_by_name(
         open_store(tmp_path)
     content = json.loads((tmp_path / "cometmq.json").read_bytes())
     assert content["clean"] is None
+
+
+# --- holes in queues ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_hole_in_a_queue_is_told_and_the_next_start_mends_it(
+    tmp_path: Path, crashed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed(tmp_path)
+    path = tmp_path / "consumequeue/A/0" / offset_name(0)
+    content = bytearray(path.read_bytes())
+    content[5 * 20 : 7 * 20] = bytes(40)  # not where the end is looked for
+    path.write_bytes(content)
+    store = open_store(tmp_path)
+    assert store.queue_bounds("A", 0) == (0, MESSAGES // 2), "a start does not read all units"
+    assert len(store.read_units("A", 0, 0, 32)) <= 5 * 20
+    with pytest.raises(StoreDamaged, match="from message 5 on are damaged"):
+        store.read_units("A", 0, 5, 32)
+    marked(store)
+    store.abandon() if crashed else store.close()
+    with caplog.at_level(logging.INFO):
+        assert recovered(tmp_path) == list(range(MESSAGES))
+    assert "made anew" in caplog.text

@@ -25,7 +25,11 @@ class HeldFlush:
                 assert self._gate.wait(30), "the test forgot to let the flush go"
             return really_flush(store)
 
+        def not_by_itself(store: MessageStore, bell: int) -> bool:
+            return False  # each sync is asked for, so that each can be held
+
         monkeypatch.setattr(MessageStore, "flush_log", flush_log)
+        monkeypatch.setattr(MessageStore, "flush_log_while_wanted", not_by_itself)
 
     def hold(self) -> None:
         self._gate.clear()

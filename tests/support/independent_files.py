@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.independent_record import expect
 
@@ -157,6 +157,10 @@ def read_identity(path: Path) -> Identity:
     fields = json.loads(path.read_text(encoding="utf-8"))
     recovered = fields.pop("recovered", False)
     foreign = fields.pop("foreign", None)
+    expect_options(path, fields.pop("options", None))
+    former = fields.pop("former_store_id", "")
+    named = former == "" or re.fullmatch("[0-9a-f]{32}", former) is not None
+    expect(named, path, f"formerly {former!r}")
     known = {"version", "store_id", "boot_id", "clean"}
     expect(set(fields) == known and fields["version"] == 1, path, f"fields {sorted(fields)}")
     expect(type(recovered) is bool, path, f"recovered is {recovered!r}")
@@ -168,6 +172,15 @@ def read_identity(path: Path) -> Identity:
     expect(counted, path, f"clean {clean}")
     mark = None if clean is None else Mark(**clean)
     return Identity(fields["store_id"], fields["boot_id"], mark, recovered, foreign)
+
+
+def expect_options(path: Path, options: Any) -> None:
+    sizes = ["log_file_bytes", "queue_file_bytes", "hash_slots", "index_entries"]
+    names = [*sizes, "transient_bytes_max"]
+    told = options is None or (
+        list(options) == names and all(type(value) is int for value in options.values())
+    )
+    expect(told, path, f"options {options}")
 
 
 def expect_abort(path: Path) -> None:

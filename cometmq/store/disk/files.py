@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from cometmq.errors import DiskFull, StoreError, StoreFailed
+from cometmq.native.interface import Levels
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -77,6 +78,11 @@ class File(Protocol):
 
     def sync(self) -> None:
         """Return when the written bytes and the file's size are on the disk."""
+
+    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+        """Sync as :meth:`~cometmq.native.interface.Levels.sync` does; False when nothing was done,
+        because nobody waits, or because that does not go here: then :meth:`sync` is left.
+        """
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The (start, end) ranges between ``start`` and ``end`` that are not holes, in order."""
@@ -222,6 +228,17 @@ class OsFile:
         finally:
             self._release()
 
+    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+        fd = self._acquire()
+        if fd < 0:
+            return False
+        try:
+            return levels.sync(fd, stop, bell) > 0
+        except OSError as error:
+            raise _sync_error(error, self.path) from error
+        finally:
+            self._release()
+
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         assert 0 <= start <= end, (start, end)
         fd = self._acquire()
@@ -312,9 +329,12 @@ def _fdatasync(fd: int, path: str) -> None:
     try:
         os.fdatasync(fd)
     except OSError as error:
-        # ENOSPC at a sync means that written bytes are lost, so it is a failure and not a full
-        # disk.
-        raise StoreFailed(f"cannot sync {path}: {error.strerror}") from error
+        raise _sync_error(error, path) from error
+
+
+def _sync_error(error: OSError, path: str) -> StoreFailed:
+    # ENOSPC at a sync means that written bytes are lost, so it is a failure and not a full disk.
+    return StoreFailed(f"cannot sync {path}: {error.strerror}")
 
 
 class OsFiles:
@@ -374,9 +394,10 @@ class OsFiles:
         found = []
         with _catalogue("list", path), suppress(FileNotFoundError), os.scandir(path) as names:
             for name in names:
-                is_directory = name.is_dir(follow_symlinks=False)
-                size = 0 if is_directory else name.stat(follow_symlinks=False).st_size
-                found.append(Entry(name.name, is_directory, size))
+                with suppress(FileNotFoundError):  # removed this moment: it alone is not there
+                    is_directory = name.is_dir(follow_symlinks=False)
+                    size = 0 if is_directory else name.stat(follow_symlinks=False).st_size
+                    found.append(Entry(name.name, is_directory, size))
         return sorted(found)
 
     def exists(self, path: StrPath) -> bool:

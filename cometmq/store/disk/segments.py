@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cometmq.errors import StoreForeignFile
 from cometmq.store import layout
-from cometmq.store.disk.files import Entry, Files
+from cometmq.store.disk.files import Entry, File, Files
 from cometmq.store.disk.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -58,12 +58,13 @@ class Segments:
                 raise StoreForeignFile(
                     f"{self.path(start)} does not follow the file before it: "
                     f"{self.path(before + self.file_bytes)} is missing; put it back, from a copy "
-                    "or another member"
+                    "or another member, or give it up: cometmq store repair DIRECTORY"
                 )
         if entries and entries[-1].size < self.file_bytes:
             self._fill_up(files, entries[-1])
         for start in starts:
             self.add(files, start)
+        assert self.end - self.start == len(starts) * self.file_bytes, self.directory
         return True
 
     def _fill_up(self, files: Files, entry: Entry) -> None:
@@ -78,8 +79,12 @@ class Segments:
 
     def add(self, files: Files, start: int) -> Segment:
         """Take up the file that starts at ``start``, which exists and follows the last one."""
+        return self.take(files.open(self.path(start)), start)
+
+    def take(self, file: File, start: int) -> Segment:
+        """Take up ``file`` as the one that starts at ``start`` and follows the last one."""
         assert not self._list or start == self.end, (self.directory, start, self.end)
-        segment = Segment(files.open(self.path(start)), start, self.file_bytes)
+        segment = Segment(file, start, self.file_bytes)
         with _CHANGING:
             self._list.append(segment)
         return segment
@@ -112,6 +117,7 @@ class Segments:
             segment.file.close()
             files.unlink(segment.file.path)
             removed = True
+        assert not self._list or self.end < offset + self.file_bytes, (self.directory, offset)
         return removed
 
     def remove_first(self, files: Files) -> Segment:
@@ -130,6 +136,7 @@ class Segments:
 
     def remove_last(self, files: Files) -> None:
         """Remove the newest file, off the disk at return."""
+        assert self._list, self.directory
         segment = self._list.pop()
         segment.file.close()
         files.unlink(segment.file.path)
@@ -167,7 +174,8 @@ class Segments:
             raise StoreForeignFile(
                 f"{path} has {entry.size} bytes, files of this store have {self.file_bytes}: if it "
                 f"was made with files of {entry.size} bytes, set {self._option}={entry.size}; if "
-                "the file was cut short, put back a whole one, from a copy or another member"
+                "the file was cut short, put back a whole one, from a copy or another member, or "
+                "give up what is missing: cometmq store repair DIRECTORY"
             )
         if start % self.file_bytes:
             raise StoreForeignFile(

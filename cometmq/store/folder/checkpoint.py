@@ -10,7 +10,7 @@ import zlib
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from cometmq.errors import StoreForeignFile
+from cometmq.errors import StoreDamaged
 from cometmq.store.disk.files import Files, replace
 from cometmq.store.folder.logmark import LogMark
 
@@ -83,11 +83,15 @@ def _sealed(mark: LogMark) -> bytes:
 
 
 def decode(content: bytes, path: Path) -> Checkpoint:
-    """What a checkpoint's ``content`` says; any length but RocketMQ's one page is refused. A mark
-    that does not fit its seal is none.
+    """What a checkpoint's ``content`` says; any length but RocketMQ's one page is StoreDamaged. A
+    mark that does not fit its seal is none.
     """
     if len(content) != CHECKPOINT_BYTES:
-        raise StoreForeignFile(f"{path} has {len(content)} bytes instead of {CHECKPOINT_BYTES}")
+        raise StoreDamaged(
+            f"{path} has {len(content)} bytes instead of {CHECKPOINT_BYTES}. It says up to where "
+            "the log is on the disk, and can be done without: cometmq store repair DIRECTORY looks "
+            "through all of the log and writes it anew"
+        )
     return dataclasses.replace(Checkpoint(*TIMES.unpack_from(content)), mark=_mark(content))
 
 

@@ -39,7 +39,11 @@ def decode(content: bytes, path: Path) -> list[Epoch]:
     """
     text, mark, checksum = content.rpartition(b"crc32 ")
     if not mark or checksum != f"{zlib.crc32(text):08x}\n".encode("ascii"):
-        raise StoreDamaged(f"{path} does not end with its checksum")
+        raise StoreDamaged(
+            f"{path} does not end with its checksum. It says which writer's number each part of "
+            "the log has. Put it back from a copy; or, with a number above every epoch that the "
+            "group ever had (cometmq broker status): cometmq store repair DIRECTORY --epoch NUMBER"
+        )
     header, *lines = text.decode("ascii").splitlines()
     if header != HEADER:
         raise StoreDamaged(f"{path} is of another version: {header!r}")

@@ -145,6 +145,16 @@ class KeyIndex:
                 return log_offset == key.log_offset
         return False
 
+    def gaps(self, log_start: int) -> Iterator[tuple[int, int]]:
+        """The parts of the log (start, end) from ``log_start`` on in front of a file, and behind
+        the file before it. As a rule that is one record, whose last key the file before has.
+        """
+        end = log_start
+        for file in self._list:
+            if end < file.header.begin_offset:
+                yield end, file.header.begin_offset
+            end = max(end, file.header.end_offset)
+
     # --- opening ----------------------------------------------------------------------------------
 
     def load(self) -> None:
@@ -156,14 +166,17 @@ class KeyIndex:
         )
 
     def settle(self, trusted_time_ms: int | None) -> None:
-        """After a crash keep what was sealed and does not reach beyond the checkpoint's time; None:
-        the store was closed in order, everything is whole.
+        """Keep the files up to the first whose header shows that it is not what was written; after
+        a crash only what was sealed and does not reach beyond the checkpoint's time, None: the
+        store was closed in order.
         """
-        kept = []
+        kept: list[IndexFile] = []
         for file in self._list:
             if trusted_time_ms is not None and not (
                 file.is_sealed and file.header.end_time_ms <= trusted_time_ms
             ):
+                break
+            if not _goes_on(kept[-1] if kept else None, file):
                 break
             kept.append(file)
         self._keep(kept)
@@ -277,6 +290,14 @@ class KeyIndex:
         file.close()
         self._files.unlink(file.path)
         self._files.sync_directory(self._directory)
+
+
+def _goes_on(before: IndexFile | None, file: IndexFile) -> bool:
+    """Whether ``file`` has keys, and the file before it, if there is one, is full of older ones."""
+    begin, end = file.header.begin_offset, file.header.end_offset
+    if file.header.is_empty or begin > end:
+        return False
+    return before is None or (before.is_sealed and before.header.end_offset <= begin)
 
 
 def _is_unfinished(entry: Entry) -> bool:

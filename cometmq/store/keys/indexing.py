@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format.indexfile import Keys, Sizes
 from cometmq.format.indexkeys import keys_of_chunk
+from cometmq.format.record import BLANK_BYTES
 from cometmq.native import accelerator
 from cometmq.store.disk.files import Files
 from cometmq.store.keys.index import KeyIndex
-from cometmq.store.log.commitlog import BLANK_BYTES, CommitLog
+from cometmq.store.log.commitlog import CommitLog
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +57,10 @@ class Indexer:
         # Some of the keys at the position may be in the index already.
         self._doubtful = False
         self._stalled = ""
+        self._read_bytes = 0  # of the log, ever
+        # Parts of the log between what neighbouring files speak of, which are still to be looked
+        # into: a record with a key there was in a file that is gone.
+        self._gaps: deque[tuple[int, int]] = deque()
         self._stepping = threading.Lock()
         self._closed = False
 
@@ -79,13 +86,22 @@ class Indexer:
         """Look at the files; changes nothing. StoreForeignFile."""
         self._index.load()
 
-    def settle(self, trusted_time_ms: int | None) -> None:
+    def settle(self, known_time_ms: int, *, crashed: bool) -> None:
         """Keep of the files what is whole (see :meth:`KeyIndex.settle`) and belongs to the log,
-        which has been recovered; go on from there.
+        which has been recovered; go on from there. The checkpoint says that the keys of records up
+        to ``known_time_ms`` were on the disk.
         """
         before = self._index.file_count
-        self._index.settle(trusted_time_ms)
+        self._index.settle(known_time_ms if crashed else None)
         self.truncate(self._log.end[0])
+        if self._index.durable_time_ms < known_time_ms:
+            logger.warning(
+                "index files are missing or damaged: what is left ends at store time %d, and %d "
+                "was on the disk; they are built again from %d on",
+                self._index.durable_time_ms,
+                known_time_ms,
+                self._position,
+            )
         if self._index.file_count < before:
             logger.info(
                 "removed %d of %d index files; they are built again from %d on",
@@ -110,6 +126,9 @@ class Indexer:
         self._index.trim(start)
         self._position = start = max(start, self._position)
         left = self._log.flushed[0] - start
+        if self.enabled and self._gaps:
+            self._look_into_gap()
+            return True
         if not self.enabled or left <= 0:
             return False
         try:
@@ -123,8 +142,32 @@ class Indexer:
         if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
             return False
         self._position = chunk.next_offset
+        self._read_bytes += len(chunk.data)
         self._stalled = ""
         return True
+
+    def _look_into_gap(self) -> None:
+        start, stop = self._gaps.popleft()
+        start = max(start, self._log.start)
+        if start >= stop:
+            return
+        with suppress(MessageNotFound, StoreDamaged):  # gone, or nobody can tell
+            chunk = self._log.read_chunk(start, min(STEP_BYTES, stop - start), nowait=False)
+            assert chunk is not None, (start, stop)
+            self._read_bytes += len(chunk.data)
+            if len(chunk.data) > BLANK_BYTES and self._lacks_one_of(keys_of_chunk(chunk.data)):
+                logger.warning(
+                    "index files are missing between %d and %d of the log: all from there on are "
+                    "built again",
+                    start,
+                    stop,
+                )
+                self.truncate(stop)
+            else:
+                self._gaps.appendleft((chunk.next_offset, stop))
+
+    def _lacks_one_of(self, keys: Keys) -> bool:
+        return any(not self._index.holds(key) for key in keys)
 
     def _insert(self, keys: Keys) -> bool:
         if self._doubtful:
@@ -147,14 +190,15 @@ class Indexer:
         """The log ends at ``log_offset`` now: forget what was behind it."""
         self._index.truncate(log_offset)
         self._position = max(self._log.start, self._index.end_offset)
+        self._gaps = deque(self._index.gaps(self._log.start))
         self._doubtful = True  # a record's keys may lie in two files, one of which is gone
 
     def finish(self) -> None:
         """Before a clean close: index the rest of the log, within bounds, and bring all of it to
         the disk.
         """
-        stop = self._position + CLOSE_BYTES_MAX
-        while self._position < stop and self.step():
+        stop = self._read_bytes + CLOSE_BYTES_MAX
+        while self._read_bytes < stop and self.step():
             pass
         self._index.sync()
 

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from cometmq.errors import DiskFull, MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import record
+from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
 from cometmq.store.disk.segment import Segment
 from cometmq.store.disk.segments import Segments
+from cometmq.store.log.levels import new_levels
 from cometmq.store.log.scanning import first_damage
 from cometmq.store.log.transient import TransientBuffer
 
-BLANK_BYTES = 8  # what has to be left of a file behind every record
 GAP_BYTES_MAX = 16 * 1024  # reading this much in vain is cheaper than a second call
 READ_BYTES_MAX = 8 * 1024 * 1024
 READ_AHEAD_BYTES_MAX = 16 * 1024 * 1024  # more than any kernel reads ahead
@@ -54,8 +55,8 @@ class CommitLog:
         self, paths: layout.StorePaths, files: Files, file_bytes: int, transient_bytes_max: int = 0
     ) -> None:
         self.segments = Segments(paths.commit_log, file_bytes)
-        self.end: tuple[int, int] = (0, 0)
-        self.flushed: tuple[int, int] = (0, 0)  # like ``end``, for what is on the disk
+        self.levels = new_levels()
+        self._end: tuple[int, int] = (0, 0)
         # What was appended from here on was checked then and has been in memory since: it needs no
         # check when it is read. Moves on when the disk is read, which reads more than it is asked.
         self.trusted_from = 0
@@ -68,6 +69,24 @@ class CommitLog:
         self._scars: list[Span] = []
         self._transient = TransientBuffer(transient_bytes_max) if transient_bytes_max else None
         self._closed = False
+
+    @property
+    def end(self) -> tuple[int, int]:
+        return self._end
+
+    @end.setter
+    def end(self, end: tuple[int, int]) -> None:
+        self._end = end
+        self.levels.append_to(*end)
+
+    @property
+    def flushed(self) -> tuple[int, int]:
+        """Like ``end``, for what is on the disk; the time may be an older record's."""
+        return self.levels.flushed()
+
+    @flushed.setter
+    def flushed(self, flushed: tuple[int, int]) -> None:
+        self.levels.flush_to(*flushed)
 
     # --- appending: the writer --------------------------------------------------------------------
 
@@ -249,6 +268,16 @@ class CommitLog:
                 segment.file.sync()
         self.flushed = end
         return end[0]
+
+    def flush_while_wanted(self, bell: int) -> bool:
+        """Bring to the disk what somebody waits for, again and again, as long as all that is not
+        there yet lies in one file; False when nothing was done.
+        :meth:`cometmq.native.interface.Levels.sync` tells about ``bell``.
+        """
+        segment = self.segments.find(self.flushed[0])
+        if segment is None or self._transient is not None:
+            return False
+        return segment.file.sync_while_wanted(self.levels, segment.end, bell)
 
     def write_again(self, start: int) -> None:
         """Write the files from ``start`` on over themselves, so that the next :meth:`flush` brings

@@ -8,6 +8,7 @@ one tuple, replaced whole, so that a reader sees every unit either in memory or 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cometmq.errors import StoreDamaged
@@ -39,7 +40,7 @@ class ConsumeQueue:
 
     def read_units(self, offset: int, count: int, *, nowait: bool) -> bytes:
         """Up to ``count`` units from ``offset`` on, whole ones; fewer at the end of a file and of
-        the queue.
+        the queue, and in front of a hole. StoreDamaged: there is one at ``offset``.
         """
         first_unwritten, units = self._unwritten
         if offset >= first_unwritten:
@@ -51,7 +52,15 @@ class ConsumeQueue:
         stop = min((offset + count) * UNIT_BYTES, segment.end, first_unwritten * UNIT_BYTES)
         found = segment.pread(offset * UNIT_BYTES, stop - offset * UNIT_BYTES, nowait=nowait)
         assert len(found) % UNIT_BYTES == 0, (self.segments.directory, offset)
-        return found
+        sound = queueunit.before_hole(found)
+        if found and not sound:
+            raise StoreDamaged(
+                f"the units of queue {self.queue_id} of {self.topic} from message {offset} on are "
+                f"damaged, in {segment.file.path}; the log may have the messages. When the member "
+                "is stopped and started again it makes its queues anew from the log, and so does "
+                "cometmq store repair DIRECTORY"
+            )
+        return sound
 
     # --- writing: the writer ----------------------------------------------------------------------
 
@@ -80,6 +89,7 @@ class ConsumeQueue:
             segment.pwrite(first * UNIT_BYTES, part)
             note(segment)
             self._unwritten = (first + len(part) // UNIT_BYTES, units[len(part) :])
+        assert self._unwritten[0] == self.next_offset, (self._unwritten[0], self.next_offset)
 
     def start_at(self, offset: int) -> None:
         """Let an empty queue go on at ``offset``: its older units are gone, RocketMQ's filler
@@ -115,16 +125,25 @@ class ConsumeQueue:
         while low < high:
             # In growing steps from the front: as a rule little or nothing has gone.
             middle = min(low + step - 1, high - 1) if step else (low + high) // 2
-            unit = self.read_units(middle, 1, nowait=False)
-            if not unit:
+            place, unit = self._first_sound(middle, high)
+            if not unit and place < high:
                 return
-            position, size, _ = queueunit.unit_at(unit, 0)
-            if not queueunit.is_message(position, size) or is_gone(position, size):
-                low, step = middle + 1, step * 2
+            if unit and _has_gone(unit, is_gone):
+                low, step = place + 1, step * 2
             else:
                 high, step = middle, 0
+        assert low <= self.next_offset, (low, self.next_offset)
         if low > self.min_offset:  # the writer may just have begun an empty queue further up
             self.min_offset = low
+
+    def _first_sound(self, offset: int, end: int) -> tuple[int, bytes]:
+        """The first unit from ``offset`` on that is no hole, and where; without one before ``end``
+        nothing.
+        """
+        for place in range(offset, end):
+            with suppress(StoreDamaged):
+                return place, self.read_units(place, 1, nowait=False)
+        return end, b""
 
     def remove_spare_files(self, files: Files, log_start: int) -> int:
         """Remove the files of which nothing is left; how many.
@@ -139,6 +158,7 @@ class ConsumeQueue:
                 break
             self.segments.remove_first(files)
             removed += 1
+        assert self.segments.start <= self.next_offset * UNIT_BYTES, self.segments.directory
         return removed
 
     def close(self) -> None:
@@ -181,6 +201,7 @@ class ConsumeQueue:
         Units point ever further, and a crash leaves holes only behind those that were synced, so
         the units to keep are exactly those before the first that is empty or points too far.
         """
+        assert not self.has_unwritten, self.segments.directory
         self.measure(log_start, log_end)
         return self._cut(files)
 
@@ -191,11 +212,13 @@ class ConsumeQueue:
         self._unwritten = (kept, b"")
         # Without a message the files go, wherever they begin: the queue starts anew.
         self.min_offset = self._first_at_or_above(log_start) if kept else 0
+        assert 0 <= self.min_offset <= self.next_offset, (self.min_offset, self.next_offset)
 
     def last_below(self, log_offset: int) -> int:
         """Log offset of the queue's last message before ``log_offset``; -1 when there is none. All
         its units must be in files.
         """
+        assert not self.has_unwritten, self.segments.directory
         kept = self._count_all_below(log_offset)
         last = self.segments.find((kept - 1) * UNIT_BYTES) if kept > self.min_offset else None
         return -1 if last is None else self._unit(last, kept - 1)[0]
@@ -279,14 +302,29 @@ class ConsumeQueue:
         high = self.next_offset
         while low < high:
             middle = (low + high) // 2
-            segment = self.segments.find(middle * UNIT_BYTES)
-            assert segment is not None, middle
-            position, size, _ = self._unit(segment, middle)
-            if position < log_start or not queueunit.is_message(position, size):
-                low = middle + 1
+            place, position, size = self._first_written(middle, high)
+            if size and (position < log_start or not queueunit.is_message(position, size)):
+                low = place + 1
             else:
                 high = middle
         return low
 
+    def _first_written(self, offset: int, end: int) -> tuple[int, int, int]:
+        """The first unit from ``offset`` on that is no hole: where it is, its log offset and size;
+        without one before ``end`` the size is 0.
+        """
+        for place in range(offset, end):
+            segment = self.segments.find(place * UNIT_BYTES)
+            assert segment is not None, place
+            position, size, _ = self._unit(segment, place)
+            if size:
+                return place, position, size
+        return end, 0, 0
+
     def _unit(self, segment: Segment, offset: int) -> tuple[int, int, int]:
         return queueunit.unit_at(segment.pread(offset * UNIT_BYTES, UNIT_BYTES), 0)
+
+
+def _has_gone(unit: bytes, is_gone: Callable[[int, int], bool]) -> bool:
+    position, size, _ = queueunit.unit_at(unit, 0)
+    return not queueunit.is_message(position, size) or is_gone(position, size)

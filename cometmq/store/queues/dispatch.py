@@ -62,8 +62,10 @@ class Dispatcher:
         self._dirty_files = Notes[Segment]()
         self._dirty_directories = Notes[str]()
         self._trash_numbers = itertools.count()
-        # What the queues held when ``dispatched`` was reached, together with its position.
-        self.tallied: tuple[int, Tally] = (0, Tally(0, 0))
+        self._tallied: tuple[int, Tally] = (0, Tally(0, 0))
+        # A queue's files were found to hold something else than its units: the next start makes
+        # all queues anew. Any thread may set it.
+        self.is_damaged = False
         self.drop_count = 0  # how often queues went: what was tallied before speaks of them
         self._queue_count = 0  # with a message, ever
         self._unit_count = 0  # sum of their next offsets
@@ -80,6 +82,14 @@ class Dispatcher:
         """All queues, as they are now."""
         for queues in list(self._topics.values()):
             yield from list(queues.values())
+
+    @property
+    def tallied(self) -> tuple[int, Tally]:
+        """What the queues held when ``dispatched`` was reached, together with its position. Of
+        damaged queues nothing is known.
+        """
+        dispatched, tally = self._tallied
+        return dispatched, Tally() if self.is_damaged else tally
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         """The queues of one topic, as they are now."""
@@ -108,6 +118,7 @@ class Dispatcher:
 
     def start_at(self, queue: ConsumeQueue, offset: int) -> None:
         """Let a queue without messages go on at ``offset``: see :meth:`ConsumeQueue.start_at`."""
+        assert queue is self.find(queue.topic, queue.queue_id), queue.segments.directory
         self._queue_count += 1
         self._unit_count += offset
         queue.start_at(offset)
@@ -124,7 +135,8 @@ class Dispatcher:
         """Write what a full disk kept in memory; :class:`DiskFull` while it is still full."""
         while self._behind:
             self._write(self._behind[-1])
-            self._behind.pop()
+            written = self._behind.pop()
+            assert not written.has_unwritten, written.segments.directory
 
     def reached(self, end: tuple[int, int]) -> None:
         """Everything before ``end`` was given to :meth:`dispatch`."""
@@ -152,11 +164,12 @@ class Dispatcher:
         self.drop_count += 1
         self._queue_count -= sum(queue.next_offset > 0 for queue in queues)
         self._unit_count -= sum(queue.next_offset for queue in queues)
+        assert 0 <= self._queue_count <= self._unit_count, (self._queue_count, self._unit_count)
         if not self._behind:
             self._tally()
 
     def _tally(self) -> None:
-        self.tallied = (self.dispatched[0], Tally(self._queue_count, self._unit_count))
+        self._tallied = (self.dispatched[0], Tally(self._queue_count, self._unit_count))
 
     def _move_away(self, queues: Sequence[ConsumeQueue], folder: Path) -> None:
         self._behind = [queue for queue in self._behind if queue not in queues]
@@ -219,6 +232,7 @@ class Dispatcher:
     def truncate(self, log_start: int, log_end: tuple[int, int]) -> None:
         """Forget every unit that points to ``log_end`` or later."""
         assert not self._behind, "what is in memory alone would be lost"
+        assert log_start <= log_end[0] <= self.dispatched[0], (log_start, log_end, self.dispatched)
         for queue in self.queues():
             if not queue.ends_below(log_end[0]):
                 queue.cut(self._files, log_start, log_end[0])
@@ -237,14 +251,18 @@ class Dispatcher:
         """Remove all that lies in the queues' folder, known or not: they are made anew."""
         queues = list(self.queues())
         self._topics.clear()
+        self.is_damaged = False
         self._dirty_files = Notes[Segment]()
         self._forget(queues, self._paths.consume_queue)
         self._count()
+        assert self._unit_count == 0, self._unit_count
 
     def drop_all(self, log_end: tuple[int, int]) -> None:
         """Remove all queues of all topics."""
         for topic in list(self._topics):
             self.drop(topic)
+        assert (self._queue_count, self._unit_count) == (0, 0), self._unit_count
+        assert not self._behind, "their queues have gone"
         self.dispatched = log_end
 
     # --- opening and closing ----------------------------------------------------------------------
@@ -257,6 +275,7 @@ class Dispatcher:
         as dirty. ``is_clean``: there are no such, and nothing has to be cut.
         """
         assert not self._topics
+        assert durable <= log_end, (durable, log_end)
         missing = ""
         for entry in self._directories(self._paths.consume_queue):
             topic = layout.parse_topic(entry, self._paths.consume_queue)

@@ -49,6 +49,14 @@ class Plan:
     tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
     process_only: bool = False  # the machine runs on: everything that was written is there
     is_foreign: bool = False  # another program wrote queues, or may have
+    is_crash: bool = True
+
+    @property
+    def after(self) -> str:
+        """What kind of stop it was, in words."""
+        if not self.is_crash:
+            return "after a clean close"
+        return "after a crash, " + ("of the process" if self.process_only else "or a restart")
 
 
 def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
@@ -60,6 +68,19 @@ def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
         last=_last_of(log, mark),
         known_end=mark.end,
         tally=mark.tally,
+        is_crash=False,
+    )
+
+
+def damaged_queues_plan(log: CommitLog, mark: LogMark) -> Plan:
+    """After our clean close, when some queue was known to be damaged: it left the queues out of its
+    mark.
+    """
+    return Plan(
+        log.segments.start,
+        "some queue was damaged, so all are made anew",
+        known_end=mark.end,
+        is_crash=False,
     )
 
 
@@ -79,7 +100,7 @@ def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
         _refuse_foreign_mark(log, mark)
         start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
     elif not mark.tally.is_known:
-        start, why = log.segments.start, "the queues were being made anew"
+        start, why = log.segments.start, "the queues have to be made anew"
     else:
         start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
     return Plan(
@@ -190,6 +211,7 @@ class Rebuild:
             replay.settle()
         self._dispatcher.catch_up()
         self.end, self.reason, self.last = scan.end, scan.reason, replay.last
+        assert self.last.log_offset + self.last.size <= self.end, (self.last, self.end)
         self.record_count, self.losses = replay.record_count, replay.losses
         self.explains_absence = replay.deleted_what_was_gone
         if progress is not None:

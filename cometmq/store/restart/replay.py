@@ -121,6 +121,7 @@ class Replay:
 
     def take(self, stretch: Stretch) -> None:
         """The next records. Raises OutOfStep."""
+        assert stretch.start >= self.last.log_offset + self.last.size, (stretch.start, self.last)
         run = stretch.run
         for queue_run in run.queues:
             self._note(queue_run)
@@ -198,6 +199,7 @@ class Replay:
         return queue
 
     def _lose(self, queue: ConsumeQueue, count: int) -> None:
+        assert 0 < count <= self._lost_count_max, (count, self._lost_count_max)
         place = self._lost_at
         self._lost_count_max -= count
         self.losses.append(Loss(queue.topic, queue.queue_id, queue.next_offset, count, place))

@@ -11,34 +11,29 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.format import record
+from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
-from cometmq.store.disk.segment import Segment
 from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import abortfile, checkpoint, epochs, identity
+from cometmq.store.folder.checkpoint import Checkpoint
+from cometmq.store.folder.identity import LastOptions
 from cometmq.store.folder.logmark import UNKNOWN
 from cometmq.store.following import FollowerStore
-from cometmq.store.log.lost import LOST_RECORD_BYTES_MIN, lost_record
-from cometmq.store.log.scanning import found_at
+from cometmq.store.log.scanning import find_good, found_at
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.restart.recovery import Damage, Progress
 from cometmq.store.restart.replay import Loss, Observer
-from cometmq.store.tools.survey import Known, Survey, open_queue_row, open_row, survey
+from cometmq.store.tools import holes, losses, smallfiles
+from cometmq.store.tools.survey import Known, Survey, survey
+from cometmq.store.tools.writeoff import write_off
 
 logger = logging.getLogger(__name__)
-
-LOG_END_MAX = 2**63 - 1
-PIECE_BYTES = 16 * 1024 * 1024  # no record is much longer
-QueueKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ class Accepted:
     end: int | None = None  # where a log ends that was longer
     cut_at: int | None = None  # a good record, from which on everything goes
     epoch: int | None = None  # number above all that were ever used, when cometmq.epochs is gone
+    store_id: str | None = None  # what cometmq.json said, when it does not read; or NEW_STORE_ID
 
 
 @dataclass(slots=True)
@@ -75,25 +71,28 @@ def repair(
     progress: Progress | None = None,
 ) -> Repaired:
     """Mend the store in ``directory``. ``observer`` as of ``MessageStore.open``: without it queues
-    of deleted topics come back. The sizes are those of the broker's options.
+    of deleted topics come back. The sizes are those of the broker's options; without them those
+    that the store was opened with last.
 
     Raises StoreLocked, StoreForeignFile (not a store of ours, or files that do not belong there),
     StoreDamaged (what would be lost, and how to accept it), StoreFailed, DiskFull.
     """
     files = OsFiles()
-    if identity.load(files, layout.StorePaths(directory).identity) is None:
-        raise StoreForeignFile(
-            f"{directory} is no store of CometMQ. One of Apache RocketMQ is taken over by a broker "
-            "that is started on it; cometmq store verify reads both"
-        )
-    row, complaints = open_row(files, layout.StorePaths(directory).commit_log)
+    paths = layout.StorePaths(directory)
+    known = smallfiles.known_identity(files, paths, accepted.store_id)
+    row, _ = holes.open_log(files, paths, known.options)
     row.close()
-    if complaints:
-        raise StoreForeignFile(f"{'; '.join(complaints)}: put that right first")
+    last = known.options or LastOptions(
+        log_file_bytes=row.file_bytes,
+        queue_file_bytes=_queue_file_bytes(files, directory),
+        hash_slots=Sizes().hash_slots,
+        index_entries=Sizes().entries,
+        transient_bytes_max=0,
+    )
     options = StoreOptions(
         commit_log_file_bytes=row.file_bytes,
-        consume_queue_file_bytes=queue_file_bytes or _queue_file_bytes(files, directory),
-        index_sizes=index_sizes or Sizes(),
+        consume_queue_file_bytes=queue_file_bytes or last.queue_file_bytes,
+        index_sizes=index_sizes or last.index_sizes,
     )
     return _Repair(directory, options, files, accepted).run(observer, progress)
 
@@ -124,8 +123,7 @@ class _Repair:
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
         try:
-            before = {(q.topic, q.queue_id): _count_below(q, LOG_END_MAX) for q in self._queues()}
-            self._prepare(progress)
+            given_up = self._prepare(progress)
             opened.open(observer, progress)
             opened.begin_following()
             store = FollowerStore(opened, self._options)
@@ -133,7 +131,7 @@ class _Repair:
                 self._cut(store, self._accepted.cut_at)
             while opened.indexer.step():
                 pass
-            self._tell(opened, before)
+            self._tell(opened, given_up)
             store.close()
         finally:
             opened.release()
@@ -141,21 +139,51 @@ class _Repair:
 
     # --- before opening ---------------------------------------------------------------------------
 
-    def _prepare(self, progress: Progress | None) -> None:
-        known = Known.of(self._files, self._paths)
-        log, _ = open_row(self._files, self._paths.commit_log)
+    def _prepare(self, progress: Progress | None) -> list[Loss]:
+        """Mend what opening would refuse, or take for something else. Returns the messages that
+        stood where something is given up.
+        """
+        known = self._known()
+        assert known.identity is not None
+        log, incomplete = holes.open_log(self._files, self._paths, known.identity.options)
         try:
-            mark = known.mark
-            known_end = mark.end if mark is not None and mark.last_offset >= log.start else 0
-            found = survey(log, known_end, known.checkpoint.log_time_ms, progress=progress)
+            found = self._survey(log, known, whole=not incomplete, progress=progress)
             found.damages += self._given_up(log, found)
-            self._refuse_what_was_not_accepted(found)
+            self._refuse_what_was_not_accepted(log, found)
+            given_up = self._lost(log, found)
             self._mend_epochs(log)
             self._forget(known, found)  # first: the marks do not speak of what is written now
-            self._write_off(log, found)
+            for action in write_off(log, found.damages):
+                self._note(action)
         finally:
             log.close()
         self._done.record_count = found.record_count
+        return given_up
+
+    def _known(self) -> Known:
+        """What the small files say; of one that does not read, what its absence would say."""
+        files, paths = self._files, self._paths
+        saved = smallfiles.known_checkpoint(files, paths)
+        return Known(
+            smallfiles.known_identity(files, paths, self._accepted.store_id),
+            Checkpoint() if saved is None else saved,
+            files.exists(paths.abort),
+        )
+
+    def _survey(
+        self, log: Segments, known: Known, *, whole: bool, progress: Progress | None
+    ) -> Survey:
+        """All of the log, up to where it ends."""
+        mark, time_ms = known.mark, known.checkpoint.log_time_ms
+        known_end = mark.end if mark is not None and mark.last_offset >= log.start else 0
+        if not whole:
+            known_end = max(known_end, holes.written_to(log))
+        found = survey(log, known_end, time_ms, progress=progress)
+        if mark is None and not time_ms:
+            # Nothing says how far it was written. A good record behind the end does.
+            while (behind := find_good(log, found.end, log.end)) is not None:
+                found = survey(log, behind, time_ms, progress=progress)
+        return found
 
     def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
         """Records that look good and are given up all the same: a wrong queue offset has no
@@ -168,16 +196,9 @@ class _Repair:
             if one is not None and start + one.size == end:
                 yield Damage(start, end, "given up", one.store_time_ms)
 
-    def _refuse_what_was_not_accepted(self, found: Survey) -> None:
+    def _refuse_what_was_not_accepted(self, log: Segments, found: Survey) -> None:
         accepted = self._accepted
-        has_epochs = self._files.exists(self._paths.epochs)
-        if has_epochs == (accepted.epoch is not None):
-            raise StoreDamaged(
-                f"{self._paths.epochs} is there: --epoch would lose what it says"
-                if has_epochs
-                else f"{self._paths.epochs} is missing: give --epoch a number above every epoch "
-                "that the group ever had (cometmq broker status)"
-            )
+        smallfiles.check_epoch(self._files, self._paths, accepted.epoch)
         wanted = [
             f"--write-off {d.start}-{d.end}  ({d.reason}): {self._messages(d.start, d.end)}"
             for d in found.damages
@@ -186,7 +207,7 @@ class _Repair:
         if found.ends_too_early and accepted.end != found.end:
             wanted.append(
                 f"--accept-end {found.end}  (at least {found.missing_bytes} bytes more were "
-                f"there): {self._messages(found.end, LOG_END_MAX)}"
+                f"there): {self._messages(found.end, _known_end(log, found))}"
             )
         unknown = set(accepted.write_off) - named
         if unknown:
@@ -207,13 +228,14 @@ class _Repair:
         epochs.save(self._files, self._paths.epochs, [epochs.Epoch(number, log.start)])
         self._note(f"wrote {self._paths.epochs.name}: the whole log is epoch {number}'s")
 
-    def _write_off(self, log: Segments, found: Survey) -> None:
-        for damage in found.damages:
-            for segment in log:
-                start, end = max(damage.start, segment.start), min(damage.end, segment.end)
-                if start < end:
-                    _write_off(segment, start, end, damage.time_ms)
-                    self._note(f"wrote off {end - start} bytes of the log at {start}")
+    def _lost(self, log: Segments, found: Survey) -> list[Loss]:
+        """The messages that stand where something is given up."""
+        cut_at = self._accepted.cut_at
+        end = found.end if cut_at is None else min(found.end, cut_at)
+        places = [(damage.start, min(damage.end, end)) for damage in found.damages]
+        if found.ends_too_early or cut_at is not None:
+            places.append((end, _known_end(log, found)))
+        return [lost for start, end in places if start < end for lost in self._standing(start, end)]
 
     def _forget(self, known: Known, found: Survey) -> None:
         """Let the opening that follows find a crashed store without queues and index."""
@@ -228,6 +250,11 @@ class _Repair:
         if mark is not None:
             mark = dataclasses.replace(mark, queue_count=UNKNOWN, unit_count=UNKNOWN)
         content = dataclasses.replace(saved, queue_time_ms=0, index_time_ms=0, mark=mark)
+        if smallfiles.known_checkpoint(self._files, self._paths) is None:
+            smallfiles.write_empty_checkpoint(self._files, self._paths)
+            self._note(f"wrote {self._paths.checkpoint.name} anew")
+        if self._accepted.store_id is not None:
+            self._note(f"wrote {self._paths.identity.name}: it is store {known.identity.store_id}")
         writer = checkpoint.CheckpointFile(self._files, self._paths.checkpoint)
         try:
             writer.rewind(content)
@@ -256,42 +283,18 @@ class _Repair:
         self._note(f"cut the log at {offset}")
 
     def _messages(self, start: int, end: int) -> str:
-        """Which messages the queues have from ``start`` to ``end`` of the log, in words."""
-        found = []
-        for queue in self._queues():
-            first, stop = _count_below(queue, start), _count_below(queue, end)
-            if first < stop:
-                which = (
-                    f"message {first}" if stop == first + 1 else f"messages {first} to {stop - 1}"
-                )
-                found.append(f"{which} of queue {queue.queue_id} of {queue.topic}")
-        return ", ".join(found) or "no message that a queue has"
+        return losses.in_words(self._standing(start, end))
 
-    def _queues(self) -> Iterator[ConsumeQueue]:
-        """The queues as they were found, as far as they can be read."""
-        for topic in self._files.entries(self._paths.consume_queue):
-            for queue in self._files.entries(self._paths.consume_queue / topic.name):
-                folder = self._paths.consume_queue / topic.name / queue.name
-                try:
-                    number = layout.parse_queue_id(queue.name, folder.parent)
-                    row, _ = open_queue_row(self._files, folder)
-                except StoreForeignFile:
-                    continue
-                one = ConsumeQueue(topic.name, number, folder, row.file_bytes)
-                one.segments = row
-                yield one
-                one.close()
+    def _standing(self, start: int, end: int) -> Iterator[Loss]:
+        return losses.standing(self._files, self._paths, start, end)
 
-    def _tell(self, opened: OpenedStore, before: dict[QueueKey, int]) -> None:
+    def _tell(self, opened: OpenedStore, given_up: Sequence[Loss]) -> None:
         done = self._done
-        done.losses += opened.losses
+        queues = list(opened.dispatcher.queues())
+        after = {(q.topic, q.queue_id): (q.min_offset, q.next_offset) for q in queues}
+        done.losses += losses.all_of(opened.losses, given_up, after)
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
-        after = {(q.topic, q.queue_id): q.next_offset for q in opened.dispatcher.queues()}
-        for key, count in sorted(before.items()):
-            now = after.get(key, 0)
-            if now < count:
-                done.losses.append(Loss(*key, now, count - now, done.log_end))
-        done.queue_count = sum(count > 0 for count in after.values())
+        done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count
         self._note(f"made {done.queue_count} queues and the key index anew")
 
@@ -300,27 +303,6 @@ class _Repair:
         self._done.actions.append(action)
 
 
-def _count_below(queue: ConsumeQueue, log_offset: int) -> int:
-    """The queue offset behind its last message before ``log_offset``."""
-    with suppress(StoreDamaged):
-        queue.measure(0, log_offset)
-    return queue.next_offset
-
-
-def _write_off(segment: Segment, start: int, end: int, time_ms: int) -> None:
-    """Put records of the lost over the bytes from ``start`` to ``end``. At a file's end an end mark
-    follows; where only that was damaged, it is all that is written.
-    """
-    is_rest = end == segment.end
-    stop = end - record.BLANK_BYTES if is_rest else end
-    at = start
-    if is_rest and stop - at < LOST_RECORD_BYTES_MIN:
-        stop = at
-    while at < stop:
-        # The last piece must not be too small for a record.
-        size = stop - at if stop - at <= 2 * PIECE_BYTES else PIECE_BYTES
-        segment.pwrite(at, lost_record(at, segment.pread(at, size), time_ms))
-        at += size
-    if is_rest:
-        segment.pwrite(stop, record.blank(end - stop))
-    segment.file.sync()
+def _known_end(log: Segments, found: Survey) -> int:
+    """Nothing of the log ever stood behind it, as far as is known."""
+    return max(log.end, found.end + found.missing_bytes)

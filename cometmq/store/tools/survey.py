@@ -4,11 +4,12 @@ repair begin with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.errors import StoreForeignFile
+from cometmq.errors import StoreFailed, StoreForeignFile
 from cometmq.format import record
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
@@ -80,19 +81,32 @@ def survey(
     known_time_ms: int,
     visit: Visit | None = None,
     progress: Progress | None = None,
+    *,
+    apart: Iterable[str] = (),
+    begins_at: Callable[[], int] | None = None,
 ) -> Survey:
     """Read all of ``log``, which was on the disk up to ``known_end`` and to records of
-    ``known_time_ms``. A log that somebody writes to may be read: its moving end is no fault.
+    ``known_time_ms``. Records of the topics ``apart`` come by themselves.
+
+    A log that somebody writes to may be read: its moving end is no fault. ``begins_at`` tells where
+    it begins by now, when a file cannot be read that may have been removed.
     """
     found = Survey(log.start, log.start)
-    scan = LogScan(log, log.start)
+    scan = LogScan(log, log.start, apart)
     while True:
-        for stretch in scan:
-            _take(found, stretch)
-            if visit is not None:
-                visit(stretch, scan.raw(stretch.start, stretch.end))
-            if progress is not None:
-                progress(stretch.end - log.start, log.end - log.start)
+        try:
+            for stretch in scan:
+                _take(found, stretch)
+                if visit is not None:
+                    visit(stretch, scan.raw(stretch.start, stretch.end))
+                if progress is not None:
+                    progress(stretch.end - log.start, log.end - log.start)
+        except StoreFailed:
+            start = scan.end if begins_at is None else begins_at()
+            if start <= scan.end:
+                raise
+            scan.end = found.start = found.end = start
+            continue
         if scan.end != found.end and scan.kind is record.Kind.BAD:
             found.end = scan.end  # it may just be written: look again, once
             scan.forget()
@@ -131,27 +145,30 @@ def _behind(
     return None
 
 
-def open_row(files: Files, directory: Path) -> tuple[Segments, list[str]]:
+def open_row(
+    files: Files, directory: Path, told_bytes: int | None = None
+) -> tuple[Segments, list[str]]:
     """The files of a folder, whatever size they have, and what of its entries does not belong
-    there. StoreForeignFile when there is no file of a store at all.
+    there: files of another size than most, or than ``told_bytes`` if that is known.
+    StoreForeignFile when there is no file of a store at all.
     """
-    complaints = []
-    sizes: dict[int, int] = {}  # start → bytes
-    for entry in files.entries(directory):
-        if layout.is_ignored(entry.name):
-            continue
-        if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None:
-            complaints.append(f"{directory / entry.name} does not belong there")
-        elif entry.size:
-            sizes[int(entry.name)] = entry.size
+    sizes, complaints = _sizes(files, directory)
     if not sizes:
         raise StoreForeignFile(f"{directory} holds no file of a store")
-    file_bytes = max(set(sizes.values()), key=list(sizes.values()).count)
+    file_bytes = told_bytes if told_bytes in sizes.values() else _most_common(sizes.values())
+    assert file_bytes is not None
     row = Segments(directory, file_bytes)
     for start, size in sorted(sizes.items()):
+        if size != (told_bytes or file_bytes):
+            told = "the store was opened with files of" if told_bytes else "the others have"
+            complaints.append(
+                f"{row.path(start)} has {size} bytes, {told} {told_bytes or file_bytes}"
+            )
+        elif start % file_bytes:
+            complaints.append(f"{row.path(start)}: no file of {file_bytes} bytes begins there")
         if size != file_bytes or start % file_bytes:
-            complaints.append(f"{row.path(start)} has {size} bytes, the others have {file_bytes}")
-        elif len(row) and start != row.end:
+            continue
+        if len(row) and start != row.end:
             complaints.append(f"{row.path(row.end)} is missing")
             break
         else:
@@ -159,9 +176,30 @@ def open_row(files: Files, directory: Path) -> tuple[Segments, list[str]]:
     return row, complaints
 
 
-def open_queue_row(files: Files, folder: Path) -> tuple[Segments, list[str]]:
+def _sizes(files: Files, directory: Path) -> tuple[dict[int, int], list[str]]:
+    """Bytes of each file by its start, and what does not belong there."""
+    sizes: dict[int, int] = {}
+    complaints = []
+    for entry in files.entries(directory):
+        if layout.is_ignored(entry.name):
+            continue
+        if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None:
+            complaints.append(f"{directory / entry.name} does not belong there")
+        elif entry.size:
+            sizes[int(entry.name)] = entry.size
+    return sizes, complaints
+
+
+def _most_common(sizes: Iterable[int]) -> int:
+    [(size, _)] = Counter(sizes).most_common(1)
+    return size
+
+
+def open_queue_row(
+    files: Files, folder: Path, told_bytes: int | None = None
+) -> tuple[Segments, list[str]]:
     """As :func:`open_row`, of a queue. StoreForeignFile too when its files hold no whole units."""
-    row, complaints = open_row(files, folder)
+    row, complaints = open_row(files, folder, told_bytes)
     if row.file_bytes % UNIT_BYTES:
         row.close()
         raise StoreForeignFile(f"{folder} has files of {row.file_bytes} bytes: no whole units")

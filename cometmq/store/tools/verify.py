@@ -19,9 +19,10 @@ from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import epochs
 from cometmq.store.log.scanning import Stretch
 from cometmq.store.restart.recovery import Progress
+from cometmq.store.restart.replay import Observer
 from cometmq.store.tools.survey import Known, Survey, open_row, survey
 from cometmq.store.tools.verify_index import IndexCheck
-from cometmq.store.tools.verify_queues import QueueChecks
+from cometmq.store.tools.verify_queues import Deletions, QueueChecks
 
 OPEN_FILES_MAX = 1024
 
@@ -53,45 +54,88 @@ class Report:
 
 
 def verify(
-    directory: Path, *, index_sizes: Sizes | None = None, progress: Progress | None = None
+    directory: Path,
+    *,
+    index_sizes: Sizes | None = None,
+    observer: Observer | None = None,
+    progress: Progress | None = None,
 ) -> Report:
-    """Read everything in ``directory``. ``index_sizes`` as the broker's options have them.
+    """Read everything in ``directory``. ``index_sizes``: those of the broker's options; without
+    them those that the store tells. ``observer`` as of ``MessageStore.open``: without it a topic
+    that was deleted a moment ago is taken for one whose queues are missing.
 
     Raises StoreForeignFile when there is no log, StoreDamaged when ``cometmq.json`` or
     ``checkpoint`` does not read.
     """
-    return _Verification(directory, index_sizes or Sizes()).run(progress)
+    return _Verification(directory, index_sizes, observer).run(progress)
 
 
 class _Verification:
-    def __init__(self, directory: Path, index_sizes: Sizes) -> None:
+    def __init__(
+        self, directory: Path, index_sizes: Sizes | None, observer: Observer | None
+    ) -> None:
         self._report = Report(str(directory))
         self._paths = layout.StorePaths(directory)
         self._files: Files = OsFiles(OPEN_FILES_MAX, writable=False)
         self._known = Known.of(self._files, self._paths)
-        self._index_sizes = index_sizes
+        options = None if self._known.identity is None else self._known.identity.options
+        self._log_file_bytes = None if options is None else options.log_file_bytes
+        self._queue_file_bytes = None if options is None else options.queue_file_bytes
+        self._index_sizes = index_sizes or (None if options is None else options.index_sizes)
+        self._deletions = Deletions(observer)
 
     def run(self, progress: Progress | None) -> Report:
-        log, complaints = open_row(self._files, self._paths.commit_log)
+        log, complaints = open_row(self._files, self._paths.commit_log, self._log_file_bytes)
         try:
             self._complain("file", self._paths.commit_log, complaints)
-            mark_end = self._mark_end(log)
-            queues = QueueChecks(self._files, self._paths, mark_end, live=not self._known.is_clean)
-            index = IndexCheck(self._files, self._paths.index, self._index_sizes, log.start)
-
-            def visit(stretch: Stretch, data: bytes) -> None:
-                queues.take(stretch)
-                index.take(stretch, data)
-
-            known_time_ms = self._known.checkpoint.log_time_ms
-            found = survey(log, mark_end, known_time_ms, visit, progress)
-            self._tell_log(found)
-            self._tell_queues(queues, found)
-            self._tell_index(index)
-            self._tell_epochs(found)
+            self._read(log, progress)
         finally:
             log.close()
+        if any(fault.area in ("queue", "index") for fault in self._report.faults):
+            self._report.notes.append(
+                "queues and key index can be made anew from the log: stop the broker, then "
+                f"cometmq store repair {self._paths.root}"
+            )
         return self._report
+
+    def _read(self, log: Segments, progress: Progress | None) -> None:
+        mark_end, live = self._mark_end(log), not self._known.is_clean
+        queues = QueueChecks(self._files, self._paths, mark_end, self._queue_file_bytes, live=live)
+        index = IndexCheck(
+            self._files,
+            self._paths.index,
+            self._index_sizes,
+            log.start,
+            0 if self._known.identity is None else self._known.checkpoint.index_time_ms,
+            live=live,
+        )
+
+        def visit(stretch: Stretch, data: bytes) -> None:
+            self._deletions.take(stretch)
+            queues.take(stretch)
+            index.take(stretch, data)
+
+        def begins_at() -> int:
+            start = _start_by_now(self._files, log)
+            queues.skip()
+            index.skip_to(start)
+            return start
+
+        known_time_ms = self._known.checkpoint.log_time_ms
+        found = survey(
+            log,
+            mark_end,
+            known_time_ms,
+            visit,
+            progress,
+            apart=self._deletions.topics,
+            begins_at=begins_at,
+        )
+        queues.finish(_start_by_now(self._files, log), found.end)
+        self._tell_log(found)
+        self._tell_queues(queues)
+        self._tell_index(index)
+        self._tell_epochs(found)
 
     # --- the log ----------------------------------------------------------------------------------
 
@@ -131,13 +175,16 @@ class _Verification:
 
     # --- what points to it ------------------------------------------------------------------------
 
-    def _tell_queues(self, queues: QueueChecks, found: Survey) -> None:
-        queues.finish(found.end)
+    def _tell_queues(self, queues: QueueChecks) -> None:
         self._report.queue_count, self._report.unit_count = queues.queue_count, queues.unit_count
         for folder, offset, what in queues.faults:
             self._add("queue", folder, offset, what)
-        tally = None if self._known.mark is None else self._known.mark.tally
-        fits = tally is not None and tally == queues.tally_at_mark
+        mark = self._known.mark
+        tally = None if mark is None else mark.tally
+        # What the mark counted may have been deleted since, or was removed while it was being read.
+        fits = mark is not None and (
+            tally == queues.tally_at_mark or bool(queues.gone) or self._deletions.newest >= mark.end
+        )
         if tally is not None and tally.is_known and not fits:
             self._add(
                 "queue",
@@ -146,6 +193,11 @@ class _Verification:
                 f"{queues.tally_at_mark.queue_count} queues with "
                 f"{queues.tally_at_mark.unit_count} messages up to the mark, "
                 f"{tally.queue_count} with {tally.unit_count} should be there",
+            )
+        if queues.gone:
+            self._report.notes.append(
+                f"{len(queues.gone)} queues lost files while they were read, and were not looked "
+                f"at: {', '.join(sorted(queues.gone)[:10])}"
             )
         if queues.without_folder and not fits:
             names = ", ".join(sorted(queues.without_folder)[:10])
@@ -157,7 +209,6 @@ class _Verification:
     def _tell_index(self, index: IndexCheck) -> None:
         index.finish()
         self._report.index_entry_count = index.entry_count
-        self._report.notes += index.notes
         for path, offset, what in index.faults:
             self._add("index", path, offset, what)
 
@@ -184,6 +235,12 @@ class _Verification:
 
     def _add(self, area: str, path: Path | str, position: int | None, what: str) -> None:
         self._report.faults.append(Fault(area, str(path), position, what))
+
+
+def _start_by_now(files: Files, log: Segments) -> int:
+    """Where a log begins of which retention may have removed files."""
+    starts = (segment.start for segment in log if files.exists(segment.file.path))
+    return next(starts, log.end)
 
 
 def by_area(report: Report) -> Iterator[tuple[str, int]]:

@@ -116,7 +116,8 @@ public final class Driver {
         MessageStoreConfig config = new MessageStoreConfig();
         config.setStorePathRootDir(root.toString());
         config.setStorePathCommitLog(root.resolve("commitlog").toString());
-        Engine.sizes(config, Integer.parseInt(words[2]), Integer.parseInt(words[3]));
+        config.setMappedFileSizeCommitLog(Integer.parseInt(words[2]));
+        config.setMappedFileSizeConsumeQueue(Integer.parseInt(words[3]));
         config.setMaxHashSlotNum(INDEX_SLOTS);
         config.setMaxIndexNum(INDEX_ENTRIES);
         config.setFlushDiskType(FlushDiskType.ASYNC_FLUSH);
@@ -297,8 +298,8 @@ public final class Driver {
     // --- config --------------------------------------------------------------------------------------------------
 
     private static void config(Path folder) throws IOException {
-        List<Engine.Table> tables = Engine.tables(folder);
-        for (Engine.Table table : tables) {
+        List<Table> tables = Engine.tables(folder);
+        for (Table table : tables) {
             boolean loaded = table.load();
             out.println(new Json().text("kind", "table").text("loaded", Boolean.toString(loaded)).text(
                 "file", name(Path.of(table.configFilePath()))).text("understood", table.encode(false)));
@@ -310,7 +311,7 @@ public final class Driver {
                 throw new IllegalArgumentException(line);
             }
         }
-        tables.forEach(Engine.Table::persist);
+        tables.forEach(Table::persist);
     }
 
     /** One object on one line. */

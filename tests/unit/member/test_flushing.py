@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -22,6 +24,18 @@ class FakeLog:
         self.gate = threading.Semaphore(0)
         self.error: Exception | None = None
         self.begun = self.syncs = 0
+        self.alone = False  # it syncs by itself
+
+    def demand(self, position: int) -> None:
+        assert position <= self.appended_offset
+
+    def flush_log_while_wanted(self, bell: int) -> bool:
+        assert bell >= 0
+        if self.alone:
+            for position in range(self.flushed_offset + 1, self.appended_offset + 1):
+                self.flushed_offset = position
+                os.write(bell, (position * 10**9).to_bytes(8, sys.byteorder))
+        return self.alone
 
     def flush_log(self) -> int:
         target = self.appended_offset
@@ -234,3 +248,33 @@ async def test_a_disk_that_is_full_for_the_pool_is_asked_again(
         await until(lambda: log.gate._value < 998)
         log.error = None
         await until(lambda: seen == [10])
+
+
+async def test_the_loop_hears_of_every_sync_that_the_thread_began_by_itself() -> None:
+    log = FakeLog()
+    log.alone = True
+    seen: list[tuple[int, float]] = []
+    flusher = Flusher(log, NEVER, SystemClock(), lambda *flushed: seen.append(flushed))
+    running = asyncio.create_task(flusher.run())
+    for first, end in ((0, 3), (3, 5)):
+        log.appended_offset = end
+        flusher.demand(end)
+        await until(lambda end=end: len(seen) == end and not flusher._syncing)
+        assert [seconds for _, seconds in seen[first:]] == list(range(first + 1, end + 1))
+        assert seen[-1][0] == end
+    assert log.syncs == 0
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    flusher.close()
+
+
+async def test_a_sync_is_told_late_of_which_a_later_one_was_heard() -> None:
+    """The thread goes on by itself at once; the loop hears of the second sync first."""
+    log = FakeLog()
+    async with flushing(log, NEVER) as (flusher, seen):
+        await asyncio.sleep(0)
+        log.appended_offset = log.flushed_offset = 20  # by the second
+        flusher._heard([1])
+        flusher._ended(1.0, more=False)
+        assert seen == [20, 20]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,10 @@ from cometmq.store.opening import StoreOptions
 from tests.support.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
+    SMALL,
     FaultyFiles,
     append,
+    bodies,
     open_store,
 )
 
@@ -191,3 +195,25 @@ def test_the_file_abort_stays_until_the_clean_mark_stands(
 def test_options_have_bounds(wrong: dict[str, object]) -> None:
     with pytest.raises(AssertionError):
         StoreOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_after_a_crash_with_the_transient_pool_a_warning_says_what_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pooled = replace(SMALL, transient_bytes_max=4_000)
+    store = open_store(tmp_path, pooled)
+    kept = append(store, ("A", 0, [b"written"]))
+    store.commit_log()
+    append(store, ("A", 0, [b"in memory alone"]))
+    store.abandon()
+    store = open_store(tmp_path)  # as a follower's: every member is born one
+    [told] = [r for r in caplog.records if "transient store pool" in r.getMessage()]
+    assert told.levelno == logging.WARNING
+    assert "up to 4000 bytes" in told.getMessage()
+    assert f"up to {kept.end_offset} of the log" in told.getMessage()
+    assert bodies(store, "A", 0) == [b"written"]
+    caplog.clear()
+    store.abandon()
+    open_store(tmp_path, pooled).close()
+    open_store(tmp_path, pooled).close()
+    assert "transient" not in caplog.text, "neither without the pool nor after an orderly stop"

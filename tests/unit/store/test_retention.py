@@ -87,6 +87,14 @@ def test_sends_are_refused_with_a_margin(percent: int, refusing: bool, wanted: b
     assert verdict.refuse is wanted
 
 
+def test_as_long_as_sends_are_refused_files_go() -> None:
+    """Else a store whose two marks are one would stay just above the place where it resumes."""
+    rules = replace(RULES, forcible_ratio=0.9)
+    almost = look(9_500, 9_500, space=Space(895, 105))
+    assert removed(decide(rules, almost)) == []
+    assert removed(decide(rules, replace(almost, refusing=True))) == [(0, SPACE)]
+
+
 def test_what_goes_now_counts_as_gone() -> None:
     """Else a small quota would refuse for a moment with every new file."""
     assert not decide(RULES, look(*[9_500] * 8, space=full(92))).refuse

@@ -6,8 +6,6 @@ import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
 import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
 import org.apache.rocketmq.broker.topic.TopicConfigManager;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.ConfigManager;
-import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -29,11 +27,6 @@ final class Engine {
             new ConcurrentHashMap<>());
     }
 
-    static void sizes(MessageStoreConfig config, int logBytes, int queueBytes) {
-        config.setMappedFileSizeCommitLog(logBytes);
-        config.setMappedFileSizeConsumeQueue(queueBytes);
-    }
-
     /** Sends a delayed message to its queue, as the broker does before it calls the store. */
     static void delay(MessageExtBrokerInner message) {
         if (message.getDelayTimeLevel() > 0) {
@@ -47,114 +40,22 @@ final class Engine {
     }
 
     static List<Table> tables(Path config) {
-        return List.of(new Topics(config), new Groups(config), new Offsets(config));
-    }
-
-    /** One file of config/: read, changed and written by RocketMQ's own code. */
-    abstract static class Table extends ConfigManager {
-        private final Path path;
-        private final ConfigManager manager;
-
-        Table(Path path, ConfigManager manager) {
-            this.path = path;
-            this.manager = manager;
-        }
-
-        @Override
-        public String configFilePath() {
-            return path.toString();
-        }
-
-        @Override
-        public String encode() {
-            return manager.encode();
-        }
-
-        @Override
-        public String encode(boolean pretty) {
-            return manager.encode(pretty);
-        }
-
-        @Override
-        public void decode(String json) {
-            manager.decode(json);
-        }
-
-        /** Takes one command of the driver; false: it is not for this table. */
-        abstract boolean take(Driver.Command command);
-    }
-
-    static final class Topics extends Table {
-        private final TopicConfigManager topics;
-
-        Topics(Path config) {
-            this(config, new TopicConfigManager());
-        }
-
-        private Topics(Path config, TopicConfigManager topics) {
-            super(config.resolve("topics.json"), topics);
-            this.topics = topics;
-        }
-
-        @Override
-        boolean take(Driver.Command command) {
-            if (!command.name.equals("topic")) {
-                return false;
-            }
-            topics.getTopicConfigTable().put(command.get("name"), new TopicConfig(
-                command.get("name"), command.number("read", 4), command.number("write", 4), command.number("perm", 6)));
-            topics.getDataVersion().nextVersion();
-            return true;
-        }
-    }
-
-    static final class Groups extends Table {
-        private final SubscriptionGroupManager groups;
-
-        Groups(Path config) {
-            this(config, new SubscriptionGroupManager());
-        }
-
-        private Groups(Path config, SubscriptionGroupManager groups) {
-            super(config.resolve("subscriptionGroup.json"), groups);
-            this.groups = groups;
-        }
-
-        @Override
-        boolean take(Driver.Command command) {
-            if (!command.name.equals("group")) {
-                return false;
-            }
-            SubscriptionGroupConfig group = new SubscriptionGroupConfig();
-            group.setGroupName(command.get("name"));
-            group.setRetryMaxTimes(command.number("retries", 16));
-            groups.getSubscriptionGroupTable().put(group.getGroupName(), group);
-            groups.getDataVersion().nextVersion();
-            return true;
-        }
-    }
-
-    static final class Offsets extends Table {
-        private final ConsumerOffsetManager offsets;
-
-        Offsets(Path config) {
-            this(config, new ConsumerOffsetManager());
-        }
-
-        private Offsets(Path config, ConsumerOffsetManager offsets) {
-            super(config.resolve("consumerOffset.json"), offsets);
-            this.offsets = offsets;
-        }
-
-        @Override
-        boolean take(Driver.Command command) {
-            if (!command.name.equals("offset")) {
-                return false;
-            }
-            offsets.getOffsetTable().computeIfAbsent(
-                command.get("topic") + "@" + command.get("group"), key -> new ConcurrentHashMap<>())
-                .put(command.number("queue", 0), (long) command.number("offset", 0));
-            return true;
-        }
+        TopicConfigManager topics = new TopicConfigManager();
+        SubscriptionGroupManager groups = new SubscriptionGroupManager();
+        ConsumerOffsetManager offsets = new ConsumerOffsetManager();
+        return List.of(
+            new Table(config.resolve("topics.json"), "topic", topics::decode, topics::encode, command -> {
+                Table.putTopic(topics.getTopicConfigTable(), command);
+                topics.getDataVersion().nextVersion();
+            }),
+            new Table(config.resolve("subscriptionGroup.json"), "group", groups::decode, groups::encode, command -> {
+                SubscriptionGroupConfig group = new SubscriptionGroupConfig();
+                group.setGroupName(command.get("name"));
+                group.setRetryMaxTimes(command.number("retries", 16));
+                groups.getSubscriptionGroupTable().put(group.getGroupName(), group);
+                groups.getDataVersion().nextVersion();
+            }),
+            new Table(config.resolve("consumerOffset.json"), "offset", offsets::decode, offsets::encode, command ->
+                Table.putOffset(offsets.getOffsetTable(), command)));
     }
 }

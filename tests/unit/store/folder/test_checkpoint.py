@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StoreForeignFile
+from cometmq.errors import StoreDamaged
 from cometmq.store.folder.checkpoint import Checkpoint, CheckpointFile, decode, load
 from cometmq.store.folder.logmark import LogMark, Tally
 from tests.support.stores import FaultyFiles
@@ -40,8 +40,8 @@ def test_restart_time_has_a_margin() -> None:
     assert Checkpoint(10_000, 0).restart_time_ms == 0
 
 
-def test_a_checkpoint_of_another_size_is_foreign() -> None:
-    with pytest.raises(StoreForeignFile, match="24 bytes"):
+def test_a_checkpoint_of_another_size_is_refused_with_what_mends_it() -> None:
+    with pytest.raises(StoreDamaged, match=r"24 bytes.*cometmq store repair"):
         decode(bytes(24), Path("checkpoint"))
 
 

@@ -10,15 +10,17 @@ import pytest
 from cometmq.errors import StoreDamaged
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.folder import identity
-from cometmq.store.folder.identity import Identity
+from cometmq.store.folder.identity import Identity, LastOptions
 from cometmq.store.folder.logmark import LogMark, Tally
 
 PATH = Path("cometmq.json")
 OPEN = Identity("ab" * 16, "boot", None)
 CLOSED = Identity("ab" * 16, "boot", LogMark.of(100, 0, b"record", Tally(2, 7)))
+RENAMED = replace(OPEN, former_store_id="cd" * 16)
+TOLD = replace(OPEN, options=LastOptions(1, 2, 3, 4, 5))
 
 
-@pytest.mark.parametrize("known", [OPEN, CLOSED, replace(OPEN, foreign=7)])
+@pytest.mark.parametrize("known", [OPEN, CLOSED, TOLD, replace(OPEN, foreign=7), RENAMED])
 def test_what_is_encoded_is_decoded(known: Identity) -> None:
     assert identity.decode(known.encode(), PATH) == known
 
@@ -38,7 +40,26 @@ def test_the_fields_are_the_documents() -> None:
         },
         "recovered": False,
         "foreign": None,
+        "options": None,
+        "former_store_id": "",
     }
+
+
+def test_the_options_are_the_documents() -> None:
+    assert json.loads(TOLD.encode())["options"] == {
+        "log_file_bytes": 1,
+        "queue_file_bytes": 2,
+        "hash_slots": 3,
+        "index_entries": 4,
+        "transient_bytes_max": 5,
+    }
+
+
+def test_a_file_of_before_them_is_read() -> None:
+    fields = json.loads(OPEN.encode())
+    for later in ("recovered", "foreign", "options"):
+        del fields[later]
+    assert identity.decode(json.dumps(fields).encode(), PATH) == OPEN
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,76 @@ def test_an_index_that_was_removed_is_built_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     index_all(store)
     assert places(store, "k") == offsets[::-1]
+    store.abandon()
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize("harm", [Path.unlink, zeroed])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_an_index_file_that_is_gone_or_zeros_is_noticed_and_built_again(
+    tmp_path: Path,
+    number: int,
+    harm: Callable[[Path], None],
+    crashed: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = WallClock()
+    store = open_store(tmp_path, clock=clock)
+    offsets = []
+    for _ in range(25):
+        clock.now_ms += 5
+        offsets.append(append_keyed(store, "T", 0, "k").log_offset)
+    index_all(store)
+    store.flush_queues()
+    store.abandon() if crashed else store.close()
+    before = names(tmp_path)
+    harm(tmp_path / "index" / before[number])
+    with caplog.at_level(logging.INFO):
+        store = open_store(tmp_path, clock=clock)
+        index_all(store)
+    assert places(store, "k") == offsets[::-1]
+    assert store.index.status.entry_count == 25
+    assert names(tmp_path) == before
+    # The newest of a crashed store is built again whatever has become of it.
+    assert "built again" in caplog.text or (crashed and number == 3)
+    store.close()
+
+
+def test_several_missing_files_and_a_record_between_two(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append_keyed(store, "T", 0, *["x"] * 6)
+    record = append_keyed(store, "T", 0, "a b c").log_offset
+    offsets = [append_keyed(store, "T", 0, "k").log_offset for _ in range(25)]
+    store.close()
+    for number in (1, 3):
+        (tmp_path / "index" / names(tmp_path)[number]).unlink()
+    store = open_store(tmp_path)
+    index_all(store)
+    assert [places(store, key) for key in "abc"] == [[record]] * 3
+    assert places(store, "k") == offsets[::-1]
+    assert store.index.status.entry_count == 34
+    store.abandon()
+
+
+def test_where_records_have_no_keys_nothing_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing, "STEP_BYTES", 300)
+    store = open_store(tmp_path)
+    for _ in range(4):
+        append(store, ("T", 0, [b"no key"] * 5))
+        append_keyed(store, "T", 0, *["k"] * 7)
+    store.close()
+    made = [path.stat().st_ino for path in sorted((tmp_path / "index").iterdir())]
+    assert len(made) == 4
+    store = open_store(tmp_path)
+    index_all(store)
+    assert store.index.status.position == store.appended_offset
+    assert [path.stat().st_ino for path in sorted((tmp_path / "index").iterdir())] == made
     store.abandon()
 
 

@@ -237,3 +237,38 @@ def test_the_last_file_stays(tmp_path: Path) -> None:
     again.load(files)
     again.cut(files, LOG_END - 1, LOG_END)
     assert (again.min_offset, again.next_offset) == (2 * PER_FILE + 1, 2 * PER_FILE + 1)
+
+
+def wipe(directory: Path, first: int, count: int) -> None:
+    """Put zeros over units, as a lost page of the disk does."""
+    for at in range(first, first + count):
+        path = directory / "q" / f"{at // PER_FILE * FILE_BYTES:020d}"
+        with path.open("r+b") as file:
+            file.seek(at % PER_FILE * 20)
+            file.write(bytes(20))
+
+
+def test_a_hole_is_never_read_as_the_end_or_as_messages(tmp_path: Path) -> None:
+    queue = filled(tmp_path, 3 * PER_FILE, FaultyFiles())
+    wipe(tmp_path, 10, 2)
+    assert len(queue.read_units(8, 8, nowait=True)) == 2 * 20
+    for offset in (10, 11):
+        with pytest.raises(StoreDamaged, match=f"queue 0 of T from message {offset} on"):
+            queue.read_units(offset, 8, nowait=False)
+    assert len(queue.read_units(12, 4, nowait=False)) == 4 * 20
+
+
+@pytest.mark.parametrize("start", range(25))
+def test_a_hole_hides_no_message_before_it_from_retention(tmp_path: Path, start: int) -> None:
+    """What is in the hole may be there or not: it is not taken for gone before what is behind."""
+    queue = filled(tmp_path, 3 * PER_FILE, FaultyFiles())
+    wipe(tmp_path, 11, 3)
+    queue.forget_while(lambda position, _: position < 10 * start)
+    wanted = start if start not in (12, 13, 14) else 11
+    assert wanted >= queue.min_offset >= min(wanted, 11)
+    again = fresh(tmp_path)
+    again.load(FaultyFiles())
+    again.measure(10 * start, LOG_END)
+    if again.next_offset == 3 * PER_FILE:  # else the start has noticed
+        assert queue.min_offset <= max(again.min_offset, 11)
+        assert again.min_offset <= start

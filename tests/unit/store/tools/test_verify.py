@@ -8,9 +8,12 @@ import pytest
 
 from cometmq.errors import StoreForeignFile
 from cometmq.format.indexfile import Sizes
+from cometmq.store.disk.files import OsFile
 from cometmq.store.engine import MessageStore
 from cometmq.store.layout import offset_name
 from cometmq.store.opening import StoreOptions
+from cometmq.store.tools import verify as verify_module
+from cometmq.store.tools.repair import Accepted, repair
 from cometmq.store.tools.verify import Report, by_area, verify
 from tests.support.stores import (
     LOG_FILE_BYTES,
@@ -241,3 +244,146 @@ def test_no_flipped_bit_of_the_log_and_the_queues_goes_unnoticed(
         assert faults_of(store), at
         flip(queue_file, at)
     assert not faults_of(store)
+
+
+# --- queues with holes, files of other sizes, missing index files ---------------------------------
+
+
+def test_a_hole_in_a_queue_is_named_and_the_advice_helps(store: Path) -> None:
+    path = store / "consumequeue/A/0" / offset_name(0)
+    content = bytearray(path.read_bytes())
+    content[3 * 20 : 5 * 20] = bytes(40)
+    path.write_bytes(content)
+    report = report_of(store)
+    assert [(f.area, f.position) for f in report.faults] == [("queue", 3)]
+    assert "the unit is zeros" in report.faults[0].what
+    assert f"cometmq store repair {store}" in report.notes[-1]
+    repair(store, Accepted())
+    assert not report_of(store).faults
+
+
+@pytest.mark.parametrize("size", [4 * 20, QUEUE_FILE_BYTES - 20, QUEUE_FILE_BYTES + 20])
+def test_the_only_file_of_a_queue_with_another_length(tmp_path: Path, size: int) -> None:
+    opened = open_store(tmp_path, OPTIONS)
+    append(opened, ("A", 0, [b"x"] * 3))
+    opened.close()
+    path = tmp_path / "consumequeue/A/0" / offset_name(0)
+    path.write_bytes(path.read_bytes()[:size].ljust(size, b"\0"))
+    with pytest.raises(StoreForeignFile):
+        open_store(tmp_path, OPTIONS)
+    [fault] = report_of(tmp_path).faults
+    assert fault.area == "queue"
+    assert f"{size} bytes, the store was opened with files of {QUEUE_FILE_BYTES}" in fault.what
+
+
+def test_an_index_file_of_another_length_is_a_fault(store: Path) -> None:
+    path = next((store / "index").iterdir())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreForeignFile):
+        open_store(store, OPTIONS)
+    assert "not looked at" in report_of(store).faults[0].what
+
+
+def test_the_sizes_of_the_index_are_those_that_the_store_was_opened_with(store: Path) -> None:
+    report = verify(store)
+    assert not report.faults
+    assert report.index_entry_count == MESSAGES
+    assert any("not looked at" in f.what for f in verify(store, index_sizes=Sizes()).faults)
+
+
+def test_without_our_identity_a_full_index_file_tells_its_sizes(tmp_path: Path) -> None:
+    opened = open_store(tmp_path)
+    append(opened, ("A", 0, [b"x"] * 10), keys="k")
+    opened.close()
+    (tmp_path / "cometmq.json").unlink()
+    report = verify(tmp_path)
+    assert (report.index_entry_count, report.faults) == (10, [])
+    newest = max((tmp_path / "index").iterdir())
+    min((tmp_path / "index").iterdir()).unlink()
+    assert newest.exists()
+    assert "not looked at" in verify(tmp_path).faults[0].what
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_missing_index_file_is_a_fault(tmp_path: Path, number: int, zeros: bool) -> None:
+    clock = WallClock()
+    opened = open_store(tmp_path, clock=clock)
+    for _ in range(20):
+        clock.now_ms += 5
+        append(opened, ("A", 0, [b"x"]), keys="k")
+    opened.close()
+    path = sorted((tmp_path / "index").iterdir())[number]
+    path.write_bytes(bytes(path.stat().st_size)) if zeros else path.unlink()
+    assert {fault.area for fault in verify(tmp_path).faults} == {"index"}
+
+
+# --- beside a broker ------------------------------------------------------------------------------
+
+
+def deleted_topic(root: Path) -> MessageStore:
+    """An open store whose checkpoint counts the queues of a topic that has been deleted since."""
+    opened, _ = filled(root)
+    append(opened, ("B", 0, [b"old", b"older"]))
+    opened.flush_log()
+    opened.flush_queues()
+    append(opened, ("S", 0, [b"B"]))
+    opened.drop_topic("B")
+    return opened
+
+
+def test_a_topic_that_has_just_been_deleted_is_no_fault(tmp_path: Path) -> None:
+    opened = deleted_topic(tmp_path)
+    assert not verify(tmp_path, observer=Deletions()).faults
+    opened.abandon()
+    assert not verify(tmp_path, observer=Deletions()).faults
+    shutil.rmtree(tmp_path / "consumequeue/A/2")
+    assert verify(tmp_path).faults, "nobody has understood that it was deleted"
+
+
+def test_a_deletion_before_the_mark_hides_no_missing_queue(tmp_path: Path) -> None:
+    opened = deleted_topic(tmp_path)
+    opened.close()
+    assert not verify(tmp_path, observer=Deletions()).faults
+    shutil.rmtree(tmp_path / "consumequeue/A/2")
+    assert [fault.area for fault in verify(tmp_path, observer=Deletions()).faults] == ["queue"]
+
+
+@pytest.mark.parametrize("when", range(6))
+def test_what_retention_removes_meanwhile_is_no_fault(
+    tmp_path: Path, when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any of the first reads of a log file, an index file, a queue's file."""
+    monkeypatch.setattr(verify_module, "OPEN_FILES_MAX", 16)
+    opened = open_store(tmp_path, clock=WallClock())
+    for number in range(MESSAGES):
+        append(opened, ("A", number % 3, [BODY]), keys=f"k{number}")
+    opened.flush_log()
+    opened.flush_queues()
+    while opened.index_some():
+        pass
+    calls = 0
+
+    def removing() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1 + when:
+            opened.cleaner.forget_before(opened.cleaner.log_files()[-1].end)
+            while opened.min_offset > opened._log.segments.start:
+                opened.cleaner.remove_first()
+            opened.cleaner.remove_spare_files()
+            opened.index_some()
+
+    read = OsFile.pread
+
+    def pread(file: OsFile, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        if file._pool is not opened._opened.files:
+            removing()
+        return read(file, size, offset, nowait=nowait)
+
+    monkeypatch.setattr(OsFile, "pread", pread)
+    report = verify(tmp_path)
+    assert report.faults == []
+    assert report.log_start > 0 or report.record_count == MESSAGES
+    assert calls > when
+    opened.abandon()

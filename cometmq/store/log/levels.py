@@ -1,0 +1,42 @@
+"""How far a log is appended, wanted and flushed: what the threads of a store tell each other.
+
+While many callers wait for the disk, their event loop hardly lets go of the interpreter lock, and a
+flush thread that needs it between two syncs leaves the disk idle. So with the C extension
+(``cometmq/native/levels.c``) it does not: the positions are shared outside of the interpreter, and
+it syncs again as long as they say that somebody waits. In plain Python every sync is begun from
+outside.
+"""
+
+from __future__ import annotations
+
+from cometmq.native import accelerator
+from cometmq.native.interface import Levels
+
+
+class PlainLevels:
+    """:class:`~cometmq.native.interface.Levels` that never sync by themselves."""
+
+    __slots__ = ("_flushed",)
+
+    def __init__(self) -> None:
+        self._flushed = (0, 0)
+
+    def append_to(self, position: int, time_ms: int, /) -> None:
+        """Of no use here: nobody goes on by it."""
+
+    def demand(self, position: int, /) -> None:
+        """As :meth:`append_to`."""
+
+    def flush_to(self, position: int, time_ms: int, /) -> None:
+        self._flushed = (position, time_ms)
+
+    def flushed(self) -> tuple[int, int]:
+        return self._flushed
+
+    def sync(self, fd: int, stop: int, bell: int, /) -> int:
+        return 0
+
+
+def new_levels() -> Levels:
+    """Levels at 0, of the kind that this process can have."""
+    return PlainLevels() if accelerator is None else accelerator.Levels()

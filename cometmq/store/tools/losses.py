@@ -1,0 +1,113 @@
+"""Which messages stood at a place of the log, as the queues tell that were found before they are
+made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit
+from cometmq.format.record import LAYOUTS
+from cometmq.store import layout
+from cometmq.store.disk.files import Files
+from cometmq.store.log.scanning import RECORD_BYTES_MAX
+from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue
+from cometmq.store.restart.replay import Loss
+from cometmq.store.tools.survey import open_queue_row
+
+RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
+UNITS_READ = 50_000  # at a time
+
+Bounds = tuple[int, int]  # queue offsets of the first message and behind the last
+
+
+def standing(files: Files, paths: layout.StorePaths, start: int, end: int) -> Iterator[Loss]:
+    """The messages of all queues that stand from ``start`` to ``end`` of the log."""
+    for queue in _queues(files, paths):
+        try:
+            first, stop = _bounds(queue, start, end)
+        except StoreDamaged:  # its units are not this log's
+            continue
+        if first < stop:
+            yield Loss(queue.topic, queue.queue_id, first, stop - first, start)
+
+
+def _queues(files: Files, paths: layout.StorePaths) -> Iterator[ConsumeQueue]:
+    """The queues as they were found, as far as they can be read."""
+    for topic in files.entries(paths.consume_queue):
+        for entry in files.entries(paths.consume_queue / topic.name):
+            folder = paths.consume_queue / topic.name / entry.name
+            try:
+                number = layout.parse_queue_id(entry.name, folder.parent)
+                row, _ = open_queue_row(files, folder)
+            except StoreForeignFile:
+                continue
+            queue = ConsumeQueue(topic.name, number, folder, row.file_bytes)
+            queue.segments = row
+            yield queue
+            queue.close()
+
+
+def _bounds(queue: ConsumeQueue, start: int, end: int) -> Bounds:
+    """The units that a writer can have made: each points to a record behind the one before. What
+    else is found in a queue's file, longer than it should be or half written, tells of no message.
+    """
+    first = stop = queue.first_at(start)
+    behind = start
+    for position, size, _ in _units(queue, first):
+        is_record = RECORD_BYTES_MIN <= size <= RECORD_BYTES_MAX and behind <= position
+        if is_record and position + size <= end:
+            behind = position + size
+        elif not _stands_for_none(position, size):
+            break
+        elif first == stop:
+            first += 1
+        stop += 1
+    return first, stop
+
+
+def _stands_for_none(position: int, size: int) -> bool:
+    """Filler, or a message that was lost before."""
+    return size == queueunit.LOST_SIZE or (position, size) == (0, queueunit.PREFILL_SIZE)
+
+
+def _units(queue: ConsumeQueue, first: int) -> Iterator[tuple[int, int, int]]:
+    at = first * UNIT_BYTES
+    while (segment := queue.segments.find(at)) is not None:
+        units = segment.pread(at, min(UNITS_READ * UNIT_BYTES, segment.end - at))
+        yield from queueunit.iterate(units)
+        at += len(units)
+
+
+def in_words(losses: Iterator[Loss]) -> str:
+    """Which messages they are."""
+    found = []
+    for topic, queue_id, first, count, _ in losses:
+        which = f"message {first}" if count == 1 else f"messages {first} to {first + count - 1}"
+        found.append(f"{which} of queue {queue_id} of {topic}")
+    return ", ".join(found) or "no message that a queue has"
+
+
+def all_of(
+    missed: Sequence[Loss], given_up: Sequence[Loss], after: Mapping[tuple[str, int], Bounds]
+) -> list[Loss]:
+    """``missed`` is what the log itself shows, by the gaps that are left in its queues. Of
+    ``given_up``, what stood at the places that were given up, it cannot show what came before a
+    queue's first message or behind its last: ``after`` has where these are now.
+    """
+    inside = [loss for loss in missed if loss.first_queue_offset < _bounds_of(loss, after)[1]]
+    return [*inside, *sorted(chain.from_iterable(_outside(loss, after) for loss in given_up))]
+
+
+def _bounds_of(loss: Loss, after: Mapping[tuple[str, int], Bounds]) -> Bounds:
+    return after.get((loss.topic, loss.queue_id), (0, 0))
+
+
+def _outside(loss: Loss, after: Mapping[tuple[str, int], Bounds]) -> Iterator[Loss]:
+    low, high = _bounds_of(loss, after)
+    first, stop = loss.first_queue_offset, loss.first_queue_offset + loss.message_count
+    for start, end in ((first, min(stop, low)), (max(first, high), stop)):
+        if start < end:
+            yield loss._replace(first_queue_offset=start, message_count=end - start)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+
+import pytest
+
+from cometmq.member.intercom import READ_BYTES, Intercom
+
+
+async def test_numbers_are_heard_in_their_order() -> None:
+    heard: list[int] = []
+    enough = asyncio.Event()
+    numbers = array("q", [*range(READ_BYTES // 4), -1])
+
+    def hear(some: array[int]) -> None:
+        heard.extend(some)
+        if -1 in some:
+            enough.set()
+
+    intercom = Intercom(hear)
+    with intercom.listening():
+        os.write(intercom.bell, numbers)
+        await asyncio.wait_for(enough.wait(), 5)
+    assert heard == list(numbers)
+    intercom.close()
+
+
+async def test_what_comes_while_nobody_listens_is_heard_later() -> None:
+    heard: asyncio.Queue[list[int]] = asyncio.Queue()
+    intercom = Intercom(lambda some: heard.put_nowait(some.tolist()))
+    with intercom.listening():
+        bell = intercom.bell
+    os.write(bell, array("q", [7]))
+    await asyncio.sleep(0)
+    assert heard.empty()
+    with intercom.listening():
+        assert intercom.bell == bell
+        assert await asyncio.wait_for(heard.get(), 5) == [7]
+    intercom.close()
+
+
+async def test_its_descriptors_are_closed_once() -> None:
+    intercom = Intercom(lambda _: None)
+    intercom.close()  # it has none
+    with intercom.listening():
+        bell = intercom.bell
+    intercom.close()
+    intercom.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(bell, bytes(8))

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cometmq import native
+from cometmq.errors import StoreFailed
+from cometmq.native.interface import Levels
+from cometmq.store.disk.files import OsFile, OsFiles
+from cometmq.store.layout import StorePaths
+from cometmq.store.log.commitlog import CommitLog
+from cometmq.store.log.levels import new_levels
+
+SIZE = 1 << 20
+needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C extension is not built")
+
+
+class Pipe:
+    """A bell and who listens to it."""
+
+    def __init__(self) -> None:
+        self._ear, self.bell = os.pipe2(os.O_NONBLOCK)
+
+    def heard(self) -> list[int]:
+        try:
+            return list(array("q", os.read(self._ear, 1 << 16)))
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        os.close(self._ear)
+        os.close(self.bell)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[CommitLog]:
+    (tmp_path / "commitlog").mkdir()
+    log = CommitLog(StorePaths(tmp_path), OsFiles(), SIZE)
+    yield log
+    log.close()
+
+
+def put(log: CommitLog, size: int) -> int:
+    """Appends so much that somebody waits for; returns the end."""
+    log.append(log.place(size), bytes(size), 7)
+    log.levels.demand(log.end[0])
+    return log.end[0]
+
+
+def levels_of(appended: int, demanded: int, flushed: int) -> Levels:
+    levels = new_levels()
+    levels.flush_to(flushed, 1)
+    levels.append_to(appended, 2)
+    levels.demand(demanded)
+    return levels
+
+
+# --- both implementations -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("implementation")
+def test_they_begin_at_the_start_and_keep_what_is_flushed() -> None:
+    levels = new_levels()
+    assert levels.flushed() == (0, 0)
+    levels.append_to(2**62, 2**61)
+    levels.demand(2**62)
+    assert levels.flushed() == (0, 0)
+    levels.flush_to(2**62, 2**61)
+    assert levels.flushed() == (2**62, 2**61)
+
+
+@pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize(
+    ("appended", "demanded", "flushed"),
+    [
+        (50, 0, 0),  # nobody waits
+        (50, 20, 20),  # nobody waits any more
+        (20, 50, 20),  # for what is not there
+        (101, 101, 50),  # it goes on in the next file
+    ],
+)
+def test_nothing_is_synced(fd: int, pipe: Pipe, appended: int, demanded: int, flushed: int) -> None:
+    levels = levels_of(appended, demanded, flushed)
+    assert levels.sync(fd, 100, pipe.bell) == 0
+    assert (levels.flushed(), pipe.heard()) == ((flushed, 1), [])
+
+
+@pytest.mark.usefixtures("implementation")
+def test_a_log_is_flushed_in_either_way(log: CommitLog, pipe: Pipe) -> None:
+    end = put(log, 100)
+    count = int(log.flush_while_wanted(pipe.bell))
+    assert (count or log.flush()) in (1, end)
+    assert log.flushed == log.end == (end, 7)
+    assert not log.flush_while_wanted(pipe.bell), "nobody waits any more"
+    durations = pipe.heard()
+    assert len(durations) == count
+    assert all(0 < duration < 60e9 for duration in durations)
+
+
+# --- the loop of the C extension ------------------------------------------------------------------
+
+
+@needs_native
+def test_one_sync_is_for_all_who_wait(fd: int, pipe: Pipe) -> None:
+    levels = levels_of(100, 30, 10)
+    assert levels.sync(fd, 100, pipe.bell) == 1
+    assert levels.flushed() == (100, 2), "up to what was appended, with its time"
+    assert len(pipe.heard()) == 1
+
+
+@needs_native
+def test_it_goes_on_while_others_append(log: CommitLog, pipe: Pipe) -> None:
+    """A thread appends and waits for the disk, again and again; the other one syncs by itself."""
+    put(log, 8)
+    count, heard = 2000, list[int]()
+
+    def append() -> None:
+        for _ in range(count):
+            end = put(log, 8)
+            while log.flushed[0] < end:
+                flushed, appended = log.flushed[0], log.end[0]
+                assert flushed <= appended
+        heard.extend(pipe.heard())
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    syncs = 0
+    while appending.is_alive() or log.flushed != log.end:
+        syncs += log.flush_while_wanted(pipe.bell)
+    appending.join()
+    assert log.flushed == log.end == ((count + 1) * 8, 7)
+    assert len(heard) + len(pipe.heard()) >= count >= syncs > 0
+
+
+@needs_native
+def test_it_leaves_a_log_that_goes_on_in_another_file(log: CommitLog, pipe: Pipe) -> None:
+    put(log, SIZE - 100)
+    assert log.flush_while_wanted(pipe.bell)
+    end = put(log, 200)
+    assert not log.flush_while_wanted(pipe.bell)
+    assert log.flushed[0] == SIZE - 100, "the first file has got its end mark since"
+    assert log.flush() == end
+    end = put(log, 200)
+    assert log.flush_while_wanted(pipe.bell)
+    assert log.flushed[0] == end
+
+
+@needs_native
+def test_a_log_may_go_on_in_another_file_at_any_moment(fd: int, pipe: Pipe) -> None:
+    """Also between the look at where it ends and the sync: what lies there was not synced."""
+    levels, stop, behind = new_levels(), 600_000, 1_000_000
+    levels.demand(behind)
+
+    def append() -> None:
+        for position in range(stop):
+            levels.append_to(behind, 1)
+            levels.append_to(position, 1)
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    while appending.is_alive():
+        levels.sync(fd, stop, pipe.bell)
+    appending.join()
+    levels.sync(fd, stop, pipe.bell)
+    assert levels.flushed()[0] == stop - 1
+
+
+@needs_native
+def test_it_goes_up_to_the_end_of_a_file(log: CommitLog, pipe: Pipe) -> None:
+    put(log, 100)
+    log.end_file()
+    log.levels.demand(SIZE)
+    assert log.flush_while_wanted(pipe.bell)
+    assert log.flushed[0] == SIZE
+    assert not log.flush_while_wanted(pipe.bell), "the next file is not there yet"
+
+
+@needs_native
+def test_a_refusal_of_the_disk_ends_it(log: CommitLog, pipe: Pipe) -> None:
+    put(log, 100)
+    assert log.flush_while_wanted(pipe.bell)
+    put(log, 100)
+    [segment] = log.segments
+    assert isinstance(segment.file, OsFile)
+    os.dup2(pipe.bell, segment.file._fd)  # a pipe cannot be synced
+    with pytest.raises(StoreFailed, match=r"cannot sync .*: Invalid argument"):
+        log.flush_while_wanted(pipe.bell)
+    assert log.flushed[0] == 100
+    assert len(pipe.heard()) == 1
+
+
+@needs_native
+def test_a_file_that_is_closed_is_not_synced(log: CommitLog, pipe: Pipe) -> None:
+    put(log, 100)
+    log.close()
+    assert not log.flush_while_wanted(pipe.bell)
+    assert log.flushed[0] == 0
+
+
+@needs_native
+def test_a_bell_that_nobody_hears_stops_nothing(fd: int, pipe: Pipe) -> None:
+    levels = new_levels()
+    for position in range(1, 10_000):
+        levels.append_to(position, position)
+        levels.demand(position)
+        assert levels.sync(fd, 10_000, pipe.bell) == 1
+    assert levels.flushed() == (9_999, 9_999)
+    assert len(pipe.heard()) == (1 << 16) // 8
