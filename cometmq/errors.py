@@ -234,6 +234,17 @@ class ConfigUnknownKey(RequestError):
     advice = "Remove or correct the option's name; the program's --help lists all options."
 
 
+class Unauthenticated(RequestError):
+    """The call did not bring the secret that this internal port wants."""
+
+    code = 1018
+    status = "UNAUTHENTICATED"
+    advice = (
+        "Give the caller the cluster's secret: option internal_secret_file of the processes, "
+        "--internal-secret-file or COMETMQ_INTERNAL_SECRET_FILE of the cometmq command."
+    )
+
+
 # --- 2000: not there ----------------------------------------------------------------------------
 
 
@@ -261,7 +272,7 @@ class GroupNotFound(MissingError):
 
     code = 2002
     advice = (
-        "Check the name: cometmq group list shows the groups, cometmq cluster shows the broker "
+        "Check the name: cometmq group list shows the groups, cometmq cluster status the broker "
         "groups."
     )
 
@@ -279,7 +290,7 @@ class RouteNotFound(MissingError):
     code = 2004
     retry = Retry.LATER
     advice = (
-        "No broker that serves the topic is registered: look at cometmq cluster and at the "
+        "No broker that serves the topic is registered: see cometmq cluster status and the "
         "brokers' logs."
     )
 
@@ -342,7 +353,7 @@ class NoFollower(ConflictError):
 
     code = 3011
     retry = Retry.LATER
-    advice = "Wait until a follower is connected and has caught up: see cometmq cluster."
+    advice = "Wait until a follower is connected and has caught up: see cometmq cluster status."
 
 
 class VersionUnsupported(ConflictError):
@@ -350,6 +361,24 @@ class VersionUnsupported(ConflictError):
 
     code = 3012
     advice = "Run the same release on all members of a broker group; upgrade followers first."
+
+
+class NotFollower(ConflictError):
+    """What was asked is for a follower; this member writes, or stands alone."""
+
+    code = 3015
+    advice = "Ask the members of the group how they stand: cometmq cluster status."
+
+
+class MemberIdTaken(ConflictError):
+    """Another process follows the writer under the same member id."""
+
+    code = 3016
+    retry = Retry.LATER
+    advice = (
+        "Give every member of a broker group a member_id of its own; a member whose disk was "
+        "replaced is taken in once its old process is gone."
+    )
 
 
 class LeaseConflict(ConflictError):
@@ -465,6 +494,16 @@ class ProcessFailed(BusyError):
     advice = "Read the end of its log above, correct what it names, and start again."
 
 
+class SlaveNotAvailable(BusyError):
+    """Fewer members are in sync than the broker group asks for; nothing was stored."""
+
+    code = 4010
+    advice = (
+        "The message's topic waits for copies, and too few followers have caught up: bring them "
+        "back (cometmq cluster status), or lower min_in_sync_replicas; sends go on by themselves."
+    )
+
+
 class LeaseUnavailable(BusyError):
     """The lease of a broker group cannot be read or written now."""
 
@@ -502,7 +541,10 @@ class StoreDamaged(StoreError):
 
     code = 5002
     status = "DATA_LOSS"
-    advice = "Keep a copy of the store, then see what is wrong: cometmq store verify DIRECTORY."
+    advice = (
+        "Keep a copy of the store. If the message names no other way, cometmq store repair "
+        "DIRECTORY says what is lost and how to go on; unasked it gives nothing up."
+    )
 
 
 class StoreFailed(StoreError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -24,6 +24,16 @@ class FlushMode(Enum):
     SYNC = 2  # acknowledged and seen when it is on disk
 
 
+class ReplicationMode(IntEnum):
+    """Which copies a message has to have before it counts as stored; the values are those of
+    ``cometmq.v1.ReplicationMode``, and a greater one asks for more.
+    """
+
+    ASYNC = 1  # the writer's alone
+    APPENDED = 2  # every in-sync member has it in its page cache
+    FLUSHED = 3  # every in-sync member has it on its disk
+
+
 class SendStatus(Enum):
     """What a stored message is assured of; the values are those of ``cometmq.v1.SendStatus``. In
     all cases it is stored: sending it again stores it twice.
@@ -31,6 +41,7 @@ class SendStatus(Enum):
 
     SEND_OK = 1  # everything that its topic demands
     FLUSH_DISK_TIMEOUT = 2  # its topic demands the disk, which has not answered in time
+    FLUSH_SLAVE_TIMEOUT = 3  # its topic demands copies, which were not there in time
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,8 +63,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The settings of a topic on one broker group; RocketMQ's topics.json plus the flush mode and
-    how long its messages are shown.
+    """The settings of a topic on one broker group; RocketMQ's topics.json plus what a message has
+    to have before it counts as stored, and how long messages are shown.
     """
 
     name: str
@@ -61,6 +72,7 @@ class TopicConfig:
     write_queue_count: int = 4
     permission: int = PERMISSION_READ | PERMISSION_WRITE
     flush_mode: FlushMode = FlushMode.ASYNC
+    replication_mode: ReplicationMode = ReplicationMode.ASYNC
     reserve_time_ms: int = 0  # older messages are not shown; 0 = what the log has is shown
 
     @property

@@ -28,6 +28,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.record import BLANK_BYTES, host_bytes
 from cometmq.member.admin_servicer import AdminReadServicer
 from cometmq.member.config import MemberConfig
+from cometmq.member.elections import Elections
 from cometmq.member.flushing import PAGE_BYTES, FlushPolicy
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
@@ -37,7 +38,7 @@ from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.registration import Registrar
 from cometmq.member.tenure import Deposed
 from cometmq.reexec import RoleChange
-from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.server import join_address
 from cometmq.rpc.vitals import Vitals
@@ -151,7 +152,9 @@ class MemberApp(ABC):
         self._registry = new_registry(self.name, self._clock)
         self._metrics = MemberMetrics(self._registry, config.cluster, config.broker_group)
         self._registry.register(DiskCollector(self._metrics, config.store_path))
+        self._registry.register(RefusedCallers(ports.secret))
         self._vitals = Vitals(self._registry, ports.gate, self._clock)
+        self._elections = Elections(self._registry, before)
         self._count_roles()
         self._stack = AsyncExitStack()
         self._change: RoleChange | None = None
@@ -212,7 +215,14 @@ class MemberApp(ABC):
         to stop came first.
         """
 
-    def become(self, module: str, reason: str, log_end: int | None = None) -> None:
+    def become(
+        self,
+        module: str,
+        reason: str,
+        log_end: int | None = None,
+        *,
+        heard_s: float | None = None,
+    ) -> None:
         """This process is to be replaced."""
         if self._change is not None:
             return
@@ -221,7 +231,8 @@ class MemberApp(ABC):
             "internal_port": self._ports.internal.port,
             "metrics_port": self._metrics_port,
         }
-        change = RoleChange(module, reason, ports, log_end)
+        counts = self._elections.counts
+        change = RoleChange(module, reason, ports, log_end, heard_s=heard_s, elections=counts)
         self._change = change.after(self._before, self._clock.boottime_s())
         log.info("role ends", extra=fields(next=module, reason=reason))
         self._ended.set()
@@ -291,6 +302,8 @@ class MemberApp(ABC):
         gc.collect()
         gc.freeze()  # what lives as long as the process need not be looked at again
         await self._ports.set_ready()
+        if self.role == WRITER:
+            self._elections.ready(self._clock.boottime_s())
         try:
             async with asyncio.timeout(REGISTRATION_WAIT_S):
                 await parts.registrar.tried()

@@ -14,13 +14,28 @@ from pathlib import Path
 from cometmq.config import ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
 from cometmq.messaging.topics import check_name
-from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode
+from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
 from cometmq.rpc.channels import parse_addresses
 
 MIB = 1024 * 1024
 # One is being written, the next is ready, one is left to read: below that a quota would be full
 # whatever went.
 QUOTA_LOG_FILES_MIN = 5
+
+
+class ReplicationOption(Enum):
+    """Replication modes by name."""
+
+    ASYNC = ReplicationMode.ASYNC
+    APPENDED = ReplicationMode.APPENDED
+    FLUSHED = ReplicationMode.FLUSHED
+
+
+class PromoteAsync(Enum):
+    """Whether asynchronous groups fail over by themselves."""
+
+    BOUNDED = "bounded"
+    NEVER = "never"
 
 
 class FlushDiskType(Enum):
@@ -58,6 +73,13 @@ class MemberConfig(ServiceConfig):
     )
     advertised_host: str = field(
         default="", metadata=about("Host that clients are told; empty = listen_host.")
+    )
+    internal_secret_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "File with the secret that calls of internal ports bring, ours and others'; of several,"
+            " one a line, all are taken and the first is sent. None: anybody is served."
+        ),
     )
 
     # --- topics and groups ---
@@ -111,6 +133,22 @@ class MemberConfig(ServiceConfig):
             "While producers send, consumers far behind together get this much, or twice what "
             "comes in when that is more. 0: as much as they can take.",
             unit="bytes",
+        ),
+    )
+    slave_read_enable: bool = field(
+        default=False,
+        metadata=about(
+            "Send consumers that are far behind to a follower, as their group's settings say. (A "
+            "follower answers whoever comes, also without it.)"
+        ),
+    )
+    access_message_in_memory_max_ratio: float = field(
+        default=40.0,
+        metadata=about(
+            "Far behind is more of the log than this part of the memory.",
+            unit="%",
+            minimum=0,
+            maximum=100,
         ),
     )
 
@@ -255,19 +293,81 @@ class MemberConfig(ServiceConfig):
         ),
     )
     lease_duration_s: float = field(
-        default=15.0,
+        default=6.0,
         metadata=about(
-            "How long a released lease waits for its new holder before the old one takes it back.",
+            "How long a lease that nobody renews is waited for before another member takes it.",
             unit="s",
             minimum=0.1,
         ),
     )
     lease_renew_s: float = field(
-        default=5.0, metadata=about("Time between renewals of the lease.", unit="s", minimum=0.05)
+        default=2.0, metadata=about("Time between renewals of the lease.", unit="s", minimum=0.05)
     )
     lease_poll_s: float = field(
-        default=1.0,
+        default=0.5,
         metadata=about("Time between looks of a follower at the lease.", unit="s", minimum=0.02),
+    )
+    peers: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            "All members of the group, id@host:internal_port;... They are asked before a lost "
+            "lease, or a group whose machines have all failed, goes on. None: an operator decides."
+        ),
+    )
+
+    # --- replication ---
+    replication_mode: ReplicationOption = field(
+        default=ReplicationOption.ASYNC,
+        metadata=about("Which copies messages of new topics wait for."),
+    )
+    min_in_sync_replicas: int = field(
+        default=1,
+        metadata=about(
+            "Members, this one included, that must be in sync; with fewer, sends to topics that "
+            "wait for copies are refused.",
+            minimum=1,
+            maximum=16,
+        ),
+    )
+    in_sync_lag_s_max: float = field(
+        default=3.0,
+        metadata=about(
+            "A follower that has not had everything for so long is waited for no more.",
+            unit="s",
+            minimum=0.1,
+        ),
+    )
+    slave_timeout: int = field(
+        default=3_000,
+        metadata=about(
+            "Time after which a batch that waits for copies is answered FLUSH_SLAVE_TIMEOUT.",
+            unit="ms",
+            minimum=1,
+        ),
+    )
+    promote_async: PromoteAsync = field(
+        default=PromoteAsync.BOUNDED,
+        metadata=about(
+            "Whether a follower may take over in a group none of whose topics waits for copies: "
+            "what it does not have yet is then lost."
+        ),
+    )
+    async_promote_lag_max: int = field(
+        default=64 * MIB,
+        metadata=about("How far behind it may be.", unit="bytes", minimum=0),
+    )
+    async_promote_silence_max: float = field(
+        default=5.0,
+        metadata=about("How long ago it may have been heard.", unit="s", minimum=0.1),
+    )
+    copy_bytes_per_s: int = field(
+        default=64 * MIB,
+        metadata=about(
+            "While producers send, followers far behind together get this much, or twice what "
+            "comes in when that is more. 0: as much as they can take.",
+            unit="bytes",
+            minimum=0,
+        ),
     )
 
     # --- process ---
@@ -298,7 +398,33 @@ class MemberConfig(ServiceConfig):
             )
         if not all(cpu.isdecimal() for cpu in self.cpu_affinity):
             raise ConfigInvalid("option cpu_affinity: CPU numbers, such as 0;1")
+        if (
+            self.transient_store_pool_enable
+            and self.replication_mode is not ReplicationOption.ASYNC
+        ):
+            raise ConfigInvalid(
+                "option transient_store_pool_enable: what it keeps in memory is not there for "
+                "followers; use it with replication_mode ASYNC only"
+            )
+        if self.lease_renew_s >= self.lease_duration_s:
+            raise ConfigInvalid("option lease_renew_s must be below lease_duration_s")
+        self.peer_addresses()
         self._check_retention()
+
+    def peer_addresses(self) -> dict[int, str] | None:
+        """Internal addresses of the group's other members, by id; None: they are not configured."""
+        if not self.peers:
+            return None
+        found: dict[int, str] = {}
+        for peer in self.peers:
+            number, _, address = peer.partition("@")
+            if not number.isdecimal() or not address or int(number) in found:
+                raise ConfigInvalid(f"option peers: {peer!r} is not id@host:port, each id once")
+            parse_addresses((address,))
+            found[int(number)] = address
+        if found.pop(self.member_id, None) is None:
+            raise ConfigInvalid(f"option peers: this member, {self.member_id}, is not among them")
+        return found
 
     def _check_retention(self) -> None:
         if not all(hour.isdecimal() and int(hour) < 24 for hour in self.delete_when):

@@ -9,7 +9,14 @@ from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.member.finding import KeyAnswer, KeyQuery
 from cometmq.member.reading import PullAnswer
 from cometmq.messaging.groups import Membership
-from cometmq.model import FlushMode, Position, SendStatus, Subscription, TopicConfig
+from cometmq.model import (
+    FlushMode,
+    Position,
+    ReplicationMode,
+    SendStatus,
+    Subscription,
+    TopicConfig,
+)
 from cometmq.store.queries import Boundary
 from cometmq.v1 import broker_pb2, common_pb2
 
@@ -35,12 +42,19 @@ def topic(proto: common_pb2.TopicConfig, default: TopicConfig) -> TopicConfig:
         mode = FlushMode(proto.flush_mode) if proto.flush_mode else default.flush_mode
     except ValueError:
         raise InvalidRequest(f"flush_mode {proto.flush_mode} is not known here") from None
+    try:
+        copies = ReplicationMode(proto.replication_mode or default.replication_mode)
+    except ValueError:
+        raise InvalidRequest(
+            f"replication_mode {proto.replication_mode} is not known here"
+        ) from None
     return TopicConfig(
         name=proto.name,
         read_queue_count=proto.read_queue_count or default.read_queue_count,
         write_queue_count=proto.write_queue_count or default.write_queue_count,
         permission=proto.permission or default.permission,
         flush_mode=mode,
+        replication_mode=copies,
         reserve_time_ms=(
             proto.reserve_time_ms if proto.HasField("reserve_time_ms") else default.reserve_time_ms
         ),
@@ -54,6 +68,7 @@ def topic_proto(config: TopicConfig) -> common_pb2.TopicConfig:
         write_queue_count=config.write_queue_count,
         permission=config.permission,
         flush_mode=common_pb2.FlushMode.ValueType(config.flush_mode.value),
+        replication_mode=common_pb2.ReplicationMode.ValueType(config.replication_mode.value),
         reserve_time_ms=config.reserve_time_ms,
     )
 
@@ -112,8 +127,10 @@ def key_query(proto: broker_pb2.QueryMessagesRequest) -> KeyQuery:
         raise InvalidRequest("neither a key nor a unique id was given")
     first_ms = proto.begin_ms if proto.HasField("begin_ms") else 0
     last_ms = proto.end_ms if proto.HasField("end_ms") else TIME_MS_MAX
-    if not first_ms <= last_ms or proto.max_count < 0:
-        raise InvalidRequest(f"{first_ms} to {last_ms}, at most {proto.max_count}: not a range")
+    if first_ms > last_ms:
+        raise InvalidRequest(f"begin_ms {first_ms} is later than end_ms {last_ms}")
+    if proto.max_count < 0:
+        raise InvalidRequest(f"max_count: {proto.max_count} is not a number of messages")
     return KeyQuery(proto.topic, key, by == "unique_id", first_ms, last_ms, proto.max_count)
 
 

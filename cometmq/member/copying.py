@@ -8,6 +8,7 @@ readers do not wait for it; nobody else writes meanwhile.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +28,18 @@ from cometmq.messaging.state import (
     StateLoader,
 )
 from cometmq.messaging.topics import is_system
-from cometmq.replication.watermarks import CopyWatermarks, DurabilityClass, ReadableMaxima
+from cometmq.replication.watermarks import (
+    STRICTEST,
+    CopyWatermarks,
+    DurabilityClass,
+    Marks,
+    ReadableMaxima,
+)
 from cometmq.store.base import BaseStore
 from cometmq.store.following import FollowerStore
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
 
 # Below it a chunk is appended on the loop: the way to a thread and back costs as much.
 INLINE_BYTES_MAX = 32 * 1024
@@ -77,9 +87,10 @@ class CopyStorage(BaseStorage):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.store.append, offset, data, collected)
 
-    def told(self, visible_async: int, visible_others: int) -> None:
-        """The writer has told what consumers may see."""
-        self.watermarks.told(visible_async, visible_others)
+    def told(self, visible: Marks, flush_to: int) -> None:
+        """The writer has told what consumers may see, and up to where it waits for our disk."""
+        self.watermarks.told(visible)
+        self._flusher.demand(min(flush_to, self.store.appended_offset))
         self._sync_as_the_writer()
         self._show()
 
@@ -97,7 +108,7 @@ class CopyStorage(BaseStorage):
 
     def _show(self) -> None:
         # State first: a message of a new topic can only be read when the topic is known.
-        for topic in self._state.advance(self.watermarks.visible(DurabilityClass.FLUSHED)):
+        for topic in self._state.advance(self.watermarks.visible(STRICTEST)):
             self.arrivals.topic_changed(topic)
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
 
@@ -149,7 +160,7 @@ def _unseen(store: BaseStore) -> ReadableMaxima:
     for key in store.queues():
         low, high = store.queue_bounds(*key)
         if high > low:
-            maxima.push(DurabilityClass.FLUSHED, store.appended_offset, key, high)
+            maxima.push(STRICTEST, store.appended_offset, key, high)
     return maxima
 
 
@@ -171,8 +182,8 @@ class StateCopy:
         """What the topic's messages demand, as far as is known; the strictest where it is not."""
         config = None if is_system(topic) else self.state.topics.find(topic)
         if config is None:
-            return DurabilityClass.FLUSHED
-        return DurabilityClass.of(config.flush_mode)
+            return STRICTEST
+        return DurabilityClass.of(config.flush_mode, config.replication_mode)
 
     def put(self, end: int, tag: str, body: bytes) -> None:
         """A state record came that ends at ``end`` of the log."""
@@ -206,12 +217,25 @@ def _topic_of(change: Change) -> str:
 
 
 def cut(store: FollowerStore, offset: int) -> None:
-    """Cut a follower's log at ``offset``; nobody else may use the store.
+    """Cut a follower's log at ``offset``; nobody else may use the store. What is cut is kept aside.
 
     When a topic was deleted behind it, that topic's queues are gone, and only the whole log could
     bring them back: then everything is forgotten, and copied anew.
     """
+    _keep_aside(store, offset)
     if deletes_a_topic(store, offset):
         store.start_anew(store.min_offset)
     else:
         store.truncate(offset)
+
+
+def _keep_aside(store: FollowerStore, offset: int) -> None:
+    lost = store.appended_offset - offset
+    try:
+        kept = store.keep_aside(offset)
+    except DiskFull:
+        kept = 0
+    log.warning(
+        "the group has gone on without the end of this log",
+        extra=fields(first=offset, end=store.appended_offset, bytes=lost, kept_bytes=kept),
+    )

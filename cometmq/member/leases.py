@@ -3,9 +3,6 @@
 Both give the same: read the record with its version, write a record if the version is still that
 one. Blocking work is done in threads, with deadlines: LeaseUnavailable means that nothing is known,
 not even whether a write was done.
-
-``in_sync`` and ``electable``, the two sets of members that unplanned fail-over needs, will be
-fields of the record, here as JSON and as annotations; nothing else of this module changes then.
 """
 
 from __future__ import annotations
@@ -15,15 +12,17 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
 from cometmq.errors import ConfigInvalid, LeaseConflict, LeaseUnavailable
-from cometmq.replication.lease import LeaseRecord
+from cometmq.member.kube import Body, KubeApi
+from cometmq.replication.lease import LeaseRecord, record_from
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class FileLease:
     def _read(self) -> Reading:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            return Reading(LeaseRecord(**content["record"]), str(content["version"]))
+            return Reading(record_from(content["record"]), str(content["version"]))
         except FileNotFoundError:
             return Reading(None, NOT_THERE)
         except (ValueError, KeyError, TypeError) as error:
@@ -105,8 +104,8 @@ class FileLease:
             found = self._read().version
             if found != version:
                 raise LeaseConflict(f"the lease has version {found or 'none'}, not {version}")
-            new = str(int(found or 0) + 1)
-            self._replace(json.dumps({"version": new, "record": asdict(record)}, indent=2))
+            new = uuid4().hex  # never one of a file that was removed meanwhile
+            self._replace(json.dumps({"version": new, "record": record.fields()}, indent=2))
         return new
 
     def _replace(self, text: str) -> None:
@@ -121,20 +120,21 @@ class FileLease:
 # --- Kubernetes -----------------------------------------------------------------------------------
 
 PREFIX = "cometmq.io/"
-Body = dict[str, Any]  # a Lease as JSON
 
 
 class KubernetesLease:
     """``coordination.k8s.io/v1`` Lease: the standard fields for people and tools, all of the record
-    in annotations; versions are ``resourceVersion``. ``connect`` makes the API (in a thread: the
-    package takes seconds to import).
+    in annotations.
+
+    A version is ``uid/resourceVersion``. Without the uid the API would take the replacement of a
+    Lease that somebody has deleted for the wish to make it.
     """
 
-    def __init__(self, namespace: str, name: str, connect: Callable[[], Any] | None = None) -> None:
-        self._namespace = namespace
-        self._name = name
-        self._connect = connect or _cluster_api
-        self._api: Any = None
+    def __init__(self, namespace: str, name: str, api: KubeApi | None = None) -> None:
+        self._place = {"namespace": namespace, "name": name}
+        self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._one = f"{self._all}/{name}"
+        self._api = api or KubeApi()
         self._last: Body = {}  # as read or written last: labels and owners stay as they are
 
     async def read(self) -> Reading:
@@ -144,69 +144,49 @@ class KubernetesLease:
         return await _in_thread(lambda: self._write(record, version))
 
     def _read(self) -> Reading:
-        found = self._call("read_namespaced_lease", self._name, missing_is_none=True)
-        if found is None:
+        status, found = self._api.call("GET", self._one, None, DEADLINE_S)
+        if status == HTTPStatus.NOT_FOUND and _names(found) == self._place["name"]:
             self._last = {}
             return Reading(None, NOT_THERE)
-        self._last = found
-        return Reading(record_of(found), found["metadata"]["resourceVersion"])
+        self._last = self._checked(status, found)
+        return Reading(record_of(found), _version_of(found))
 
     def _write(self, record: LeaseRecord, version: str) -> str:
         body = body_of(record, self._last, datetime.now(UTC))
-        body["metadata"] |= {"name": self._name, "namespace": self._namespace}
-        if version == NOT_THERE:
-            body["metadata"].pop("resourceVersion", None)
-            written = self._call("create_namespaced_lease", body=body)
-        else:
-            body["metadata"]["resourceVersion"] = version
-            written = self._call("replace_namespaced_lease", self._name, body=body)
-        assert written is not None
-        self._last = written
-        new: str = written["metadata"]["resourceVersion"]
-        return new
+        uid, _, number = version.partition("/")
+        known = {"uid": uid, "resourceVersion": number} if version != NOT_THERE else {}
+        body["metadata"] = {**_without(body["metadata"], _VERSION), **self._place, **known}
+        method, path = ("PUT", self._one) if known else ("POST", self._all)
+        self._last = self._checked(*self._api.call(method, path, body, DEADLINE_S))
+        return _version_of(self._last)
 
-    def _call(
-        self, method: str, *names: str, missing_is_none: bool = False, **arguments: Any
-    ) -> Body | None:
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
-        if self._api is None:
-            self._api = self._connect()
-        try:
-            answer = getattr(self._api, method)(
-                *names, self._namespace, _request_timeout=DEADLINE_S, **arguments
-            )
-        except ApiException as error:
-            if error.status == 404 and missing_is_none:
-                return None
-            if error.status == 409:
-                raise LeaseConflict(f"lease {self._name}: {error.reason}") from error
-            raise LeaseUnavailable(
-                f"lease {self._name}: the API answered {error.status} {error.reason}"
-            ) from error
-        except HTTPError as error:
-            raise LeaseUnavailable(f"lease {self._name}: {error}") from error
-        body: Body = self._api.api_client.sanitize_for_serialization(answer)
-        return body
+    def _checked(self, status: int, body: Body) -> Body:
+        """The Lease in an answer that has one."""
+        if status in (HTTPStatus.OK, HTTPStatus.CREATED):
+            return body
+        told = f"lease {self._place['name']}: the API answered {status} {body.get('message', '')}"
+        if status == HTTPStatus.CONFLICT:
+            raise LeaseConflict(told)
+        raise LeaseUnavailable(told)
 
 
-def _cluster_api() -> Any:
-    """The API of the cluster that this pod runs in, else of the user's kubeconfig."""
-    from kubernetes import client, config
-    from kubernetes.config.config_exception import ConfigException
+_VERSION = ("uid", "resourceVersion", "creationTimestamp", "managedFields")
 
-    loader: Any = config  # has no types
-    settings = client.Configuration()
-    try:
-        loader.load_incluster_config(settings)
-    except ConfigException:
-        try:
-            loader.load_kube_config(client_configuration=settings)
-        except ConfigException as error:
-            raise LeaseUnavailable(f"no Kubernetes API is configured: {error}") from error
-    settings.retries = False  # a write that was sent twice would conflict with itself
-    return client.CoordinationV1Api(client.ApiClient(settings))
+
+def _names(refusal: Body) -> str | None:
+    """What an answer says was not found. Nothing: there is not even the kind, as while the server
+    starts, or it is no API of Kubernetes.
+    """
+    found: str | None = (refusal.get("details") or {}).get("name")
+    return found
+
+
+def _version_of(body: Body) -> str:
+    return f"{body['metadata']['uid']}/{body['metadata']['resourceVersion']}"
+
+
+def _without(fields: Body, names: Collection[str]) -> Body:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
@@ -222,7 +202,7 @@ def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
     spec["holderIdentity"] = holder
     spec["leaseDurationSeconds"] = max(1, math.ceil(record.duration_s))
     spec["renewTime"] = stamp
-    fields = {PREFIX + key: json.dumps(value) for key, value in asdict(record).items()}
+    fields = {PREFIX + key: json.dumps(value) for key, value in record.fields().items()}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **fields}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -239,8 +219,7 @@ def record_of(body: Body) -> LeaseRecord | None:
     if not ours:
         return None
     try:
-        known = LeaseRecord.__dataclass_fields__
-        return LeaseRecord(**{key: json.loads(text) for key, text in ours.items() if key in known})
+        return record_from({key: json.loads(text) for key, text in ours.items()})
     except (ValueError, TypeError) as error:
         name = body["metadata"].get("name")
         raise LeaseUnavailable(f"lease {name} does not read as ours: {error}") from error

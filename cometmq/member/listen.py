@@ -1,12 +1,14 @@
-"""The broker's two ports, before anything slow is imported: health answers from here on."""
+"""A member's two ports, before anything slow is imported: health answers from here on."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 
+from cometmq.clock import SystemClock
 from cometmq.member.config import MemberConfig
 from cometmq.rpc.gate import Gate
+from cometmq.rpc.secret import SharedSecret, open_secret
 from cometmq.rpc.server import RpcServer, ServerLimits
 
 CLIENT_SERVICE = "cometmq.v1.BrokerService"
@@ -16,11 +18,14 @@ MEMBER_SERVICE = "cometmq.v1.MemberService"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Both servers; they share one gate."""
+    """Both servers; they share one gate. ``secret`` is what the internal one wants, and what this
+    member brings to others'; None: nothing.
+    """
 
     clients: RpcServer
     internal: RpcServer
     gate: Gate
+    secret: SharedSecret | None
 
     async def start(self) -> None:
         """Bind both."""
@@ -45,8 +50,9 @@ class Ports:
 
 
 def new_ports(config: MemberConfig) -> Ports:
-    """Servers that have not started yet."""
+    """Servers that have not started yet. ConfigInvalid: ``internal_secret_file`` is no good."""
     gate = Gate()
+    secret = open_secret(config.internal_secret_file, SystemClock())
     limits = ServerLimits()
     host = config.listen_host
     return Ports(
@@ -57,6 +63,8 @@ def new_ports(config: MemberConfig) -> Ports:
             services=[ADMIN_SERVICE, MEMBER_SERVICE],
             gate=gate,
             limits=limits,
+            admit=None if secret is None else secret.check,
         ),
         gate,
+        secret,
     )

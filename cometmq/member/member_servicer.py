@@ -32,6 +32,14 @@ class ReplicationPart(Protocol):
         self, request: member_pb2.StepDownRequest, context: Context
     ) -> member_pb2.StepDownResponse: ...
 
+    async def Standing(
+        self, request: member_pb2.StandingRequest, context: Context
+    ) -> member_pb2.StandingResponse: ...
+
+    async def Elect(
+        self, request: member_pb2.ElectRequest, context: Context
+    ) -> member_pb2.ElectResponse: ...
+
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context
     ) -> member_pb2.ChecksumLogResponse: ...
@@ -80,6 +88,20 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
         if self._replication is None:
             await _not_served(context)
         return await self._replication.StepDown(request, context)
+
+    async def Standing(
+        self, request: member_pb2.StandingRequest, context: Context
+    ) -> member_pb2.StandingResponse:
+        if self._replication is None:
+            await _not_served(context)
+        return await self._replication.Standing(request, context)
+
+    async def Elect(
+        self, request: member_pb2.ElectRequest, context: Context
+    ) -> member_pb2.ElectResponse:
+        if self._replication is None:
+            await _not_served(context)
+        return await self._replication.Elect(request, context)
 
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context

@@ -20,6 +20,7 @@ from cometmq.errors import DiskFull, FlowControl, StoreFailed
 from cometmq.member.storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import RETRY_PREFIX, is_system
+from cometmq.replication.refusals import Refusals
 
 # Labels of every sample that names its process.
 NODE = ("cluster", "node_type", "node_id")
@@ -55,6 +56,18 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def replication_refused(refusals: Refusals) -> CounterMetricFamily:
+    """What a writer refused of followers, or a follower of its writer."""
+    refused = CounterMetricFamily(
+        "cometmq_replication_refused",
+        "Streams of replication that were ended for what came on them, by what was wrong.",
+        labels=["reason"],
+    )
+    for reason, count in refusals.counts.items():
+        refused.add_metric([reason.value], count)
+    return refused
+
+
 class MemberMetrics:
     """The counters that code has to feed. ``node`` is (cluster, broker group)."""
 
@@ -77,6 +90,11 @@ class MemberMetrics:
         self.arrival_bytes = Counter(
             "cometmq_arrival_bytes", "Record bytes sent along with arrivals.", registry=registry
         )
+        self.pulls_suggested = Counter(
+            "cometmq_pulls_suggested",
+            "Pulls answered with a follower to pull from next.",
+            registry=registry,
+        )
         self.producer_connections = Gauge(
             "rocketmq_producer_connections", "Open send streams.", NODE, registry=registry
         ).labels(*self.node)
@@ -87,7 +105,7 @@ class MemberMetrics:
             self.batches_refused.labels(refusal.name())
         self._late = Counter(
             "cometmq_batches_late",
-            "Batches answered FLUSH_DISK_TIMEOUT: stored, not on disk in time.",
+            "Batches stored, and answered FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT.",
             registry=registry,
         )
         self._append_s = Histogram(

@@ -44,11 +44,13 @@ def open_writer(
     *,
     epoch_floor: int = 0,
     log_end: int | None = None,
+    keeps_positions: bool = True,
     progress: Progress | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
-    before handed its log over, of which we have everything. ``progress`` is told how far recovery
-    is.
+    before handed its log over, of which we have everything. ``keeps_positions`` False: what others
+    have seen may not be in our log, so all positions are fenced. ``progress`` is told how far
+    recovery is.
 
     Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
     again.
@@ -70,7 +72,7 @@ def open_writer(
         state = _load_state(store, config, clock)
         if store.takeover is not None:
             takeover.take_over(store, store.takeover, state, config)
-        elif not store.clean_start and log_end is None:
+        elif not keeps_positions or (not store.clean_start and log_end is None):
             _raise_generations(store, state)
         _drop_orphans(store, state)
         copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq.errors import GroupNotFound, TopicNotFound
+from cometmq.member.advising import Adviser
 from cometmq.member.reading import QueueView, Reader
 from cometmq.messaging.generations import QueueKey
 from cometmq.messaging.groups import MemberTable, check_name
@@ -22,9 +23,14 @@ class Progress:
 
 
 class GroupReads:
-    """Groups and their offsets, to be read. ``members``: the live ones, none on a follower."""
+    """Groups and their offsets, to be read. ``members``: the live ones, none on a follower.
+    ``adviser``: says where groups pull next.
+    """
 
-    def __init__(self, state: BrokerState, reader: Reader, members: MemberTable) -> None:
+    def __init__(
+        self, state: BrokerState, reader: Reader, members: MemberTable, adviser: Adviser
+    ) -> None:
+        self._adviser = adviser
         self._state = state
         self._reader = reader
         self._members = members
@@ -37,6 +43,10 @@ class GroupReads:
     def known_or_empty(self, group: str) -> str:
         """The group's name if it exists, for metrics: a label must not be what a client made up."""
         return group if group in self._state.groups else ""
+
+    def suggested(self, group: str, backlog_bytes: int) -> int | None:
+        """The member that the group is to pull from next; None = the writer."""
+        return self._adviser.member(self._state.groups, group, backlog_bytes)
 
     def progress(self, group: str, topic: str = "") -> list[Progress]:
         """The group in every queue that it committed for or that its members read, in order of

@@ -58,7 +58,12 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         answer = await self._reader.pull(query)
         known_group = self._group_reads.known_or_empty(request.group)
         self._metrics.messages_out(query.topic, known_group, answer.count, len(answer.records))
-        return convert.pull_proto(answer, self._identity.broker_group, request.form)
+        response = convert.pull_proto(answer, self._identity.broker_group, request.form)
+        suggested = self._group_reads.suggested(request.group, answer.backlog_bytes)
+        if suggested is not None:
+            response.suggested_member_id = suggested
+            self._metrics.pulls_suggested.inc()
+        return response
 
     async def QueryQueues(
         self, request: broker_pb2.QueryQueuesRequest, context: Context

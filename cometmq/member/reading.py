@@ -17,7 +17,7 @@ from typing import TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
-from cometmq.member.damage import read_before_damage
+from cometmq.member.damage import Limits, read_before_damage
 from cometmq.member.pacing import CatchUpPace
 from cometmq.member.storage import BaseStorage
 from cometmq.messaging import news, pull
@@ -49,7 +49,9 @@ class PullQuery:
 
 @dataclass(frozen=True, slots=True)
 class PullAnswer:
-    """What it gets. ``records`` are encoded, end to end."""
+    """What it gets. ``records`` are encoded, end to end. ``backlog_bytes``: log behind the last
+    message that was looked at; 0 = nothing was.
+    """
 
     status: PullStatus
     records: bytes
@@ -57,6 +59,7 @@ class PullAnswer:
     next_position: Position
     min_offset: int
     max_offset: int
+    backlog_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,21 @@ class QueueView:
 
 
 class Reader:
-    """Answers reads from the store, as far as the state lets it."""
+    """Answers reads from the store, as far as the state lets it. ``copy``: the store is a
+    follower's, which has the last word on nothing that it lacks.
+    """
 
     def __init__(
-        self, storage: BaseStorage, state: BrokerState, pace: CatchUpPace, clock: Clock
+        self,
+        storage: BaseStorage,
+        state: BrokerState,
+        pace: CatchUpPace,
+        clock: Clock,
+        *,
+        copy: bool = False,
     ) -> None:
+        self._copy = copy
+        self._decide = pull.decide_at_copy if copy else pull.decide
         self._storage = storage
         self._state = state
         self._pace = pace
@@ -89,46 +102,75 @@ class Reader:
 
     async def pull(self, query: PullQuery) -> PullAnswer:
         """Raises what the topic table, the generations and the limits raise (cometmq.errors), and
-        StoreDamaged, which names the next good message.
+        StoreDamaged, which says where to go on.
         """
+        try:
+            answer = await self._pull(query)
+        except MessageNotFound:
+            if not self._has_gone(query):
+                raise
+        else:
+            if answer.count or not self._has_gone(query):
+                return answer
+        return await self._pull(query)  # and be told where the queue begins now
+
+    def _has_gone(self, query: PullQuery) -> bool:
+        """Whether retention has come past the position, maybe just now."""
+        low, _, _ = self._storage.bounds((query.topic, query.queue_id))
+        return query.position.offset < low
+
+    async def _pull(self, query: PullQuery) -> PullAnswer:
         self._state.topics.for_read(query.topic, query.queue_id)
         history = self._state.generations.of(query.topic, query.queue_id)
-        position = history.validate(query.position)
-        max_count, max_bytes = pull.clamp(query.max_count, query.max_bytes)
+        validate = history.validate_at_copy if self._copy else history.validate
+        position = validate(query.position)
+        limits = pull.clamp(query.max_count, query.max_bytes)
         low, readable, appended = self._storage.bounds((query.topic, query.queue_id))
-        status, offset = pull.decide(position.offset, low, readable, appended)
-        records, choice = b"", Choice([], 0, offset)
+        status, offset = self._decide(position.offset, low, readable, appended)
+        records, choice, backlog = b"", Choice([], 0, offset), 0
         if status is PullStatus.FOUND:
-            wanted = min(pull.units_wanted(max_count, query.codes), readable - offset)
-
-            def read(nowait: bool) -> tuple[bytes, Choice]:
-                return self._read(query, offset, wanted, (max_count, max_bytes), nowait)
-
-            try:
-                records, choice = await self._hot_or_cold(read)
-            except MessageNotFound:
-                if not self._has_gone(query):
-                    raise
-            except StoreDamaged:
-                self._storage.damaged_pulls += 1
-                records, choice = await asyncio.get_running_loop().run_in_executor(
-                    self._cold,
-                    read_before_damage,
-                    self._storage.store,
-                    (query.topic, query.queue_id),
-                    offset,
-                    wanted,
-                    (max_count, max_bytes),
-                    query.codes,
-                )
-            if not choice.count and self._has_gone(query):
-                return await self.pull(query)  # and be told where the queue begins now
-            status = choice.status
+            records, choice = await self._found(query, offset, readable, limits)
+            status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
             self._storage.hungry()
         next_position = Position(history.current, choice.next_offset)
-        return PullAnswer(status, records, choice.count, next_position, low, readable)
+        return PullAnswer(status, records, choice.count, next_position, low, readable, backlog)
+
+    def _backlog(self, query: PullQuery, choice: Choice) -> int:
+        """Log behind the last message that a pull looked at."""
+        store = self._storage.store
+        if choice.spans:
+            start, size = choice.spans[-1]
+            return store.appended_offset - start - size
+        try:  # nothing passed the filter; the unit was read a moment ago
+            last = choice.next_offset - 1
+            unit = store.read_units(query.topic, query.queue_id, last, 1, nowait=True)
+        except BlockingIOError:
+            return 0
+        return store.appended_offset - queueunit.unit_at(unit, 0)[0] if unit else 0
+
+    async def _found(
+        self, query: PullQuery, offset: int, readable: int, limits: Limits
+    ) -> tuple[bytes, Choice]:
+        """The messages from ``offset`` on, which is below ``readable``, up to the first damaged
+        one. MessageNotFound when they are gone, StoreDamaged.
+        """
+        wanted = min(pull.units_wanted(limits[0], query.codes), readable - offset)
+        store, queue = self._storage.store, (query.topic, query.queue_id)
+
+        def read(nowait: bool) -> tuple[bytes, Choice]:
+            units = store.read_units(*queue, offset, wanted, nowait=nowait)
+            choice = pull.choose(units, offset, *limits, query.codes)
+            return store.read_records(choice.spans, nowait=nowait) if choice.spans else b"", choice
+
+        try:
+            return await self._hot_or_cold(read)
+        except StoreDamaged:
+            self._storage.damaged_pulls += 1
+            return await asyncio.get_running_loop().run_in_executor(
+                self._cold, read_before_damage, store, queue, offset, wanted, limits, query.codes
+            )
 
     async def _keep_pace(self, choice: Choice, size_bytes: int) -> None:
         if choice.spans:
@@ -137,19 +179,6 @@ class Reader:
             delay_s = self._pace.delay_s(choice.spans[0][0], size_bytes, end, now_s)
             if delay_s:
                 await asyncio.sleep(delay_s)
-
-    def _has_gone(self, query: PullQuery) -> bool:
-        """Whether retention has come past the position since it was looked at."""
-        low, _, _ = self._storage.bounds((query.topic, query.queue_id))
-        return query.position.offset < low
-
-    def _read(
-        self, query: PullQuery, offset: int, wanted: int, limits: tuple[int, int], nowait: bool
-    ) -> tuple[bytes, Choice]:
-        store = self._storage.store
-        units = store.read_units(query.topic, query.queue_id, offset, wanted, nowait=nowait)
-        choice = pull.choose(units, offset, *limits, query.codes)
-        return store.read_records(choice.spans, nowait=nowait) if choice.spans else b"", choice
 
     def queue(self, topic: str, queue_id: int) -> QueueView:
         """A queue's bounds, readable or not. Raises TopicNotFound, QueueNotFound."""

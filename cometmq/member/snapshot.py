@@ -181,13 +181,13 @@ class OffsetSnapshot:
         return known[offset]
 
     def _read(self, key: QueueKey, offset: int, nowait: bool) -> int:
-        units = self._store.read_units(*key, offset, 1, nowait=nowait)
-        if not units:
-            return 0
-        log_offset, size, _ = queueunit.unit_at(units, 0)
-        if not queueunit.is_message(log_offset, size):
-            return 0
         try:
+            units = self._store.read_units(*key, offset, 1, nowait=nowait)
+            if not units:
+                return 0
+            log_offset, size, _ = queueunit.unit_at(units, 0)
+            if not queueunit.is_message(log_offset, size):
+                return 0
             found = record.decode(self._store.read_records([(log_offset, size)], nowait=nowait))
         except (MessageNotFound, StoreDamaged):
             return 0  # not to be read is not to be known; whoever consumes it is told

@@ -166,16 +166,19 @@ class StateKeeper:
         end = self._append(change_records(changes))
         self._in_flight += changes
         try:
-            await self._storage.on_disk(end)
+            # On our disk too: else the next start could do without a change that was answered.
+            await self._storage.stored(end, self._demands() | DurabilityClass.FLUSHED)
         finally:
             for change in changes:
                 self._in_flight.remove(change)
         for change in changes:
             self.state.apply(change)
 
+    def _demands(self) -> DurabilityClass:
+        return DurabilityClass.of(*self.state.topics.demands(STATE_TOPIC))
+
     def _append(self, records: Sequence[StateRecord]) -> int:
-        demands = DurabilityClass.of(self.state.topics.flush_mode(STATE_TOPIC))
-        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
+        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, self._demands())
         end = self._storage.store.appended_offset
         for state_record in records:
             data = encode_record(state_record, self._host, self._clock.wall_ms())

@@ -20,7 +20,14 @@ from cometmq.member.arrivals import Arrivals
 from cometmq.member.commit import AckQueue
 from cometmq.member.flushing import Flusher, FlushPolicy
 from cometmq.member.indexing import IndexThread
-from cometmq.replication.watermarks import DurabilityClass, QueueKey, ReadableMaxima, Watermarks
+from cometmq.replication.watermarks import (
+    REPLICATED,
+    DurabilityClass,
+    Marks,
+    QueueKey,
+    ReadableMaxima,
+    Watermarks,
+)
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import Appended, MessageStore
 
@@ -38,11 +45,12 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A batch that is in the log. ``acked`` is None when it is acknowledged already; it fails with
-    StoreFailed when the disk does.
+    StoreFailed when the disk does, with BrokerDraining when another member writes.
     """
 
     appended: Appended
     acked: asyncio.Future[None] | None
+    demands: DurabilityClass  # before it is acknowledged
 
 
 class Bell:
@@ -209,7 +217,12 @@ class BaseStorage:
 
 
 class MemberStorage(BaseStorage):
-    """The store of a member that writes."""
+    """The store of a member that writes. ``maxima``: what is readable from the start, by default
+    everything. ``alone``: nobody else is in sync.
+
+    ``is_only_writer`` is asked whenever something would be acknowledged or shown; while it says no
+    that waits for the next :meth:`settle`.
+    """
 
     store: MessageStore
 
@@ -219,12 +232,23 @@ class MemberStorage(BaseStorage):
         policy: FlushPolicy,
         clock: Clock,
         on_flush_s: Callable[[float], None] = lambda _seconds: None,
+        maxima: ReadableMaxima | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
-        maxima = ReadableMaxima({key: store.queue_bounds(*key)[1] for key in store.queues()})
+        if maxima is None:
+            maxima = readable_at_start(store, lambda _topic: DurabilityClass.ASYNC)
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
+        self.is_only_writer: Callable[[], bool] = lambda: True
+        self.shown = Marks()  # by which consumers see messages: granted while the only writer
+        self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended, for now: the role is being handed over
-        self._acks = AckQueue()
+        self._alone = alone  # in sync: then copied means on our disk
+        self._acks: dict[DurabilityClass, AckQueue] = {}
+        if alone:
+            self.watermarks.copied_to(store.flushed_offset, store.flushed_offset)
+        self.settle()
 
     # --- writing ---
 
@@ -255,7 +279,7 @@ class MemberStorage(BaseStorage):
             self.maxima.push(segment.demands, end, key, first + segment.count)
             if key in self.arrivals:  # somebody waits for it: visible one fdatasync from now
                 self._flusher.demand(end)
-        return Ticket(appended, self._acknowledge(demands, end))
+        return Ticket(appended, self._acknowledge(demands, end), demands)
 
     def check_open(self) -> None:
         """Raises BrokerDraining while the log is sealed."""
@@ -271,21 +295,57 @@ class MemberStorage(BaseStorage):
 
     def _acknowledge(self, demands: DurabilityClass, end: int) -> asyncio.Future[None] | None:
         self._flusher.appended()
-        if self.watermarks.ack(demands) >= end:
+        if self.watermarks.ack(demands) >= end and self.is_only_writer():
             return None
-        self._flusher.demand(end)
-        return self._acks.wait(end)
+        return self._wait(demands, end)
+
+    def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
+        if demands & _ON_DISK or (demands and self._alone):
+            self._flusher.demand(end)
+        if demands & DurabilityClass.COPIED_FLUSHED:
+            self.copies_wanted = end
+        queue = self._acks.get(demands)
+        if queue is None:
+            queue = self._acks[demands] = AckQueue()
+        return queue.wait(end)
 
     async def on_disk(self, position: int) -> None:
         """Wait until the log is on disk up to ``position``."""
-        if self.watermarks.flushed >= position:
-            return
+        await self.stored(position, DurabilityClass.FLUSHED)
+
+    async def stored(self, position: int, demands: DurabilityClass) -> None:
+        """Wait until the log fulfils what is demanded up to ``position``."""
         assert position <= self.watermarks.appended
-        # Ends enter the queue of acknowledgements in order; waiting for all that is appended keeps
-        # them so.
-        end = self.watermarks.appended
-        self._flusher.demand(end)
-        await self._acks.wait(end)
+        if self.watermarks.ack(demands) < position or not self.is_only_writer():
+            # Ends enter the queue of acknowledgements in order; waiting for all that is appended
+            # keeps them so.
+            await self._wait(demands, self.watermarks.appended)
+
+    def copied_to(self, copied: int, copied_flushed: int, *, alone: bool) -> None:
+        """Everybody in sync has the log up to there; ``alone``: that is only this member."""
+        if alone and not self._alone:
+            # Whoever waits for copies now waits for our disk.
+            self._flusher.demand(self.watermarks.appended)
+        self._alone = alone
+        self.watermarks.copied_to(copied, copied_flushed)
+
+    def settle(self) -> None:
+        """Acknowledge and show what may be."""
+        if not self.is_only_writer():
+            return
+        for demands, queue in self._acks.items():
+            queue.release(self.watermarks.ack(demands))
+        self.arrivals.advanced(self.maxima.advance(self.watermarks))
+        if self.shown != self.watermarks.marks:
+            self.shown = self.watermarks.marks
+            self.moved.ring()  # followers show it too
+
+    def depose(self) -> None:
+        """Another member writes: what waits is never acknowledged here."""
+        self.sealed = True
+        error = BrokerDraining("another member of the broker group writes now")
+        for queue in self._acks.values():
+            queue.fail(error)
 
     def drop_topic(self, topic: str) -> None:
         """Delete a topic's queues; the deletion's own record must be on disk already."""
@@ -294,9 +354,30 @@ class MemberStorage(BaseStorage):
 
     def _flushed(self, position: int) -> None:
         self.watermarks.flush_to(position)
-        self._acks.release(position)
-        self.arrivals.advanced(self.maxima.advance(self.watermarks))
+        if self._alone:
+            self.watermarks.copied_to(position, position)
+        self.settle()
 
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
-        self._acks.fail(error)
+        for queue in self._acks.values():
+            queue.fail(error)
+
+
+def readable_at_start(
+    store: BaseStore, demands_of: Callable[[str], DurabilityClass]
+) -> ReadableMaxima:
+    """What consumers may read of a log that was just opened for writing: everything, but what
+    others may not have yet of topics that wait for copies.
+    """
+    maxima = ReadableMaxima()
+    for topic, queue_id in store.queues():
+        low, high = store.queue_bounds(topic, queue_id)
+        if high > low:
+            copies = demands_of(topic) & REPLICATED
+            maxima.push(copies, store.appended_offset, (topic, queue_id), high)
+    maxima.advance(Marks(flushed=store.flushed_offset))
+    return maxima
+
+
+_ON_DISK = DurabilityClass.FLUSHED | DurabilityClass.COPIED_FLUSHED

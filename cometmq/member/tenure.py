@@ -1,4 +1,4 @@
-"""The writer's hold on its lease: begun before it serves, renewed, given away.
+"""The writer's hold on its lease: begun before it serves, renewed, its sets changed, given away.
 
 Every write is a compare-and-swap on the version that was read or written last. What became of a
 write without an answer is found out by reading; and because a thread, or the API server, may still
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.leases import Lease, Reading
-from cometmq.replication.lease import LeaseRecord, Tenure
+from cometmq.replication.lease import LeaseRecord, Seat, Seats
+from cometmq.replication.tenure import Tenure
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -25,41 +29,94 @@ class Deposed(Exception):
 
 
 class LeaseHolder:
-    """Holds ``lease``, of which ``reading`` shows that it is ours."""
+    """Holds ``lease``, of which ``reading`` shows that it is ours. ``on_change`` is called whenever
+    what stands in it, or may stand there, has changed.
+    """
 
-    def __init__(self, lease: Lease, reading: Reading, renew_s: float) -> None:
+    def __init__(self, lease: Lease, reading: Reading, renew_s: float, clock: Clock) -> None:
         assert reading.record is not None
+        self.on_change: Callable[[], None] = lambda: None
         self._lease = lease
         self._tenure = Tenure(reading.record)
         self._version = reading.version
         self._renew_s = renew_s
+        self._clock = clock
         self._one_at_a_time = asyncio.Lock()
         self._released = False
         self.held = True  # for metrics: the last write or reading went well
+
+    # --- what holds -------------------------------------------------------------------------------
 
     @property
     def record(self) -> LeaseRecord:
         """The lease as far as we know."""
         return self._tenure.record
 
+    @property
+    def settled(self) -> bool:
+        """No write is without an answer."""
+        return self._tenure.settled
+
+    def bounding(self) -> frozenset[Seat]:
+        """Who has to have a message before it counts as copied."""
+        return self._tenure.bounding()
+
+    def rivals(self) -> frozenset[Seat]:
+        """Who may take the lease from us."""
+        return self._tenure.rivals()
+
+    def is_valid(self, promised_until_s: Callable[[Seat], float]) -> bool:
+        """Whether nobody else can be the writer now."""
+        return self._tenure.is_valid(self._clock.boottime_s(), promised_until_s)
+
+    # --- what is written --------------------------------------------------------------------------
+
     async def begin(self, epoch: int, address: str) -> None:
         """Say that this writer's epoch is open. Tries until it is written; raises Deposed."""
         async with self._one_at_a_time:
-            await self._settle(self._tenure.begun(epoch, address))
+            await self._settle(
+                lambda: (
+                    self._tenure.begun(epoch, address)
+                    if self.record.epoch < epoch
+                    else self._tenure.renewal()  # it stands: a reading has shown it
+                )
+            )
+
+    @asynccontextmanager
+    async def renewed(self) -> AsyncIterator[None]:
+        """Renew at once, and as long as the block lasts. Whether the lease is still ours afterwards
+        the next write tells.
+        """
+        renewing = asyncio.ensure_future(self._renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        async with self._one_at_a_time:
+            await self._try(self._tenure.renewal())
+        await self.run()
 
     async def run(self) -> None:
         """Renew until cancelled; raises Deposed. While the lease cannot be reached the writer goes
-        on: in this release nobody else may take it.
+        on: as long as its followers' promises last its acknowledgements are good.
         """
         while True:
             await asyncio.sleep(self._renew_s)
             async with self._one_at_a_time:
                 if self._released:
                     return
-                try:
-                    await self._write(self._tenure.renewal())
-                except (LeaseConflict, LeaseUnavailable) as error:
-                    await self._look_after(error)
+                await self._try(self._tenure.renewal())
+
+    async def put_sets(self, in_sync: Seats, electable: Seats) -> None:
+        """Try to change who is in sync and who is electable; what came of it shows in
+        :meth:`bounding` and :meth:`rivals`. Raises Deposed.
+        """
+        async with self._one_at_a_time:
+            if not self._released:
+                await self._try(self._tenure.with_sets(in_sync, electable))
 
     async def release(self, transfer_to: int, log_end: int) -> None:
         """Give the lease to another member. The log must be sealed.
@@ -74,13 +131,14 @@ class LeaseHolder:
                 # A renewal that is written makes the release void. If it is our release that we
                 # find instead, it was written after all.
                 log.warning("no answer to the release", extra=fields(error=error))
-                if not await self._settle(self._tenure.renewal()):
+                if not await self._settle(self._tenure.renewal):
                     raise LeaseUnavailable("the lease could not be released") from error
             self._released = True
 
-    async def _settle(self, record: LeaseRecord) -> bool:
-        """Write ``record``, whatever it takes. True: our release was found there instead."""
+    async def _settle(self, wanted: Callable[[], LeaseRecord]) -> bool:
+        """Write what is wanted, whatever it takes. True: our release was found there instead."""
         while True:
+            record = wanted()
             try:
                 await self._write(record)
                 return False
@@ -90,15 +148,25 @@ class LeaseHolder:
                     return True
             await asyncio.sleep(RETRY_S)
 
+    async def _try(self, record: LeaseRecord) -> None:
+        try:
+            await self._write(record)
+        except (LeaseConflict, LeaseUnavailable) as error:
+            self.held = False
+            log.warning("the lease is not written", extra=fields(error=error))
+            await self._look()
+
     async def _write(self, record: LeaseRecord) -> None:
-        self._version = await self._lease.write(record, self._version)
+        self._tenure.sent(record, self._clock.boottime_s())
+        self.on_change()
+        try:
+            self._version = await self._lease.write(record, self._version)
+        except LeaseConflict:
+            self._tenure.refused(record)
+            raise
         self._tenure.written(record)
         self.held = True
-
-    async def _look_after(self, error: Exception) -> None:
-        self.held = False
-        log.warning("the lease is not renewed", extra=fields(error=error))
-        await self._look()
+        self.on_change()
 
     async def _look(self) -> bool:
         """Read, to find out who holds it. True: our release stands there; Deposed: another."""
@@ -108,7 +176,8 @@ class LeaseHolder:
             return False
         if self._tenure.is_release(reading.record):
             return True
-        if not self._tenure.holds(reading.record):
+        if not self._tenure.saw(reading.record, self._clock.boottime_s()):
             raise Deposed(f"the lease names another writer: {reading.record}")
         self._version = reading.version
+        self.on_change()
         return False

@@ -18,7 +18,7 @@ from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.generations import History, is_history
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
-from cometmq.model import FlushMode, Position, TopicConfig
+from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 
 VERSION = 1
 
@@ -143,17 +143,27 @@ Change = (
 
 
 def _config_fields(config: TopicConfig) -> dict[str, Json]:
-    return {
+    fields = {
         "n": config.name,
         "r": config.read_queue_count,
         "w": config.write_queue_count,
         "p": config.permission,
         "f": config.flush_mode.value,
     }
+    if config.replication_mode is not ReplicationMode.ASYNC:
+        fields["y"] = config.replication_mode.value
+    return fields
 
 
 def _config(f: dict[str, Json]) -> TopicConfig:
-    return TopicConfig(_str(f["n"]), _int(f["r"]), _int(f["w"]), _int(f["p"]), FlushMode(f["f"]))
+    return TopicConfig(
+        _str(f["n"]),
+        _int(f["r"]),
+        _int(f["w"]),
+        _int(f["p"]),
+        FlushMode(f["f"]),
+        ReplicationMode(_int(f.get("y", ReplicationMode.ASYNC.value))),
+    )
 
 
 def _group_fields(s: GroupSettings) -> dict[str, Json]:
@@ -239,15 +249,19 @@ def _str(value: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How one kind of change is written: its name, its fields besides "k", and the way back."""
+    """How one kind of change is written: its name, its fields besides "k", and the way back.
+    ``optional`` fields are left out where they say nothing.
+    """
 
     name: str
     fields: frozenset[str]
     to_fields: Callable[[Any], dict[str, Json]]
     from_fields: Callable[[dict[str, Json]], Change]
+    optional: frozenset[str] = frozenset()
 
 
 _CONFIG_FIELDS = frozenset("nrwpf")
+_CONFIG_OPTIONAL = frozenset("y")
 _GROUP_FIELDS = frozenset({"n", "c", "m", "b", "rq", "rt", "i", "s", "y"})
 
 _KINDS: dict[type[Change], _Kind] = {
@@ -256,6 +270,7 @@ _KINDS: dict[type[Change], _Kind] = {
         _CONFIG_FIELDS | {"g"},
         lambda c: {**_config_fields(c.config), "g": c.generation},
         lambda f: TopicPut(_config(f), _int(f["g"])),
+        optional=_CONFIG_OPTIONAL,
     ),
     TopicReserved: _Kind(
         "topic-reserve",
@@ -271,6 +286,7 @@ _KINDS: dict[type[Change], _Kind] = {
         _CONFIG_FIELDS | {"h"},
         lambda c: {**_config_fields(c.config), "h": [h.pairs for h in c.histories]},
         lambda f: TopicCopied(_config(f), _histories(f["h"])),
+        optional=_CONFIG_OPTIONAL,
     ),
     QueuesCounted: _Kind(
         "queues",
@@ -317,7 +333,7 @@ def encode_change(change: Change) -> bytes:
     """One change as JSON, without the record around it."""
     kind = _KINDS[type(change)]
     fields = kind.to_fields(change)
-    assert fields.keys() == kind.fields
+    assert fields.keys() - kind.optional == kind.fields
     return _to_json({"k": kind.name, **fields}).encode()
 
 
@@ -354,7 +370,7 @@ def _decode_change(entry: dict[str, Json]) -> Change:
         raise StateTooNew(
             f"a state record holds a change of kind {name!r}, which this program does not know"
         )
-    unknown = entry.keys() - kind.fields
+    unknown = entry.keys() - kind.fields - kind.optional
     if unknown:
         raise StateTooNew(
             f"a change of kind {name!r} has fields that this program does not know: "

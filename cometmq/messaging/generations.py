@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cometmq.errors import OffsetInvalid, PositionFenced, QueueNotFound, StoreDamaged
+from cometmq.errors import NotWriter, OffsetInvalid, PositionFenced, QueueNotFound, StoreDamaged
 from cometmq.model import Position
 
 QueueKey = tuple[str, int]  # topic, queue id
@@ -102,6 +102,17 @@ class History:
                 fence=(fence.generation, fence.offset),
             )
         return Position(current, position.offset)
+
+    def validate_at_copy(self, position: Position) -> Position:
+        """As :meth:`validate`, for a follower, which may not have heard of a generation yet: of one
+        that it does not know only the writer can tell. Raises ``NotWriter``.
+        """
+        if position.generation > self.current:
+            raise NotWriter(
+                f"generation {position.generation} is newer than {self.current}, the newest that "
+                "this follower has"
+            )
+        return self.validate(position)
 
     def settle(self, position: Position) -> Position:
         """As :meth:`validate`, but answers the fence: what of ``position`` still holds."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from cometmq.errors import InvalidRequest, StoreDamaged
+from cometmq.errors import InvalidRequest, NotWriter, StoreDamaged
 from cometmq.format.queueunit import LOST_SIZE
 from cometmq.native import accelerator
 
@@ -89,6 +89,23 @@ def decide(
     if offset <= appended_max:
         return PullStatus.NOT_FOUND, offset
     return PullStatus.OFFSET_MOVED, max(min_offset, readable_max)
+
+
+def decide_at_copy(
+    offset: int, min_offset: int, readable_max: int, appended_max: int
+) -> tuple[PullStatus, int]:
+    """As :func:`decide`, for a follower. It may have less than its writer at both ends of a queue,
+    so it never moves a reader: behind its end the reader waits. Raises ``NotWriter`` in front of
+    its beginning: there may be messages, or only the writer can say where the queue goes on.
+    """
+    if offset < min_offset:
+        raise NotWriter(
+            f"offset {offset} lies before {min_offset}, the first that this follower has"
+        )
+    status, next_offset = decide(offset, min_offset, readable_max, appended_max)
+    if status is PullStatus.OFFSET_MOVED:
+        return PullStatus.NOT_FOUND, offset
+    return status, next_offset
 
 
 def units_wanted(max_count: int, codes: frozenset[int] | None) -> int:

@@ -7,6 +7,7 @@ topics are open is ours.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -25,6 +26,7 @@ from cometmq.model import (
     QUEUES_PER_TOPIC_MAX,
     TOPIC_NAME_LENGTH_MAX,
     FlushMode,
+    ReplicationMode,
     TopicConfig,
 )
 
@@ -92,8 +94,14 @@ def check_settings(config: TopicConfig) -> None:
         )
     if not 0 <= config.reserve_time_ms <= RESERVE_TIME_MS_MAX:
         raise InvalidRequest(
-            f"a reserve time is 0 (none) to {RESERVE_TIME_MS_MAX} ms, not {config.reserve_time_ms}"
+            f"a reserve time is 0 (none) to {in_hours(RESERVE_TIME_MS_MAX)}, not "
+            f"{in_hours(config.reserve_time_ms)}"
         )
+
+
+def in_hours(time_ms: int) -> str:
+    """``360000000`` → ``100 h``: operators think of reserve times in hours."""
+    return f"{time_ms / 3_600_000:.10g} h"
 
 
 class TopicTable:
@@ -103,7 +111,9 @@ class TopicTable:
         self.topics_max = topics_max
         self.version = 0  # changes since this table was made
         self._topics: dict[str, TopicConfig] = {}
-        self._sync_count = 0  # topics whose messages must be flushed before they are acknowledged
+        # Of the users' topics, by what their messages have to have before they are acknowledged.
+        self._flush_counts: Counter[FlushMode] = Counter()
+        self._copy_counts: Counter[ReplicationMode] = Counter()
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -151,14 +161,23 @@ class TopicTable:
         self._check_queue(name, queue_id, config.read_queue_count)
         return config
 
-    def flush_mode(self, name: str) -> FlushMode:
-        """When a message of the topic counts as stored.
+    def demands(self, name: str) -> tuple[FlushMode, ReplicationMode]:
+        """What a message of the topic has to have before it counts as stored.
 
         System topics ask for all that any of the users' topics asks for.
         """
         if is_system(name):
-            return FlushMode.SYNC if self._sync_count else FlushMode.ASYNC
-        return self.get(name).flush_mode
+            flush = FlushMode.SYNC if self._flush_counts[FlushMode.SYNC] else FlushMode.ASYNC
+            return flush, self.replication_mode
+        config = self.get(name)
+        return config.flush_mode, config.replication_mode
+
+    @property
+    def replication_mode(self) -> ReplicationMode:
+        """The strictest of all users' topics."""
+        counts = self._copy_counts
+        asked = (mode for mode in ReplicationMode if counts[mode])
+        return max(asked, default=ReplicationMode.ASYNC)
 
     def check_room(self, name: str) -> None:
         """Raises ``LimitExceeded`` when the topic is new and the table is full."""
@@ -171,7 +190,7 @@ class TopicTable:
         """Adds a topic or changes its settings."""
         self._uncount(config.name)
         self._topics[config.name] = config
-        self._sync_count += self._is_sync(config)
+        self._count(config, 1)
         self.version += 1
 
     def drop(self, name: str) -> None:
@@ -183,11 +202,12 @@ class TopicTable:
     def _uncount(self, name: str) -> None:
         before = self._topics.get(name)
         if before is not None:
-            self._sync_count -= self._is_sync(before)
+            self._count(before, -1)
 
-    @staticmethod
-    def _is_sync(config: TopicConfig) -> bool:
-        return config.flush_mode is FlushMode.SYNC and not is_system(config.name)
+    def _count(self, config: TopicConfig, change: int) -> None:
+        if not is_system(config.name):
+            self._flush_counts[config.flush_mode] += change
+            self._copy_counts[config.replication_mode] += change
 
     @staticmethod
     def _check_access(name: str, permission: int) -> None:

@@ -10,14 +10,17 @@ follower cuts and asks again, so each doubt costs one epoch, and in the end it c
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.replication.epochs import Epoch
+from cometmq.replication.lease import Seat
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FORMAT_VERSION = 1
 CHUNK_BYTES_MAX = 1024 * 1024  # a single larger record is a chunk all the same
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # sent and not yet in the follower's page cache
@@ -25,6 +28,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S_MAX = 10.0
 HANDOVER_BEHIND_BYTES_MAX = 64 * 1024 * 1024  # further behind, a follower cannot take over soon
 EPOCHS_MAX = 100_000
+FRAME_NOTE_MS = 20  # so often it is noted where the log ended when a frame was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,12 @@ def owned(epochs: Iterable[Epoch], log_end: int) -> tuple[Epoch, ...]:
     return tuple(epoch for epoch in epochs if epoch[1] < log_end)
 
 
-def check_view(view: LogView) -> None:
+def check_epochs(epochs: Sequence[Epoch]) -> None:
     """InvalidRequest unless numbers and starts of the epochs grow, as a peer should tell them."""
-    if len(view.epochs) > EPOCHS_MAX:
-        raise InvalidRequest(f"epochs: {len(view.epochs)} are more than {EPOCHS_MAX}")
+    if len(epochs) > EPOCHS_MAX:
+        raise InvalidRequest(f"epochs: {len(epochs)} are more than {EPOCHS_MAX}")
     before = (0, -1)
-    for epoch in view.epochs:
+    for epoch in epochs:
         if epoch[0] <= before[0] or epoch[1] <= before[1]:
             raise InvalidRequest(f"epochs: {epoch} does not follow {before}")
         before = epoch
@@ -120,21 +124,58 @@ def plan(follower: LogView, start: int) -> Plan:
     return Plan.CUT if follower.log_min < start < follower.log_end else Plan.ANEW
 
 
-class Replica:
-    """One follower, as its writer sees it.
+class Ack(NamedTuple):
+    """What a follower tells."""
 
-    Invariant: flushed ≤ appended ≤ sent; none of them goes back while the stream lives.
+    appended: int  # all below is in its page cache
+    flushed: int  # all below is on its disk
+    answers_ms: int  # the writer's clock, as the newest frame said that it has taken
+    promise_ms: int  # so long from now it does not stand; 0: no promise
+
+
+class Replica:
+    """One follower on its store, as its writer sees it; it outlives its streams. Times are of the
+    writer's CLOCK_BOOTTIME.
+
+    Invariant: flushed ≤ appended ≤ sent; none of them goes back while a stream lives.
     """
 
-    __slots__ = ("appended", "flushed", "in_step_s", "member_id", "sent", "store_id")
+    __slots__ = (
+        "_answered_ms",
+        "_framed_ms",
+        "_unanswered",
+        "appended",
+        "connected",
+        "flushed",
+        "heard_s",
+        "in_step_s",
+        "promised_until_s",
+        "seat",
+        "sent",
+    )
 
-    def __init__(self, member_id: int, store_id: str, start: int, now_s: float) -> None:
-        self.member_id = member_id
-        self.store_id = store_id
+    def __init__(self, seat: Seat, start: int, now_s: float) -> None:
+        self.seat = seat
+        self.connected = False
+        self.heard_s: float | None = None  # sending time of the newest frame that it answered
+        self.in_step_s = now_s  # as of when it had everything
+        self.promised_until_s = 0.0  # it does not stand before
+        # Frames that were sent and not answered: when, and the end of the log then.
+        self._unanswered: deque[tuple[int, int]] = deque()
+        self.join(start)
+
+    @property
+    def member_id(self) -> int:
+        return self.seat.member_id
+
+    def join(self, start: int) -> None:
+        """A stream of it begins at ``start``."""
+        self.connected = True
         self.sent = start
         self.appended = start
         self.flushed = 0  # until it tells
-        self.in_step_s = now_s  # when it last had everything
+        self._unanswered.clear()
+        self._framed_ms = self._answered_ms = 0  # of the newest frame that was sent, and answered
 
     def room(self) -> int:
         """Bytes that may be sent now."""
@@ -144,16 +185,40 @@ class Replica:
         assert end > self.sent, (end, self.sent)
         self.sent = end
 
-    def acked(self, appended: int, flushed: int, writer_end: int, now_s: float) -> None:
+    def framed(self, sent_ms: int, writer_end: int) -> None:
+        """A frame is sent at ``sent_ms``, when the writer's log ends at ``writer_end``."""
+        self._framed_ms = max(self._framed_ms, sent_ms)
+        last = self._unanswered[-1][0] if self._unanswered else 0
+        if sent_ms - last >= FRAME_NOTE_MS:
+            self._unanswered.append((sent_ms, writer_end))
+
+    def acked(self, ack: Ack, writer_end: int) -> None:
         """The follower has told how far it is. InvalidRequest: that cannot be."""
-        if not (self.appended <= appended <= self.sent and self.flushed <= flushed <= appended):
+        if not (
+            self.appended <= ack.appended <= self.sent
+            and self.flushed <= ack.flushed <= ack.appended
+        ):
             raise InvalidRequest(
-                f"ack of {appended} and {flushed} after {self.appended} and {self.flushed}, "
-                f"sent to {self.sent}"
+                f"ack of {ack.appended} and {ack.flushed} after {self.appended} and "
+                f"{self.flushed}, sent to {self.sent}"
             )
-        self.appended, self.flushed = appended, flushed
-        if appended >= writer_end:
-            self.in_step_s = now_s
+        if not self._answered_ms <= ack.answers_ms <= self._framed_ms or ack.promise_ms < 0:
+            raise InvalidRequest(f"ack of a frame that was not sent: {ack.answers_ms}")
+        self.appended, self.flushed = ack.appended, ack.flushed
+        if not ack.answers_ms:  # it has taken no frame of this stream yet
+            return
+        self._answered_ms = ack.answers_ms
+        answers_s = ack.answers_ms / 1000
+        self.heard_s = max(self.heard_s or 0.0, answers_s)
+        if ack.promise_ms:
+            # The follower counts from when it sent the ack, which is later.
+            until_s = answers_s + ack.promise_ms / 1000
+            self.promised_until_s = max(self.promised_until_s, until_s)
+        waiting = self._unanswered
+        while waiting and waiting[0][0] <= ack.answers_ms and waiting[0][1] <= ack.appended:
+            self.in_step_s = waiting.popleft()[0] / 1000
+        if ack.appended >= writer_end:
+            self.in_step_s = max(self.in_step_s, answers_s)
 
     def behind_bytes(self, writer_end: int) -> int:
         return max(0, writer_end - self.appended)

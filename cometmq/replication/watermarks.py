@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from enum import IntFlag
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from cometmq.model import FlushMode
+from cometmq.model import FlushMode, ReplicationMode
 
 QueueKey = tuple[str, int]  # topic, queue id
 
@@ -23,11 +23,23 @@ class DurabilityClass(IntFlag):
 
     ASYNC = 0
     FLUSHED = 1  # on the writer's disk
+    COPIED = 2  # in the page cache of every in-sync member
+    COPIED_FLUSHED = 4  # on the disk of every in-sync member
 
     @classmethod
-    def of(cls, flush_mode: FlushMode) -> DurabilityClass:
+    def of(cls, flush: FlushMode, replication: ReplicationMode) -> DurabilityClass:
         """The class of a topic with these settings."""
-        return cls.FLUSHED if flush_mode is FlushMode.SYNC else cls.ASYNC
+        return _OF_FLUSH[flush] | _OF_REPLICATION[replication]
+
+
+_OF_FLUSH = {FlushMode.ASYNC: DurabilityClass.ASYNC, FlushMode.SYNC: DurabilityClass.FLUSHED}
+_OF_REPLICATION = {
+    ReplicationMode.ASYNC: DurabilityClass.ASYNC,
+    ReplicationMode.APPENDED: DurabilityClass.COPIED,
+    ReplicationMode.FLUSHED: DurabilityClass.COPIED_FLUSHED,
+}
+REPLICATED = DurabilityClass.COPIED | DurabilityClass.COPIED_FLUSHED
+STRICTEST = DurabilityClass.FLUSHED | REPLICATED
 
 
 def union(demands: Iterable[DurabilityClass]) -> DurabilityClass:
@@ -38,15 +50,54 @@ def union(demands: Iterable[DurabilityClass]) -> DurabilityClass:
     return result
 
 
-class Watermarks:
-    """How far the log has come. Invariant: flushed ≤ appended, and neither ever goes back."""
+class Marks(NamedTuple):
+    """Positions that conditions are measured by: what consumers may see of each class follows."""
 
-    __slots__ = ("appended", "flushed")
+    flushed: int = 0  # on the writer's disk
+    copied: int = 0  # in the page cache of every in-sync member
+    copied_flushed: int = 0  # on the disk of every in-sync member
+
+    def visible(self, demands: DurabilityClass) -> int:
+        """A record that ends at or below this position is seen by consumers. Even an asynchronous
+        topic's are seen only when a crash of the process can no longer take them back.
+        """
+        return self.flushed if not demands else self.least(demands)
+
+    def least(self, demands: DurabilityClass) -> int:
+        """The lowest of the positions that are demanded, at least one."""
+        return min(
+            position
+            for condition, position in zip(_CONDITIONS, self, strict=True)
+            if condition & demands
+        )
+
+    def raised(self, other: Marks) -> Marks:
+        """Each position at its highest."""
+        return Marks(*map(max, self, other))
+
+
+_CONDITIONS = (DurabilityClass.FLUSHED, DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED)
+
+
+class Watermarks:
+    """How far the log has come.
+
+    Invariants: flushed ≤ appended, copied_flushed ≤ copied ≤ appended, copied_flushed ≤ flushed,
+    and none ever goes back.
+    """
+
+    __slots__ = ("appended", "marks")
 
     def __init__(self, appended: int = 0, flushed: int = 0) -> None:
+        """Of copies nothing is known at first."""
         assert 0 <= flushed <= appended
         self.appended = appended  # end of the log
-        self.flushed = flushed  # on the writer's disk up to here
+        self.marks = Marks(flushed)
+
+    @property
+    def flushed(self) -> int:
+        """On the writer's disk up to here."""
+        return self.marks.flushed
 
     def append_to(self, position: int) -> None:
         """The log now ends at ``position``."""
@@ -58,17 +109,23 @@ class Watermarks:
         assert self.flushed <= position <= self.appended, (
             "only what was appended can be flushed, and it stays flushed"
         )
-        self.flushed = position
+        self.marks = self.marks._replace(flushed=position)
+
+    def copied_to(self, copied: int, copied_flushed: int) -> None:
+        """Every in-sync member has the log up to there, in its page cache and on its disk. A member
+        that has just joined them may have less than what is copied already: nothing goes back.
+        """
+        assert copied_flushed <= copied <= self.appended, (copied, copied_flushed, self.appended)
+        assert copied_flushed <= self.flushed, (copied_flushed, self.flushed)
+        self.marks = self.marks.raised(Marks(0, copied, copied_flushed))
 
     def ack(self, demands: DurabilityClass) -> int:
         """A batch that ends at or below this position is acknowledged."""
-        return self.flushed if demands else self.appended
+        return self.marks.least(demands) if demands else self.appended
 
     def visible(self, demands: DurabilityClass) -> int:
         """A record that ends at or below this position is seen by consumers."""
-        # The same for every class there is today: even an asynchronous topic's messages are seen
-        # only when a crash can no longer take them back.
-        return self.flushed
+        return self.marks.visible(demands)
 
 
 class CopyWatermarks:
@@ -77,14 +134,13 @@ class CopyWatermarks:
     Invariants: flushed ≤ appended; nothing here ever goes back.
     """
 
-    __slots__ = ("_writer_async", "_writer_others", "appended", "flushed")
+    __slots__ = ("_told", "appended", "flushed")
 
     def __init__(self, appended: int, flushed: int) -> None:
         assert 0 <= flushed <= appended
         self.appended = appended
         self.flushed = flushed
-        self._writer_async = 0  # visible at the writer: nothing is known until it tells
-        self._writer_others = 0
+        self._told = Marks()  # of the writer: nothing is known until it tells
 
     def append_to(self, position: int) -> None:
         """The copy now ends at ``position``."""
@@ -96,23 +152,25 @@ class CopyWatermarks:
         assert self.flushed <= position <= self.appended
         self.flushed = position
 
-    def told(self, visible_async: int, visible_others: int) -> None:
-        """The writer has told up to where consumers may see messages of asynchronous topics, and
-        of all others.
-        """
-        self._writer_async = max(self._writer_async, visible_async)
-        self._writer_others = max(self._writer_others, visible_others)
+    def told(self, marks: Marks) -> None:
+        """The writer has told by what consumers may see."""
+        self._told = self._told.raised(marks)
 
     @property
     def told_position(self) -> int:
-        """Up to here the writer shows at least some messages, so it has them on its disk."""
-        return max(self._writer_async, self._writer_others)
+        """Up to here the writer, or another member, has it on its disk."""
+        return max(self._told)
+
+    @property
+    def most_visible(self) -> int:
+        """Nothing behind it is seen by anybody, whatever it demands."""
+        return min(self.flushed, self.told_position)
 
     def visible(self, demands: DurabilityClass) -> int:
         """A record that ends at or below this position is seen by consumers: a crash of the writer
         cannot take it back, and one of ours cannot either.
         """
-        return min(self.flushed, self._writer_others if demands else self._writer_async)
+        return min(self.flushed, self._told.visible(demands))
 
 
 class Visible(Protocol):

@@ -11,6 +11,8 @@ import grpc
 
 from cometmq.config import PORT_MAX
 from cometmq.errors import ConfigInvalid
+from cometmq.rpc.authorized import SecretChannel
+from cometmq.rpc.secret import SharedSecret
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of one answer: a route table is larger than a batch
 ADDRESSES_MAX = 64
@@ -30,9 +32,13 @@ _OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to ``host:port``; connects when first used. To be closed by the caller."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
+    """A channel to ``host:port``; connects when first used. To be closed by the caller.
+
+    ``secret``, which only internal ports may learn, goes along with every call.
+    """
+    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return channel if secret is None else SecretChannel(channel, secret)
 
 
 def parse_addresses(text: str | Iterable[str]) -> tuple[str, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from cometmq.clock import Clock
+from cometmq.rpc.secret import SharedSecret
 
 _LATENCY_BUCKETS_MS = (1, 3, 5, 7, 10, 100, 1_000, 2_000, 3_000)
 
@@ -61,3 +64,27 @@ class RpcMetrics:
             child = self._latency_ms.labels("grpc", method, result)
             self._children[method, result] = child
         child.observe((self._clock.monotonic_s() - token) * 1000)
+
+
+class RefusedCallers(Collector):
+    """``cometmq_internal_calls_refused_total``: calls that an internal port refused for the secret
+    they came with, or without. Read off at each scrape; always 0 where none is wanted.
+    """
+
+    def __init__(self, secret: SharedSecret | None) -> None:
+        self._secret = secret
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        refused = CounterMetricFamily(
+            "cometmq_internal_calls_refused",
+            "Calls that the internal port refused for their secret, by what was wrong with it.",
+            labels=["reason"],
+        )
+        counts = dict.fromkeys((SharedSecret.MISSING, SharedSecret.WRONG), 0)
+        counts |= {} if self._secret is None else self._secret.refused
+        for reason, count in counts.items():
+            refused.add_metric([reason], count)
+        return [refused]

@@ -2,18 +2,20 @@
 each period.
 
 Name servers do not talk to each other, so each has a task of its own here; one that is away is
-tried again while the others go on. A headless Service's name stands for all its addresses and is
-resolved again every 10 s.
+tried again while the others go on. One that goes away is noticed at once, and told again as soon as
+it is back: it has forgotten everything. A headless Service's name stands for all its addresses and
+is resolved again every 10 s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeAlias
+
+import grpc
 
 from cometmq.errors import CometError
 from cometmq.rpc.channels import follow_addresses, open_channel, parse_addresses
@@ -102,9 +104,7 @@ class Registrar:
                     wait_s = min(wait_s, backoff.next_s())
                     _log.warning("not registered", extra=fields(namesrv=address, error=error))
                 self._tried.set()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await wake.wait()
+                await _wait_for_any(wait_s, wake.wait(), _until_lost(channel))
 
     async def _unregister_at(self, address: str) -> None:
         async with open_channel(address) as channel:
@@ -113,3 +113,21 @@ class Registrar:
                     await self._unregister(namesrv_pb2_grpc.NameServiceStub(channel))
             except CometError as error:
                 _log.info("not unregistered", extra=fields(namesrv=address, error=error))
+
+
+async def _until_lost(channel: grpc.aio.Channel) -> None:
+    """Until the connection breaks; for ever when there is none."""
+    ready = grpc.ChannelConnectivity.READY
+    if channel.get_state() is not ready:
+        await asyncio.Event().wait()
+    await channel.wait_for_state_change(ready)
+
+
+async def _wait_for_any(timeout_s: float, *waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -14,17 +14,19 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyped]
 
-from cometmq.errors import ConfigInvalid
+from cometmq.errors import CometError, ConfigInvalid
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
+from cometmq.rpc.secret import Metadata
 
 S = TypeVar("S")
+Admit: TypeAlias = Callable[[Metadata], CometError | None]  # why a call is refused; None: it is not
 
 READY = "ready"  # the health name that tells whether the process serves; "" tells that it lives
 STARTED = "started"  # that what comes before, a recovery above all, is done: for startup probes
@@ -60,7 +62,10 @@ class ServerLimits:
 
 
 class RpcServer:
-    """One listening port. ``services`` are the names that health tells about, besides "ready"."""
+    """One listening port. ``services`` are the names that health tells about, besides "ready".
+
+    ``admit`` judges the metadata of every call but health's, before anything else does.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class RpcServer:
         services: Sequence[str],
         gate: Gate,
         limits: ServerLimits | None = None,
+        admit: Admit | None = None,
     ) -> None:
         limits = limits or ServerLimits()
         self.gate = gate
@@ -77,7 +83,7 @@ class RpcServer:
         self._port = port
         self._health_names = (READY, *services)
         self._health = health_aio.HealthServicer()
-        self._router = _Router(gate)
+        self._router = _Router(gate, admit)
         self._server = grpc.aio.server(
             handlers=[self._router],
             options=limits.channel_options(),
@@ -150,10 +156,13 @@ def join_address(host: str, port: int) -> str:
 
 
 class _Router(grpc.GenericRpcHandler):
-    """Full method name → handler, filled while the server already runs; asks the gate per call."""
+    """Full method name → handler, filled while the server already runs; each call is admitted, and
+    the gate asked.
+    """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, admit: Admit | None) -> None:
         self._gate = gate
+        self._admit = admit
         self._handlers: dict[str, Handler] = {}
 
     def put(self, method: str, handler: Handler) -> None:
@@ -161,10 +170,16 @@ class _Router(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         method = handler_call_details.method
-        refusal = self._gate.refusal
-        if refusal is not None and not method.startswith(_HEALTH_PREFIX):
-            return refuse(refusal)
+        if not method.startswith(_HEALTH_PREFIX):
+            refusal = self._refusal(handler_call_details.invocation_metadata)
+            if refusal is not None:
+                return refuse(refusal)
         return self._handlers.get(method)  # None: gRPC answers UNIMPLEMENTED
+
+    def _refusal(self, metadata: Metadata | None) -> CometError | None:
+        # Strangers do not even learn whether the process is ready.
+        stranger = None if self._admit is None else self._admit(metadata or ())
+        return stranger or self._gate.refusal
 
 
 class _Unguarded:

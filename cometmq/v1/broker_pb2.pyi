@@ -32,6 +32,10 @@ class _SendStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SendStatus
     """Stored under everything that its topics demand."""
     SEND_STATUS_FLUSH_DISK_TIMEOUT: _SendStatus.ValueType  # 2
     """Stored, but not on the broker's disk within its time (sync_flush_timeout). It will be, unless the machine dies first."""
+    SEND_STATUS_FLUSH_SLAVE_TIMEOUT: _SendStatus.ValueType  # 3
+    """Stored, but not copied to every in-sync member within its time (slave_timeout). A fail-over that comes before it is may
+    take it back.
+    """
 
 class SendStatus(_SendStatus, metaclass=_SendStatusEnumTypeWrapper):
     """What a stored batch is assured of. In all cases the messages are stored: sending them again stores them twice."""
@@ -42,6 +46,10 @@ SEND_STATUS_SEND_OK: SendStatus.ValueType  # 1
 """Stored under everything that its topics demand."""
 SEND_STATUS_FLUSH_DISK_TIMEOUT: SendStatus.ValueType  # 2
 """Stored, but not on the broker's disk within its time (sync_flush_timeout). It will be, unless the machine dies first."""
+SEND_STATUS_FLUSH_SLAVE_TIMEOUT: SendStatus.ValueType  # 3
+"""Stored, but not copied to every in-sync member within its time (slave_timeout). A fail-over that comes before it is may
+take it back.
+"""
 Global___SendStatus: _TypeAlias = SendStatus  # noqa: Y015
 
 class _MessageForm:
@@ -553,6 +561,7 @@ class PullResponse(_message.Message):
     NEXT_POSITION_FIELD_NUMBER: _builtins.int
     MIN_OFFSET_FIELD_NUMBER: _builtins.int
     MAX_OFFSET_FIELD_NUMBER: _builtins.int
+    SUGGESTED_MEMBER_ID_FIELD_NUMBER: _builtins.int
     status: Global___PullStatus.ValueType
     """What was found."""
     records: _builtins.bytes
@@ -563,6 +572,10 @@ class PullResponse(_message.Message):
     """Lowest queue offset that can be read."""
     max_offset: _builtins.int
     """One more than the highest queue offset that can be read."""
+    suggested_member_id: _builtins.int
+    """Which follower of the broker group to pull the queue from next, by its number; absent = the writer. A suggestion:
+    every member answers alike, and whoever is not there may be passed over.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:
         """Messages, when asked for in that form and FOUND."""
@@ -581,12 +594,15 @@ class PullResponse(_message.Message):
         next_position: _common_pb2.Position | None = ...,
         min_offset: _builtins.int = ...,
         max_offset: _builtins.int = ...,
+        suggested_member_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next_position", b"next_position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "next_position", b"next_position", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "max_offset", b"max_offset", "messages", b"messages", "min_offset", b"min_offset", "next_position", b"next_position", "records", b"records", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "count", b"count", "max_offset", b"max_offset", "messages", b"messages", "min_offset", b"min_offset", "next_position", b"next_position", "records", b"records", "status", b"status", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__suggested_member_id: _TypeAlias = _typing.Literal["suggested_member_id"]  # noqa: Y015
+    _WhichOneofArgType__suggested_member_id: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__suggested_member_id) -> _WhichOneofReturnType__suggested_member_id | None: ...
 
 Global___PullResponse: _TypeAlias = PullResponse  # noqa: Y015
 

@@ -77,6 +77,34 @@ FLUSH_MODE_SYNC: FlushMode.ValueType  # 2
 """Acknowledged and seen when it is on disk."""
 Global___FlushMode: _TypeAlias = FlushMode  # noqa: Y015
 
+class _ReplicationMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicationMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICATION_MODE_UNSPECIFIED: _ReplicationMode.ValueType  # 0
+    """In a request: the broker's default. Never in a response."""
+    REPLICATION_MODE_ASYNC: _ReplicationMode.ValueType  # 1
+    """The writer's alone; copies follow."""
+    REPLICATION_MODE_APPENDED: _ReplicationMode.ValueType  # 2
+    """Acknowledged and seen when every in-sync member has it in its page cache."""
+    REPLICATION_MODE_FLUSHED: _ReplicationMode.ValueType  # 3
+    """Acknowledged and seen when every in-sync member has it on its disk."""
+
+class ReplicationMode(_ReplicationMode, metaclass=_ReplicationModeEnumTypeWrapper):
+    """Which copies a message of a topic has to have before it counts as stored."""
+
+REPLICATION_MODE_UNSPECIFIED: ReplicationMode.ValueType  # 0
+"""In a request: the broker's default. Never in a response."""
+REPLICATION_MODE_ASYNC: ReplicationMode.ValueType  # 1
+"""The writer's alone; copies follow."""
+REPLICATION_MODE_APPENDED: ReplicationMode.ValueType  # 2
+"""Acknowledged and seen when every in-sync member has it in its page cache."""
+REPLICATION_MODE_FLUSHED: ReplicationMode.ValueType  # 3
+"""Acknowledged and seen when every in-sync member has it on its disk."""
+Global___ReplicationMode: _TypeAlias = ReplicationMode  # noqa: Y015
+
 class _MemberRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -222,6 +250,7 @@ class TopicConfig(_message.Message):
     PERMISSION_FIELD_NUMBER: _builtins.int
     FLUSH_MODE_FIELD_NUMBER: _builtins.int
     RESERVE_TIME_MS_FIELD_NUMBER: _builtins.int
+    REPLICATION_MODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Topic name, 1 to 127 characters of %|a-zA-Z0-9_- ."""
     read_queue_count: _builtins.int
@@ -236,6 +265,8 @@ class TopicConfig(_message.Message):
     """Messages that were stored longer ago are not shown any more; 0 = whatever the log still has is. In a request absent =
     as it was. It may not be longer than the broker keeps its log (file_reserved_time).
     """
+    replication_mode: Global___ReplicationMode.ValueType
+    """Which copies a message has to have before it counts as stored."""
     def __init__(
         self,
         *,
@@ -245,10 +276,11 @@ class TopicConfig(_message.Message):
         permission: _builtins.int = ...,
         flush_mode: Global___FlushMode.ValueType = ...,
         reserve_time_ms: _builtins.int | None = ...,
+        replication_mode: Global___ReplicationMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "reserve_time_ms", b"reserve_time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "flush_mode", b"flush_mode", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "reserve_time_ms", b"reserve_time_ms", "write_queue_count", b"write_queue_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "flush_mode", b"flush_mode", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "replication_mode", b"replication_mode", "reserve_time_ms", b"reserve_time_ms", "write_queue_count", b"write_queue_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reserve_time_ms: _TypeAlias = _typing.Literal["reserve_time_ms"]  # noqa: Y015
     _WhichOneofArgType__reserve_time_ms: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms"]  # noqa: Y015

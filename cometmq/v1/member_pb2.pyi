@@ -342,6 +342,7 @@ class FollowerHello(_message.Message):
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_RECORD_OFFSET_FIELD_NUMBER: _builtins.int
     LAST_RECORD_CRC32_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     format_version: _builtins.int
@@ -360,6 +361,8 @@ class FollowerHello(_message.Message):
     """Log offset of its last record; -1 = its log is empty."""
     last_record_crc32: _builtins.int
     """CRC-32 (IEEE) of its last record, as it lies in the log."""
+    cluster: _builtins.str
+    """Cluster name: groups of two clusters may have the same name."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
         """Its epochs, oldest first; empty for an empty store."""
@@ -377,10 +380,11 @@ class FollowerHello(_message.Message):
         log_end_offset: _builtins.int = ...,
         last_record_offset: _builtins.int = ...,
         last_record_crc32: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epochs", b"epochs", "format_version", b"format_version", "last_record_crc32", b"last_record_crc32", "last_record_offset", b"last_record_offset", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "protocol_version", b"protocol_version", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epochs", b"epochs", "format_version", b"format_version", "last_record_crc32", b"last_record_crc32", "last_record_offset", b"last_record_offset", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "protocol_version", b"protocol_version", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -394,19 +398,29 @@ class ReplicaAck(_message.Message):
 
     APPENDED_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
+    ANSWERS_BOOT_MS_FIELD_NUMBER: _builtins.int
+    PROMISE_MS_FIELD_NUMBER: _builtins.int
     appended_offset: _builtins.int
     """Everything below is in its page cache."""
     flushed_offset: _builtins.int
     """Everything below is on its disk."""
+    answers_boot_ms: _builtins.int
+    """`sent_boot_ms` of the newest chunk that was taken."""
+    promise_ms: _builtins.int
+    """The follower does not take the lease for so long, in milliseconds, from when it sends this; at most the `promise_ms` of
+    the writer's hello. 0 = it promises nothing.
+    """
     def __init__(
         self,
         *,
         appended_offset: _builtins.int = ...,
         flushed_offset: _builtins.int = ...,
+        answers_boot_ms: _builtins.int = ...,
+        promise_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "promise_ms", b"promise_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,6 +469,7 @@ class WriterHello(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_FILE_BYTES_FIELD_NUMBER: _builtins.int
+    PROMISE_MS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     format_version: _builtins.int
@@ -463,6 +478,8 @@ class WriterHello(_message.Message):
     """The follower cuts its log here and goes on from here. Where it has nothing, the writer's lowest offset."""
     log_file_bytes: _builtins.int
     """Size of a commit log file, which members of a group share."""
+    promise_ms: _builtins.int
+    """How long a follower is to promise not to take the lease, with each acknowledgement."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
         """The writer's epochs, oldest first; the last is its own."""
@@ -475,10 +492,11 @@ class WriterHello(_message.Message):
         epochs: _abc.Iterable[Global___EpochStart] | None = ...,
         start_offset: _builtins.int = ...,
         log_file_bytes: _builtins.int = ...,
+        promise_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "promise_ms", b"promise_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,9 +513,12 @@ class LogChunk(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     DATA_CRC32_FIELD_NUMBER: _builtins.int
     WRITER_END_OFFSET_FIELD_NUMBER: _builtins.int
-    VISIBLE_ASYNC_OFFSET_FIELD_NUMBER: _builtins.int
-    VISIBLE_SYNC_OFFSET_FIELD_NUMBER: _builtins.int
+    VISIBLE_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
+    VISIBLE_COPIED_OFFSET_FIELD_NUMBER: _builtins.int
     SENT_MS_FIELD_NUMBER: _builtins.int
+    VISIBLE_COPIED_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
+    FLUSH_TO_OFFSET_FIELD_NUMBER: _builtins.int
+    SENT_BOOT_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """The writer's epoch; a follower refuses an older one than it knows."""
     offset: _builtins.int
@@ -508,12 +529,20 @@ class LogChunk(_message.Message):
     """CRC-32 (IEEE) of data."""
     writer_end_offset: _builtins.int
     """End of the writer's log."""
-    visible_async_offset: _builtins.int
-    """Up to here consumers may see messages of topics with asynchronous flush."""
-    visible_sync_offset: _builtins.int
-    """Up to here consumers may see messages of all other topics."""
+    visible_flushed_offset: _builtins.int
+    """Up to here the log is on the writer's disk. A message may be seen when it lies below the lowest of the positions that its
+    topic asks for, this one and the next two; a topic that asks for none of them, by this one.
+    """
+    visible_copied_offset: _builtins.int
+    """Up to here every in-sync member has the log in its page cache."""
     sent_ms: _builtins.int
-    """The writer's clock when it sent this."""
+    """The writer's clock when it sent this, in milliseconds since 1970."""
+    visible_copied_flushed_offset: _builtins.int
+    """Up to here every in-sync member has the log on its disk."""
+    flush_to_offset: _builtins.int
+    """Up to here a message waits for the follower's disk: it is to sync at once."""
+    sent_boot_ms: _builtins.int
+    """The writer's CLOCK_BOOTTIME when it sent this, in milliseconds."""
     def __init__(
         self,
         *,
@@ -522,17 +551,178 @@ class LogChunk(_message.Message):
         data: _builtins.bytes = ...,
         data_crc32: _builtins.int = ...,
         writer_end_offset: _builtins.int = ...,
-        visible_async_offset: _builtins.int = ...,
-        visible_sync_offset: _builtins.int = ...,
+        visible_flushed_offset: _builtins.int = ...,
+        visible_copied_offset: _builtins.int = ...,
         sent_ms: _builtins.int = ...,
+        visible_copied_flushed_offset: _builtins.int = ...,
+        flush_to_offset: _builtins.int = ...,
+        sent_boot_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "offset", b"offset", "sent_ms", b"sent_ms", "visible_async_offset", b"visible_async_offset", "visible_sync_offset", b"visible_sync_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "flush_to_offset", b"flush_to_offset", "offset", b"offset", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms", "visible_copied_flushed_offset", b"visible_copied_flushed_offset", "visible_copied_offset", b"visible_copied_offset", "visible_flushed_offset", b"visible_flushed_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
+
+@_typing.final
+class StandingRequest(_message.Message):
+    """See MemberService.Standing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingRequest: _TypeAlias = StandingRequest  # noqa: Y015
+
+@_typing.final
+class StandingResponse(_message.Message):
+    """See MemberService.Standing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    FORMER_STORE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LOG_MIN_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    REIGN_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Broker group name."""
+    member_id: _builtins.int
+    """The member's number within its group."""
+    store_id: _builtins.str
+    """Identity of its store, hexadecimal."""
+    former_store_id: _builtins.str
+    """What that was before the store lost the end of its log; empty = it has not."""
+    epoch: _builtins.int
+    """The highest epoch that its store knows; 0 = it never had a writer."""
+    log_min_offset: _builtins.int
+    """Lowest log offset it keeps."""
+    log_end_offset: _builtins.int
+    """End of its log on its disk."""
+    role: _common_pb2.MemberRole.ValueType
+    """What it does."""
+    @_builtins.property
+    def reign(self) -> Global___Reign:
+        """Of the writer; absent of others, and where there is no lease."""
+
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        member_id: _builtins.int = ...,
+        store_id: _builtins.str = ...,
+        former_store_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        log_min_offset: _builtins.int = ...,
+        log_end_offset: _builtins.int = ...,
+        role: _common_pb2.MemberRole.ValueType = ...,
+        reign: Global___Reign | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reign", b"reign"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "reign", b"reign", "role", b"role", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingResponse: _TypeAlias = StandingResponse  # noqa: Y015
+
+@_typing.final
+class Reign(_message.Message):
+    """A writer's hold on its group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    ELECTABLE_FIELD_NUMBER: _builtins.int
+    MIN_IN_SYNC_FIELD_NUMBER: _builtins.int
+    ONLY_WRITER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    min_in_sync: _builtins.int
+    """With fewer in sync, sends to topics that wait for copies are refused."""
+    only_writer: _builtins.bool
+    """Nobody else can be the writer now; false = acknowledgements wait."""
+    reason: _builtins.str
+    """Why it leads: first, restart, handover, takeover, unclean, recreated or forced."""
+    since_ms: _builtins.int
+    """Since when, in milliseconds since 1970."""
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the members that have everything that was acknowledged under replication, the writer included."""
+
+    @_builtins.property
+    def electable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the members that may take over."""
+
+    def __init__(
+        self,
+        *,
+        in_sync: _abc.Iterable[_builtins.int] | None = ...,
+        electable: _abc.Iterable[_builtins.int] | None = ...,
+        min_in_sync: _builtins.int = ...,
+        only_writer: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["electable", b"electable", "in_sync", b"in_sync", "min_in_sync", b"min_in_sync", "only_writer", b"only_writer", "reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reign: _TypeAlias = Reign  # noqa: Y015
+
+@_typing.final
+class ElectRequest(_message.Message):
+    """See MemberService.Elect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORCE_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    """Must be true: whoever asks knows that messages may be lost."""
+    def __init__(
+        self,
+        *,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectRequest: _TypeAlias = ElectRequest  # noqa: Y015
+
+@_typing.final
+class ElectResponse(_message.Message):
+    """See MemberService.Elect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectResponse: _TypeAlias = ElectResponse  # noqa: Y015
 
 @_typing.final
 class StepDownRequest(_message.Message):

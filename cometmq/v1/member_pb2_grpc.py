@@ -55,6 +55,16 @@ class MemberServiceStub:
                 request_serializer=cometmq_dot_v1_dot_member__pb2.StepDownRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_member__pb2.StepDownResponse.FromString,
                 _registered_method=True)
+        self.Standing = channel.unary_unary(
+                '/cometmq.v1.MemberService/Standing',
+                request_serializer=cometmq_dot_v1_dot_member__pb2.StandingRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_member__pb2.StandingResponse.FromString,
+                _registered_method=True)
+        self.Elect = channel.unary_unary(
+                '/cometmq.v1.MemberService/Elect',
+                request_serializer=cometmq_dot_v1_dot_member__pb2.ElectRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_member__pb2.ElectResponse.FromString,
+                _registered_method=True)
         self.ChecksumLog = channel.unary_unary(
                 '/cometmq.v1.MemberService/ChecksumLog',
                 request_serializer=cometmq_dot_v1_dot_member__pb2.ChecksumLogRequest.SerializeToString,
@@ -103,6 +113,21 @@ class MemberServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Standing(self, request, context):
+        """How a member stands: what it has, what it does. A read. Deadline 2 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Elect(self, request, context):
+        """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
+        log. Answered when it has been noted. Errors: NOT_FOLLOWER (it writes, or has no lease). Deadline 5 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ChecksumLog(self, request, context):
         """Checksum of a range of the log, to compare members. A read. Errors: OFFSET_INVALID. Deadline 60 s.
         """
@@ -132,6 +157,16 @@ def add_MemberServiceServicer_to_server(servicer, server):
                     servicer.StepDown,
                     request_deserializer=cometmq_dot_v1_dot_member__pb2.StepDownRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_member__pb2.StepDownResponse.SerializeToString,
+            ),
+            'Standing': grpc.unary_unary_rpc_method_handler(
+                    servicer.Standing,
+                    request_deserializer=cometmq_dot_v1_dot_member__pb2.StandingRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_member__pb2.StandingResponse.SerializeToString,
+            ),
+            'Elect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Elect,
+                    request_deserializer=cometmq_dot_v1_dot_member__pb2.ElectRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_member__pb2.ElectResponse.SerializeToString,
             ),
             'ChecksumLog': grpc.unary_unary_rpc_method_handler(
                     servicer.ChecksumLog,
@@ -248,6 +283,60 @@ class MemberService:
             '/cometmq.v1.MemberService/StepDown',
             cometmq_dot_v1_dot_member__pb2.StepDownRequest.SerializeToString,
             cometmq_dot_v1_dot_member__pb2.StepDownResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Standing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.MemberService/Standing',
+            cometmq_dot_v1_dot_member__pb2.StandingRequest.SerializeToString,
+            cometmq_dot_v1_dot_member__pb2.StandingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Elect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.MemberService/Elect',
+            cometmq_dot_v1_dot_member__pb2.ElectRequest.SerializeToString,
+            cometmq_dot_v1_dot_member__pb2.ElectResponse.FromString,
             options,
             channel_credentials,
             insecure,

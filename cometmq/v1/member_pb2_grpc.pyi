@@ -54,6 +54,12 @@ class MemberServiceStub:
     the writer then goes on as a follower. After an error everything is as it was. Errors: NOT_WRITER, NO_FOLLOWER,
     LEASE_UNAVAILABLE, DISK_FULL, BROKER_DRAINING (it is being done already). Deadline 30 s.
     """
+    Standing: _grpc.UnaryUnaryMultiCallable[_member_pb2.StandingRequest, _member_pb2.StandingResponse]
+    """How a member stands: what it has, what it does. A read. Deadline 2 s."""
+    Elect: _grpc.UnaryUnaryMultiCallable[_member_pb2.ElectRequest, _member_pb2.ElectResponse]
+    """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
+    log. Answered when it has been noted. Errors: NOT_FOLLOWER (it writes, or has no lease). Deadline 5 s.
+    """
     ChecksumLog: _grpc.UnaryUnaryMultiCallable[_member_pb2.ChecksumLogRequest, _member_pb2.ChecksumLogResponse]
     """Checksum of a range of the log, to compare members. A read. Errors: OFFSET_INVALID. Deadline 60 s."""
 
@@ -82,6 +88,12 @@ class MemberServiceAsyncStub(MemberServiceStub):
     """Asks the writer to hand its role over to a follower that has everything. Answered when the follower may take over;
     the writer then goes on as a follower. After an error everything is as it was. Errors: NOT_WRITER, NO_FOLLOWER,
     LEASE_UNAVAILABLE, DISK_FULL, BROKER_DRAINING (it is being done already). Deadline 30 s.
+    """
+    Standing: _aio.UnaryUnaryMultiCallable[_member_pb2.StandingRequest, _member_pb2.StandingResponse]  # type: ignore[assignment]
+    """How a member stands: what it has, what it does. A read. Deadline 2 s."""
+    Elect: _aio.UnaryUnaryMultiCallable[_member_pb2.ElectRequest, _member_pb2.ElectResponse]  # type: ignore[assignment]
+    """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
+    log. Answered when it has been noted. Errors: NOT_FOLLOWER (it writes, or has no lease). Deadline 5 s.
     """
     ChecksumLog: _aio.UnaryUnaryMultiCallable[_member_pb2.ChecksumLogRequest, _member_pb2.ChecksumLogResponse]  # type: ignore[assignment]
     """Checksum of a range of the log, to compare members. A read. Errors: OFFSET_INVALID. Deadline 60 s."""
@@ -132,6 +144,24 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
         """Asks the writer to hand its role over to a follower that has everything. Answered when the follower may take over;
         the writer then goes on as a follower. After an error everything is as it was. Errors: NOT_WRITER, NO_FOLLOWER,
         LEASE_UNAVAILABLE, DISK_FULL, BROKER_DRAINING (it is being done already). Deadline 30 s.
+        """
+
+    @_abc_1.abstractmethod
+    def Standing(
+        self,
+        request: _member_pb2.StandingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_member_pb2.StandingResponse, _abc.Awaitable[_member_pb2.StandingResponse]]:
+        """How a member stands: what it has, what it does. A read. Deadline 2 s."""
+
+    @_abc_1.abstractmethod
+    def Elect(
+        self,
+        request: _member_pb2.ElectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_member_pb2.ElectResponse, _abc.Awaitable[_member_pb2.ElectResponse]]:
+        """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
+        log. Answered when it has been noted. Errors: NOT_FOLLOWER (it writes, or has no lease). Deadline 5 s.
         """
 
     @_abc_1.abstractmethod

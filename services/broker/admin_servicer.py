@@ -6,6 +6,7 @@ from cometmq.errors import InvalidRequest
 from cometmq.member import convert
 from cometmq.member.admin_servicer import AdminReadServicer, Context, Holdings
 from cometmq.member.statekeeper import StateKeeper
+from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.v1 import broker_pb2
 
@@ -26,8 +27,9 @@ class BrokerAdminServicer(AdminReadServicer):
         config = convert.topic(request.topic, before or self._new_topic)
         if config.reserve_time_ms > self._reserved_ms and config != before:
             raise InvalidRequest(
-                f"reserve_time_ms: {config.reserve_time_ms} is more than the {self._reserved_ms} "
-                "for which the log is kept (file_reserved_time), which all topics share"
+                f"a reserve time of {in_hours(config.reserve_time_ms)} is more than the "
+                f"{in_hours(self._reserved_ms)} for which the log is kept (file_reserved_time), "
+                "which all topics share"
             )
         created = await self._keeper.put_topic(config)
         return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)

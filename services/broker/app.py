@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from cometmq.errors import LeaseUnavailable
 from cometmq.member import convert
 from cometmq.member.admin_servicer import Holdings
+from cometmq.member.advising import Adviser
 from cometmq.member.app import (
     FOLLOWER_MODULE,
     WRITER,
@@ -25,7 +26,7 @@ from cometmq.member.app import (
     Surroundings,
 )
 from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
-from cometmq.member.config import MemberConfig
+from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.leases import Lease, Reading, open_lease
 from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import MemberCollector
@@ -38,17 +39,21 @@ from cometmq.member.registration import Registrar
 from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
 from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage
+from cometmq.member.storage import MemberStorage, readable_at_start
 from cometmq.member.tenure import Deposed, LeaseHolder
 from cometmq.messaging.groups import MemberTable
-from cometmq.messaging.topics import AUTO_CREATE_TOPIC
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.topics import AUTO_CREATE_TOPIC, is_system
 from cometmq.model import TopicConfig
-from cometmq.replication.lease import Reason
+from cometmq.replication.insync import SetPolicy
+from cometmq.replication.lease import LeaseRecord, Reason
+from cometmq.replication.watermarks import STRICTEST, DurabilityClass
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.consuming import Consuming
 from services.broker.handover import HandOver
+from services.broker.insync import InSyncSet
 from services.broker.intake import AUTO_CREATED_QUEUES_MAX, Intake, IntakePolicy
 from services.broker.membership import Groups
 from services.broker.metrics import ReplicationCollector
@@ -73,15 +78,17 @@ class App(MemberApp):
 
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:
-            return self._parts(around, await self._open_store(around, 0), None)
+            return self._parts(around, await self._open_store(around, None), None)
         lease = open_lease(self._config.lease)
         reading = await self._our_lease(lease)
         if reading is None:
             return None
         assert reading.record is not None
-        opened = await self._open_store(around, reading.record.epoch)
-        holder = LeaseHolder(lease, reading, self._config.lease_renew_s)
+        holder = LeaseHolder(lease, reading, self._config.lease_renew_s, self._clock)
+        async with holder.renewed():  # recovery may take longer than the lease lasts
+            opened = await self._open_store(around, reading.record)
         if await _begin(holder, opened, around.internal_address):
+            self._elections.won(_reason(reading.record))
             return self._parts(around, opened, holder)
         await asyncio.to_thread(opened.store.close)
         self.become(FOLLOWER_MODULE, "deposed")
@@ -102,17 +109,19 @@ class App(MemberApp):
             return None
         return None
 
-    async def _open_store(self, around: Surroundings, epoch_floor: int) -> Opened:
+    async def _open_store(self, around: Surroundings, lease: LeaseRecord | None) -> Opened:
         before = self._before
-        handed_over = before is not None and before.reason == Reason.HANDOVER.value
+        reason = Reason.RESTART if lease is None else _reason(lease)
+        handed_over = reason is Reason.HANDOVER and before is not None
         return await asyncio.to_thread(
             open_writer,
             self._config,
             around.identity.batch_limits,
             around.identity.store_host,
             self._clock,
-            epoch_floor=epoch_floor,
+            epoch_floor=0 if lease is None else lease.epoch,
             log_end=before.log_end if before is not None and handed_over else None,
+            keeps_positions=reason.keeps_positions,
             progress=RecoveryProgress(around.metrics, self._clock),
         )
 
@@ -121,6 +130,11 @@ class App(MemberApp):
             self.become(FOLLOWER_MODULE, reason)
 
         return _Parts(around, opened, holder, ended)
+
+
+def _reason(lease: LeaseRecord) -> Reason:
+    """Why we lead. What the lease says holds also when the process that took it has died since."""
+    return Reason.RESTART if lease.opened else Reason(lease.reason)
 
 
 async def _begin(holder: LeaseHolder, opened: Opened, address: str) -> bool:
@@ -152,8 +166,14 @@ class _Parts:
         self._holder = holder
         self.seconds = opened.seconds
         self.state = opened.state
+        alone = holder is None or holder.bounding() == {holder.record.holder}
         self.storage = MemberStorage(
-            opened.store, around.flush_policy(), clock, metrics.flush_s.observe
+            opened.store,
+            around.flush_policy(),
+            clock,
+            metrics.flush_s.observe,
+            None if alone else readable_at_start(opened.store, _demands_in(opened.state)),
+            alone=alone,
         )
         self.registrar = Registrar(
             config.namesrv, self._registration, config.register_namesrv_period / 1000
@@ -166,11 +186,18 @@ class _Parts:
         pace = CatchUpPace(config.catch_up_bytes_per_s)
         self.reader = Reader(self.storage, opened.state, pace, clock)
         groups = Groups(MemberTable(config.groups_max))
+        copy_pace = CatchUpPace(config.copy_bytes_per_s)
+        self._replicas = Replicas(self.storage, copy_pace, clock)
         consuming = Consuming(
             self.keeper,
             self.storage,
             self.reader,
             groups,
+            Adviser(
+                config.slave_read_enable,
+                config.access_message_in_memory_max_ratio,
+                self._replicas.copies,
+            ),
             auto_create_groups=config.auto_create_subscription_group,
         )
         self.retention = Retention(
@@ -181,13 +208,21 @@ class _Parts:
             pause_s=config.delete_commit_log_files_interval / 1000,
             write_copy=self.keeper.write_copy,
         )
-        self._replicas = Replicas(self.storage, clock)
+        self._in_sync = InSyncSet(
+            self.storage, self._replicas, holder, self.state.topics, _set_policy(config), clock
+        )
         intake = Intake(
-            self.storage, self.keeper, _intake_policy(config), identity.store_host, metrics, clock
+            self.storage,
+            self.keeper,
+            _intake_policy(config),
+            identity.store_host,
+            metrics,
+            clock,
+            self._in_sync,
         )
         self.collectors: Iterable[Collector] = (
             MemberCollector(metrics, self.storage, opened.state, groups, intake),
-            ReplicationCollector(self._replicas, holder),
+            ReplicationCollector(self._replicas, self._in_sync, holder),
             RetentionCollector(metrics, self.retention, clock),
         )
         self.servicer = BrokerServicer(
@@ -215,7 +250,6 @@ class _Parts:
             _new_topic(config),
         )
         hand_over = HandOver(self.storage, self.keeper, self._replicas, holder, ended)
-        file_bytes = config.mapped_file_size_commit_log
         self.member_servicer = MemberServicer(
             arrivals=ArrivalsServicer(
                 self.storage.arrivals,
@@ -226,7 +260,7 @@ class _Parts:
             ),
             pulls=PullsServicer(self.servicer.Pull, ports.gate),
             replication=ReplicationServicer(
-                self._replicas, hand_over, identity.broker_group, file_bytes, ports.gate
+                self._replicas, self._in_sync, hand_over, identity, config, ports.gate
             ),
         )
 
@@ -247,8 +281,18 @@ class _Parts:
             self._state_writer.write(),
             self._state_writer.export(),
             self.retention.run(),
-            *([] if self._holder is None else [self._holder.run()]),
+            *([] if self._holder is None else [self._hold(self._holder)]),
         ]
+
+    async def _hold(self, holder: LeaseHolder) -> None:
+        """Renew the lease and keep its sets; raises Deposed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(holder.run())
+                tasks.create_task(self._in_sync.run())
+        except* Deposed:
+            self.storage.depose()
+            raise
 
     def _registration(self) -> namesrv_pb2.RegisterMemberRequest:
         store = self.storage.store
@@ -294,11 +338,37 @@ def _intake_policy(config: MemberConfig) -> IntakePolicy:
         auto_create_topics=config.auto_create_topic_enable,
         default_queue_count=config.default_topic_queue_nums,
         default_flush_mode=config.flush_disk_type.value,
+        default_replication_mode=config.replication_mode.value,
         sync_flush_timeout_s=config.sync_flush_timeout / 1000,
+        slave_timeout_s=config.slave_timeout / 1000,
     )
+
+
+def _set_policy(config: MemberConfig) -> SetPolicy:
+    return SetPolicy(
+        lag_s_max=config.in_sync_lag_s_max,
+        size_min=config.min_in_sync_replicas,
+        promote_async=config.promote_async is PromoteAsync.BOUNDED,
+        async_lag_bytes_max=config.async_promote_lag_max,
+        async_silence_s_max=config.async_promote_silence_max,
+    )
+
+
+def _demands_in(state: BrokerState) -> Callable[[str], DurabilityClass]:
+    def demands_of(topic: str) -> DurabilityClass:
+        known = is_system(topic) or topic in state.topics
+        return DurabilityClass.of(*state.topics.demands(topic)) if known else STRICTEST
+
+    return demands_of
 
 
 def _new_topic(config: MemberConfig) -> TopicConfig:
     """What a request that says nothing asks for."""
     count = config.default_topic_queue_nums
-    return TopicConfig("", count, count, flush_mode=config.flush_disk_type.value)
+    return TopicConfig(
+        "",
+        count,
+        count,
+        flush_mode=config.flush_disk_type.value,
+        replication_mode=config.replication_mode.value,
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cometmq.errors import GroupNotFound
+from cometmq.member.advising import Adviser
 from cometmq.member.progress import GroupReads
 from cometmq.member.reading import Reader
 from cometmq.member.statekeeper import StateKeeper
@@ -25,10 +26,11 @@ class Consuming(GroupReads):
         storage: MemberStorage,
         reader: Reader,
         groups: Groups,
+        adviser: Adviser,
         *,
         auto_create_groups: bool,
     ) -> None:
-        super().__init__(keeper.state, reader, groups.table)
+        super().__init__(keeper.state, reader, groups.table, adviser)
         self._keeper = keeper
         self._storage = storage
         self._groups = groups

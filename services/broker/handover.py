@@ -103,7 +103,7 @@ class HandOver:
         further = asyncio.Event()
         with self._replicas.changed.heard_by(further):
             while not follower.has_all(end):
-                if not self._replicas.is_current(follower):
+                if not follower.connected:
                     raise NoFollower(f"member {follower.member_id} has gone meanwhile")
                 await further.wait()
                 further.clear()

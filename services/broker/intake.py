@@ -12,9 +12,9 @@ from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, Topic
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.topics import is_system
-from cometmq.model import FlushMode, SendStatus, TopicConfig
+from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from cometmq.native import crc32
-from cometmq.replication.watermarks import DurabilityClass
+from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 
 AUTO_CREATED_QUEUES_MAX = (
     4  # RocketMQ: a topic made by its first message gets min(4, default) queues
@@ -40,7 +40,9 @@ class IntakePolicy:
     auto_create_topics: bool
     default_queue_count: int
     default_flush_mode: FlushMode
+    default_replication_mode: ReplicationMode
     sync_flush_timeout_s: float
+    slave_timeout_s: float
 
 
 class Accepted(NamedTuple):
@@ -48,6 +50,13 @@ class Accepted(NamedTuple):
 
     ticket: Ticket
     answer_by_s: float  # on the monotonic clock
+
+
+class CopiesPart(Protocol):
+    """Who knows whether copies can be had."""
+
+    def check_copies(self) -> None:
+        """Raises SlaveNotAvailable while too few members are in sync."""
 
 
 class Intake:
@@ -61,6 +70,7 @@ class Intake:
         store_host: bytes,
         observer: IntakeObserver,
         clock: Clock,
+        copies: CopiesPart,
     ) -> None:
         self.in_flight_bytes = 0  # of batches that wait for their acknowledgement
         self._storage = storage
@@ -70,6 +80,7 @@ class Intake:
         self._store_host = store_host
         self._observer = observer
         self._clock = clock
+        self._copies = copies
 
     async def take(
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None = None
@@ -98,9 +109,16 @@ class Intake:
             await asyncio.wait([acked], timeout=max(0.0, left_s))
         if not acked.done():
             self._observer.late()
-            return SendStatus.FLUSH_DISK_TIMEOUT
+            return self._lacking(accepted.ticket)
         acked.result()
         return SendStatus.SEND_OK
+
+    def _lacking(self, ticket: Ticket) -> SendStatus:
+        on_disk = self._storage.watermarks.flushed >= ticket.appended.end_offset
+        disk_wanted = ticket.demands & DurabilityClass.FLUSHED
+        if disk_wanted and not on_disk:
+            return SendStatus.FLUSH_DISK_TIMEOUT
+        return SendStatus.FLUSH_SLAVE_TIMEOUT
 
     def _append(
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None
@@ -110,6 +128,8 @@ class Intake:
         if checksum is not None and crc32(records) != checksum:
             raise BatchChecksumMismatch(f"CRC-32 of {len(records)} bytes is not {checksum:#010x}")
         segments = self._segments(claims)
+        if any(segment.demands & REPLICATED for segment in segments):
+            self._copies.check_copies()
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
@@ -121,7 +141,11 @@ class Intake:
             self._track(ticket.acked, len(records), came_s)
         for segment, size_bytes in zip(segments, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(segment.topic, segment.count, size_bytes)
-        return Accepted(ticket, came_s + self._policy.sync_flush_timeout_s)
+        return Accepted(ticket, came_s + self._patience_s(ticket.demands))
+
+    def _patience_s(self, demands: DurabilityClass) -> float:
+        policy = self._policy
+        return policy.slave_timeout_s if demands & REPLICATED else policy.sync_flush_timeout_s
 
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
@@ -129,17 +153,23 @@ class Intake:
             try:
                 config = self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
-                mode = self._topics.flush_mode(topic) if is_system(topic) else config.flush_mode
+                modes = (config.flush_mode, config.replication_mode)
+                if is_system(topic):
+                    modes = self._topics.demands(topic)
             except CometError as error:
                 error.segment = index
                 raise
-            segments.append(Segment(topic, queue_id, count, DurabilityClass.of(mode)))
+            segments.append(Segment(topic, queue_id, count, DurabilityClass.of(*modes)))
         return segments
 
     async def _create(self, topic: str, missing: TopicNotFound) -> None:
         queue_count = min(AUTO_CREATED_QUEUES_MAX, self._policy.default_queue_count)
         config = TopicConfig(
-            topic, queue_count, queue_count, flush_mode=self._policy.default_flush_mode
+            topic,
+            queue_count,
+            queue_count,
+            flush_mode=self._policy.default_flush_mode,
+            replication_mode=self._policy.default_replication_mode,
         )
         try:
             if topic in self._topics:  # being deleted

@@ -7,15 +7,18 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cometmq.member.metrics import replication_refused
 from cometmq.member.tenure import LeaseHolder
+from services.broker.insync import InSyncSet
 from services.broker.replicas import Replicas
 
 
 class ReplicationCollector(Collector):
     """Read off at each scrape, in the scraper's thread. ``holder`` is None without a lease."""
 
-    def __init__(self, replicas: Replicas, holder: LeaseHolder | None) -> None:
+    def __init__(self, replicas: Replicas, in_sync: InSyncSet, holder: LeaseHolder | None) -> None:
         self._replicas = replicas
+        self._in_sync = in_sync
         self._holder = holder
 
     def describe(self) -> Iterable[Metric]:
@@ -23,7 +26,7 @@ class ReplicationCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         end = self._replicas.storage.store.appended_offset
-        now_s = self._replicas.clock.monotonic_s()
+        now_s = self._replicas.clock.boottime_s()
         bytes_behind = GaugeMetricFamily(
             "cometmq_replica_behind_bytes",
             "Bytes of log that a connected follower does not have yet.",
@@ -47,4 +50,31 @@ class ReplicationCollector(Collector):
         )
         if self._holder is not None:  # else nothing is amiss
             held.add_metric([], int(self._holder.held))
-        return [bytes_behind, seconds_behind, sent, held]
+        refused = replication_refused(self._replicas.refusals)
+        return [bytes_behind, seconds_behind, sent, refused, held, *self._sets()]
+
+    def _sets(self) -> Iterable[Metric]:
+        size = GaugeMetricFamily(
+            "cometmq_in_sync_members",
+            "Members, the writer included, that have what counts as copied.",
+        )
+        size.add_metric([], self._in_sync.size)
+        least = GaugeMetricFamily(
+            "cometmq_in_sync_members_min",
+            "Members that must be in sync for sends to topics that wait for copies.",
+        )
+        least.add_metric([], self._in_sync.size_min)
+        electable = GaugeMetricFamily(
+            "cometmq_electable_members", "Members, the writer included, that may take over."
+        )
+        electable.add_metric([], self._in_sync.electable)
+        shrinks = CounterMetricFamily(
+            "cometmq_in_sync_removals", "Members that were taken out of the in-sync set."
+        )
+        shrinks.add_metric([], self._in_sync.shrinks)
+        only = GaugeMetricFamily(
+            "cometmq_writer_valid",
+            "1 while nobody else can be the writer; 0: acknowledgements wait.",
+        )
+        only.add_metric([], int(self._replicas.storage.is_only_writer()))
+        return [size, least, electable, shrinks, only]

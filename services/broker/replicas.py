@@ -7,7 +7,7 @@ cache as a rule, else in a thread, so that a follower far behind never stalls a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +15,21 @@ from typing import TypeVar
 from zlib import crc32
 
 from cometmq.clock import Clock
-from cometmq.errors import MessageNotFound
+from cometmq.errors import InvalidRequest, MessageNotFound
+from cometmq.member.pacing import CatchUpPace
 from cometmq.member.storage import Bell, MemberStorage
+from cometmq.messaging.suggestion import Copy
 from cometmq.replication.follower import (
     CHUNK_BYTES_MAX,
     HEARTBEAT_S,
+    Ack,
     LogView,
     Replica,
     start_of_copy,
 )
-from cometmq.replication.watermarks import DurabilityClass
+from cometmq.replication.lease import Seat
+from cometmq.replication.refusals import Reason, Refusals
+from cometmq.replication.watermarks import Marks
 from cometmq.store.cleaner import Pin
 from cometmq.store.log.commitlog import Chunk
 
@@ -40,27 +45,48 @@ class Frame:
     offset: int
     data: bytes
     writer_end: int
-    visible_async: int
-    visible_others: int
+    visible: Marks
+    flush_to: int  # somebody waits until the follower has synced that
+    sent_boot_ms: int
 
 
 class Replicas:
-    """All followers that are connected, one for each member id: a newer stream takes the place of
-    an older.
+    """All followers that this writer has heard of, by seat; of each member one stream at a time: a
+    newer one takes the place of an older.
     """
 
-    def __init__(self, storage: MemberStorage, clock: Clock) -> None:
+    def __init__(self, storage: MemberStorage, pace: CatchUpPace, clock: Clock) -> None:
         self.bytes_sent = 0
+        self.pace = pace  # of those far behind
         self.changed = Bell()  # rings when a follower is further, comes or goes
+        self.on_ack: Callable[[], None] = lambda: None  # told before the bell rings
+        self.refusals = Refusals()
         self.clock = clock
         self.storage = storage
-        self._by_member: dict[int, Replica] = {}
+        self._by_seat: dict[Seat, Replica] = {}
+        self._streams: dict[int, Sender] = {}  # by member id
         self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
+
+    @property
+    def by_seat(self) -> Mapping[Seat, Replica]:
+        """Followers, connected or not."""
+        return self._by_seat
 
     def connected(self) -> list[Replica]:
         """Followers now, in order of member id."""
         # Asked by the metrics' thread too: the list is made in one step.
-        return sorted(list(self._by_member.values()), key=lambda replica: replica.member_id)
+        found = [sender.replica for sender in list(self._streams.values())]
+        return sorted(found, key=lambda replica: replica.seat)
+
+    def copies(self) -> list[Copy]:
+        """The connected followers, for readers that may be sent to one of them."""
+        end = self.storage.store.appended_offset
+        return [Copy(r.member_id, r.behind_bytes(end)) for r in self.connected()]
+
+    def promised_until_s(self, seat: Seat) -> float:
+        """Until when that follower has promised not to take the lease; 0: it has not."""
+        replica = self._by_seat.get(seat)
+        return 0.0 if replica is None else replica.promised_until_s
 
     def view(self) -> LogView:
         """The writer's own log."""
@@ -78,28 +104,43 @@ class Replicas:
                 return None
 
         view = self.view()
-        return await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
+        with self.refusals.counting(Reason.EPOCH):
+            return await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
 
     @contextmanager
-    def join(self, member_id: int, store_id: str, start: int) -> Iterator[Sender]:
+    def join(self, seat: Seat, start: int) -> Iterator[Sender]:
         """A follower, as long as its stream lives."""
-        replica = Replica(member_id, store_id, start, self.clock.monotonic_s())
-        self._by_member[member_id] = replica
-        self.changed.ring()
+        replica = self._replica(seat, start)
         pins = self.storage.store.cleaner.pins
-        try:
-            with pins.hold(start) as pin:
-                sender = Sender(self, replica, pin)
+        with pins.hold(start) as pin:
+            sender = self._streams[seat.member_id] = Sender(self, replica, pin)
+            self.changed.ring()
+            try:
                 with self.storage.moved.heard_by(sender.wake):
                     yield sender
-        finally:
-            if self._by_member.get(member_id) is replica:
-                del self._by_member[member_id]
-            self.changed.ring()
+            finally:
+                if self.is_current(sender):
+                    del self._streams[seat.member_id]
+                    replica.connected = False
+                self.changed.ring()
 
-    def is_current(self, replica: Replica) -> bool:
+    def _replica(self, seat: Seat, start: int) -> Replica:
+        # A member on another store has lost what it had: what the store before has told of itself,
+        # and promised, is kept only as long as that was connected last.
+        for other in [other for other in self._by_seat if other.member_id == seat.member_id]:
+            if other != seat:
+                del self._by_seat[other]
+        replica = self._by_seat.get(seat)
+        if replica is None:
+            replica = Replica(seat, start, self.clock.boottime_s())
+            self._by_seat[seat] = replica
+        else:
+            replica.join(start)
+        return replica
+
+    def is_current(self, sender: Sender) -> bool:
         """False: a newer stream of the member has come."""
-        return self._by_member.get(replica.member_id) is replica
+        return self._streams.get(sender.replica.member_id) is sender
 
     async def read_chunk(self, offset: int, bytes_max: int) -> Chunk | None:
         store = self.storage.store
@@ -124,15 +165,19 @@ class Sender:
         self.wake = asyncio.Event()
         self._replicas = replicas
         self._pin = pin  # what was not sent yet is wanted
-        self._told = (-1, -1)  # the visible positions that the follower was told last
+        self._told: tuple[Marks, int] | None = None  # positions that the follower was told last
         self._told_s = 0.0
 
-    def acked(self, appended: int, flushed: int) -> None:
+    def acked(self, ack: Ack) -> None:
         """Raises InvalidRequest."""
         replicas = self._replicas
         end = replicas.storage.store.appended_offset
-        self.replica.acked(appended, flushed, end, replicas.clock.monotonic_s())
+        with replicas.refusals.counting(Reason.ACK):
+            if not replicas.is_current(self):  # what the replica was sent, another stream sent
+                raise InvalidRequest("ack: another stream of this member has come")
+            self.replica.acked(ack, end)
         self.wake.set()
+        replicas.on_ack()
         replicas.changed.ring()
 
     async def next_frame(self) -> Frame | None:
@@ -140,13 +185,15 @@ class Sender:
         stream of the member has come.
         """
         replicas = self._replicas
-        while replicas.is_current(self.replica):
+        while replicas.is_current(self):
             self.wake.clear()
             chunk = await self._chunk()
-            now_s = replicas.clock.monotonic_s()
+            now_s = replicas.clock.boottime_s()
             due_s = self._told_s + HEARTBEAT_S - now_s
-            if chunk is not None or self._visible() != self._told or due_s <= 0:
-                return self._frame(chunk, now_s)
+            if chunk is not None:
+                await self._keep_pace(chunk)
+            if chunk is not None or self._to_tell() != self._told or due_s <= 0:
+                return self._frame(chunk, replicas.clock.boottime_s())
             try:
                 async with asyncio.timeout(due_s):
                     await self.wake.wait()
@@ -160,9 +207,17 @@ class Sender:
             return None
         return await self._replicas.read_chunk(self.replica.sent, min(room, CHUNK_BYTES_MAX))
 
-    def _visible(self) -> tuple[int, int]:
-        marks = self._replicas.storage.watermarks
-        return marks.visible(DurabilityClass.ASYNC), marks.visible(DurabilityClass.FLUSHED)
+    async def _keep_pace(self, chunk: Chunk) -> None:
+        replicas = self._replicas
+        end = replicas.storage.store.appended_offset
+        now_s = replicas.clock.monotonic_s()
+        delay_s = replicas.pace.delay_s(self.replica.sent, len(chunk.data), end, now_s)
+        # Heartbeats must not wait for it.
+        await asyncio.sleep(min(delay_s, HEARTBEAT_S))
+
+    def _to_tell(self) -> tuple[Marks, int]:
+        storage = self._replicas.storage
+        return storage.shown, storage.copies_wanted
 
     def _frame(self, chunk: Chunk | None, now_s: float) -> Frame:
         offset, data = self.replica.sent, b""
@@ -171,5 +226,7 @@ class Sender:
             self.replica.sent_to(chunk.next_offset)
             self._pin.offset = chunk.next_offset
             self._replicas.bytes_sent += len(data)
-        self._told, self._told_s = self._visible(), now_s
-        return Frame(offset, data, self._replicas.storage.store.appended_offset, *self._told)
+        self._told, self._told_s = self._to_tell(), now_s
+        end, sent_ms = self._replicas.storage.store.appended_offset, int(now_s * 1000)
+        self.replica.framed(sent_ms, end)
+        return Frame(offset, data, end, *self._told, sent_ms)

@@ -7,13 +7,25 @@ from typing import Any
 
 import grpc
 
-from cometmq.errors import InvalidRequest, VersionUnsupported
+from cometmq.errors import InvalidRequest, NotFollower
 from cometmq.member.checksum import checksum_log
+from cometmq.member.config import MemberConfig
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.standing import standing_of
 from cometmq.native import crc32
-from cometmq.replication.follower import FORMAT_VERSION, PROTOCOL_VERSION, LogView, check_view
+from cometmq.replication.follower import (
+    FORMAT_VERSION,
+    PROTOCOL_VERSION,
+    Ack,
+    LogView,
+)
+from cometmq.replication.hello import Door, Introduction
+from cometmq.replication.lease import Seat
+from cometmq.replication.refusals import Reason
 from cometmq.rpc.gate import Gate
-from cometmq.v1 import member_pb2
+from cometmq.v1 import common_pb2, member_pb2
 from services.broker.handover import HandOver
+from services.broker.insync import InSyncSet
 from services.broker.replicas import Frame, Replicas, Sender
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -25,30 +37,44 @@ class ReplicationServicer:
     def __init__(
         self,
         replicas: Replicas,
+        in_sync: InSyncSet,
         hand_over: HandOver,
-        broker_group: str,
-        log_file_bytes: int,
+        identity: BrokerIdentity,
+        config: MemberConfig,
         gate: Gate,
     ) -> None:
         self._replicas = replicas
+        self._in_sync = in_sync
         self._hand_over = hand_over
-        self._broker_group = broker_group
-        self._log_file_bytes = log_file_bytes
+        self._identity = identity
+        self._member_id = config.member_id
+        self._log_file_bytes = config.mapped_file_size_commit_log
+        self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
         self._gate = gate
+        self._door = Door(
+            identity.cluster,
+            identity.broker_group,
+            config.member_id,
+            config.peer_addresses(),
+            replicas.refusals,
+        )
         self._store = replicas.storage.store
 
     async def Replicate(self, request_iterator: object, context: Context) -> None:
         first = await context.read()
         if first is grpc.aio.EOF:
             return
-        if first.WhichOneof("kind") != "hello":
-            raise InvalidRequest("hello: must come first")
-        follower = self._checked(first.hello)
+        with self._replicas.refusals.counting(Reason.ORDER):
+            if first.WhichOneof("kind") != "hello":
+                raise InvalidRequest("hello: must come first")
+        seat = Seat(first.hello.member_id, first.hello.store_id)
+        follower = self._checked(first.hello, seat)
         start = await self._replicas.start_of_copy(follower)
         await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
         if start != follower.log_end:
             return  # it cuts its log, and comes again
-        with self._replicas.join(first.hello.member_id, first.hello.store_id, start) as sender:
+        self._door.check_free(seat, self._replicas.connected(), self._replicas.clock.boottime_s())
+        with self._replicas.join(seat, start) as sender:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._read_acks(sender, context))
                 tasks.create_task(self._end_when_draining())
@@ -58,33 +84,33 @@ class ReplicationServicer:
 
     async def _read_acks(self, sender: Sender, context: Context) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
-            if request.WhichOneof("kind") != "ack":
-                raise InvalidRequest("ack: nothing else may come after the hello")
-            sender.acked(request.ack.appended_offset, request.ack.flushed_offset)
+            with self._replicas.refusals.counting(Reason.ORDER):
+                if request.WhichOneof("kind") != "ack":
+                    raise InvalidRequest("ack: nothing else may come after the hello")
+            ack = request.ack
+            sender.acked(
+                Ack(
+                    ack.appended_offset,
+                    ack.flushed_offset,
+                    ack.answers_boot_ms,
+                    min(ack.promise_ms, self._promise_ms),
+                )
+            )
 
     async def _end_when_draining(self) -> None:
         await self._gate.wait_draining()
         self._gate.check()
 
-    def _checked(self, hello: member_pb2.FollowerHello) -> LogView:
-        if hello.protocol_version != PROTOCOL_VERSION or hello.format_version != FORMAT_VERSION:
-            raise VersionUnsupported(
-                f"the follower speaks protocol {hello.protocol_version} and format "
-                f"{hello.format_version}, the writer {PROTOCOL_VERSION} and {FORMAT_VERSION}"
-            )
-        if hello.broker_group != self._broker_group:
-            raise InvalidRequest(f"broker_group: this is {self._broker_group}")
-        if not 0 <= hello.log_min_offset <= hello.log_end_offset:
-            raise InvalidRequest("log_min_offset: must be within 0 and log_end_offset")
-        view = LogView(
-            tuple((epoch.epoch, epoch.start_offset) for epoch in hello.epochs),
+    def _checked(self, hello: member_pb2.FollowerHello, seat: Seat) -> LogView:
+        versions = (hello.protocol_version, hello.format_version)
+        self._door.check(Introduction(*versions, hello.cluster, hello.broker_group, seat))
+        return self._door.checked_log(
+            ((epoch.epoch, epoch.start_offset) for epoch in hello.epochs),
             hello.log_min_offset,
             hello.log_end_offset,
             hello.last_record_offset,
             hello.last_record_crc32,
         )
-        check_view(view)
-        return view
 
     def _hello(self, start: int) -> member_pb2.WriterHello:
         return member_pb2.WriterHello(
@@ -96,6 +122,7 @@ class ReplicationServicer:
             ],
             start_offset=start,
             log_file_bytes=self._log_file_bytes,
+            promise_ms=self._promise_ms,
         )
 
     def _chunk(self, frame: Frame) -> member_pb2.LogChunk:
@@ -105,8 +132,11 @@ class ReplicationServicer:
             data=frame.data,
             data_crc32=crc32(frame.data),
             writer_end_offset=frame.writer_end,
-            visible_async_offset=frame.visible_async,
-            visible_sync_offset=frame.visible_others,
+            visible_flushed_offset=frame.visible.flushed,
+            visible_copied_offset=frame.visible.copied,
+            visible_copied_flushed_offset=frame.visible.copied_flushed,
+            flush_to_offset=frame.flush_to,
+            sent_boot_ms=frame.sent_boot_ms,
             sent_ms=self._replicas.clock.wall_ms(),
         )
 
@@ -116,6 +146,20 @@ class ReplicationServicer:
         wanted = request.member_id if request.HasField("member_id") else None
         done = await self._hand_over.step_down(wanted)
         return member_pb2.StepDownResponse(member_id=done.member_id, log_end_offset=done.log_end)
+
+    async def Standing(
+        self, request: member_pb2.StandingRequest, context: Context
+    ) -> member_pb2.StandingResponse:
+        role = common_pb2.MEMBER_ROLE_WRITER
+        standing = standing_of(self._identity, self._member_id, self._store, role)
+        if (reign := self._in_sync.reign()) is not None:
+            standing.reign.CopyFrom(reign)
+        return standing
+
+    async def Elect(
+        self, request: member_pb2.ElectRequest, context: Context
+    ) -> member_pb2.ElectResponse:
+        raise NotFollower("this member is the writer: step down to let another lead")
 
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context

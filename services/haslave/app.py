@@ -18,6 +18,7 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from cometmq.member.admin_servicer import AdminReadServicer, Holdings
+from cometmq.member.advising import Adviser
 from cometmq.member.app import (
     FOLLOWER,
     FOLLOWER_MODULE,
@@ -40,8 +41,10 @@ from cometmq.member.recovering import RecoveryProgress
 from cometmq.member.registration import Registrar
 from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
+from cometmq.member.standing import Peers
 from cometmq.messaging.groups import MemberTable
-from cometmq.replication.lease import Lead, Standing
+from cometmq.messaging.suggestion import Copy
+from cometmq.replication.candidacy import Lead, Standing
 from cometmq.store.following import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
@@ -69,7 +72,7 @@ class App(MemberApp):
         step = await candidate.look()
         if isinstance(step, Lead):
             await asyncio.to_thread(opened.store.close)
-            self.lead(step, opened.store)
+            self.lead(step, opened.store, None)
             return None
         parts = _Parts(self, around, opened, candidate)
         if step is not None:
@@ -79,7 +82,9 @@ class App(MemberApp):
     def _candidate(self, around: Surroundings, store: FollowerStore) -> Candidate:
         config = self._config
 
-        def standing() -> Standing:
+        peers = Peers(config.broker_group, config.peer_addresses(), around.ports.secret)
+
+        def standing(promised_until_s: float, forced: bool) -> Standing:
             return Standing(
                 config.broker_group,
                 config.member_id,
@@ -87,14 +92,18 @@ class App(MemberApp):
                 around.internal_address,
                 store.epoch,
                 store.flushed_offset,
+                store.former_store_id,
+                promised_until_s,
+                peers.ids,
+                forced,
             )
 
         lease = open_lease(config.lease)
-        return Candidate(lease, config.lease_duration_s, standing, self._clock)
+        return Candidate(lease, config.lease_duration_s, standing, peers, self._clock)
 
-    def lead(self, lead: Lead, store: FollowerStore) -> None:
-        """The lease is ours."""
-        self.become(WRITER_MODULE, lead.reason.value, store.appended_offset)
+    def lead(self, lead: Lead, store: FollowerStore, heard_s: float | None) -> None:
+        """The lease is ours. ``heard_s``: when the writer before was heard last."""
+        self.become(WRITER_MODULE, lead.reason.value, store.appended_offset, heard_s=heard_s)
 
 
 class _Parts:
@@ -121,11 +130,15 @@ class _Parts:
             metrics.forget_topic,
         )
         pace = CatchUpPace(config.catch_up_bytes_per_s)
-        self._reader = Reader(self.storage, state, pace, clock)
+        self._reader = Reader(self.storage, state, pace, clock, copy=True)
         follower = Follower(
-            identity.broker_group, config.member_id, config.mapped_file_size_commit_log
+            config.cluster,
+            config.broker_group,
+            config.member_id,
+            config.mapped_file_size_commit_log,
+            around.ports.secret,
         )
-        self.following = Following(self.storage, follower, clock)
+        self.following = Following(self.storage, follower, candidate.promise, clock)
         self.registrar = Registrar(
             config.namesrv,
             self._registration,
@@ -140,7 +153,9 @@ class _Parts:
             pause_s=config.delete_commit_log_files_interval / 1000,
         )
         members = MemberTable(config.groups_max)
-        group_reads = GroupReads(state, self._reader, members)
+        memory_percent = config.access_message_in_memory_max_ratio
+        adviser = Adviser(config.slave_read_enable, memory_percent, self._as_copy)
+        group_reads = GroupReads(state, self._reader, members, adviser)
         self.servicer = ReadServicer(identity, self._reader, group_reads, metrics)
         self.admin_servicer = AdminReadServicer(
             Holdings(
@@ -163,13 +178,17 @@ class _Parts:
                 ArrivalCounts(metrics, group_reads, state),
             ),
             pulls=PullsServicer(self.servicer.Pull, around.ports.gate),
-            replication=FollowerServicer(identity, opened.store),
+            replication=FollowerServicer(identity, config.member_id, opened.store, candidate),
         )
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, self.storage, state),
-            CopyCollector(self.following, config.member_id),
+            CopyCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
             RetentionCollector(metrics, self.retention, clock),
         )
+
+    def _as_copy(self) -> list[Copy]:
+        """What this follower can say about followers."""
+        return [Copy(self._around.config.member_id, self.following.behind_bytes)]
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the process follows."""
@@ -194,19 +213,22 @@ class _Parts:
             self._app.become(FOLLOWER_MODULE, "anew" if needed.anew else "cut")
 
     async def _watch_lease(self) -> None:
-        """Look at the lease now and then, and whenever the writer has gone."""
+        """Look at the lease now and then, whenever the writer has gone, and when it may be ours."""
+        pause_s = self._around.config.lease_poll_s
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._around.config.lease_poll_s):
+                async with asyncio.timeout(pause_s):
                     await self.following.lost.wait()
             self.following.lost.clear()
             step = await self._candidate.look()
+            pause_s = self._around.config.lease_poll_s
             if isinstance(step, Lead):
                 self.following.follow("")
-                self._app.lead(step, self._store)
+                self._app.lead(step, self._store, self.following.heard_s)
                 return
             if step is not None:
                 self.following.follow(step.address)
+                pause_s = min(pause_s, step.look_again_s or pause_s)
 
     async def _tell_epochs(self) -> None:
         while True:

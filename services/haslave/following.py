@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +30,13 @@ from cometmq.replication.follower import (
     owned,
     plan,
 )
+from cometmq.replication.hello import check_versions, check_writer
+from cometmq.replication.refusals import Reason, Refusals
+from cometmq.replication.watermarks import Marks
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2, member_pb2_grpc
 
@@ -39,6 +44,8 @@ log = logging.getLogger(__name__)
 
 Stream = Any  # grpc.aio.StreamStreamCall of the method's messages
 
+# A frame that brought nothing but positions is answered when the last answer is so old.
+ANSWER_MS = 250
 # Hand-overs and restarts are short: whoever looks again soon is back soon.
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
 
@@ -58,9 +65,11 @@ class CutNeeded(Exception):
 class Follower:
     """Who follows."""
 
+    cluster: str
     broker_group: str
     member_id: int
     log_file_bytes: int
+    secret: SharedSecret | None = None  # for the writer's internal port
 
 
 class Following:
@@ -68,15 +77,28 @@ class Following:
     VersionUnsupported.
     """
 
-    def __init__(self, storage: CopyStorage, follower: Follower, clock: Clock) -> None:
+    def __init__(
+        self,
+        storage: CopyStorage,
+        follower: Follower,
+        promise: Callable[[int], int],
+        clock: Clock,
+    ) -> None:
+        """``promise(ms)`` gives the word not to stand for election for so long; how long really."""
+        self.refusals = Refusals()  # of what a writer sent
         self.bytes_copied = 0
         self.behind_bytes = 0  # as of the newest frame
+        self.heard_s: float | None = None  # CLOCK_BOOTTIME of it
         self.connected = False  # the writer has agreed, and has not fallen silent
         self.lost = asyncio.Event()  # set when a stream has ended: the lease may be another's
         self.adopted = asyncio.Event()  # set when a writer's epoch was taken over
         self._storage = storage
         self._store = storage.store
         self._follower = follower
+        self._promise = promise
+        self._promise_ms = 0  # that the writer wants
+        self._answers_ms = 0  # of the newest frame that was taken
+        self._taken = asyncio.Event()  # such a frame
         self._clock = clock
         self._in_step_s = clock.monotonic_s()
         self._address = ""
@@ -129,7 +151,7 @@ class Following:
     # --- one stream -------------------------------------------------------------------------------
 
     async def _stream_from(self, address: str, backoff: Backoff) -> None:
-        async with open_channel(address) as channel:
+        async with open_channel(address, self._follower.secret) as channel:
             call = member_pb2_grpc.MemberServiceStub(channel).Replicate()
             try:
                 with wire_errors():
@@ -144,9 +166,12 @@ class Following:
         with suppress(asyncio.InvalidStateError):  # the call has ended already; reading tells why
             await call.write(member_pb2.ReplicateRequest(hello=hello))
         answer = await _read(call)
-        if answer.WhichOneof("kind") != "hello":
-            raise ReplicationBroken("the writer's first message is no hello")
-        self._check(answer.hello)
+        with self.refusals.counting(Reason.ORDER):
+            if answer.WhichOneof("kind") != "hello":
+                raise ReplicationBroken("the writer's first message is no hello")
+        self._check(answer.hello, view)
+        self._promise_ms = answer.hello.promise_ms
+        self._answers_ms = 0
         start = answer.hello.start_offset
         match plan(view, start):
             case Plan.CUT:
@@ -159,20 +184,20 @@ class Following:
         self.adopted.set()
         log.info("following", extra=fields(epoch=self._store.epoch, start=start))
 
-    def _check(self, hello: member_pb2.WriterHello) -> None:
-        versions = (hello.protocol_version, hello.format_version)
-        if versions != (PROTOCOL_VERSION, FORMAT_VERSION):
-            raise VersionUnsupported(
-                f"the writer speaks protocol and format {versions}, "
-                f"this program {(PROTOCOL_VERSION, FORMAT_VERSION)}"
-            )
-        if hello.log_file_bytes != self._follower.log_file_bytes:
-            raise VersionUnsupported(
-                f"the writer's log files have {hello.log_file_bytes} bytes, ours "
-                f"{self._follower.log_file_bytes} (mapped_file_size_commit_log)"
-            )
-        if not hello.epochs:
-            raise ReplicationBroken("the writer has no epoch")
+    def _check(self, hello: member_pb2.WriterHello, own: LogView) -> None:
+        with self.refusals.counting(Reason.VERSION):
+            check_versions(hello.protocol_version, hello.format_version)
+            if hello.log_file_bytes != self._follower.log_file_bytes:
+                raise VersionUnsupported(
+                    f"the writer's log files have {hello.log_file_bytes} bytes, ours "
+                    f"{self._follower.log_file_bytes} (mapped_file_size_commit_log)"
+                )
+        epochs = [(epoch.epoch, epoch.start_offset) for epoch in hello.epochs]
+        with self.refusals.counting(Reason.EPOCH):
+            check_writer(epochs, own)
+        with self.refusals.counting(Reason.OFFSET):
+            if hello.start_offset < 0:
+                raise ReplicationBroken(f"the writer would go on at {hello.start_offset}")
 
     async def _hello(self) -> tuple[LogView, member_pb2.FollowerHello]:
         store = self._store
@@ -182,6 +207,7 @@ class Following:
         return view, member_pb2.FollowerHello(
             protocol_version=PROTOCOL_VERSION,
             format_version=FORMAT_VERSION,
+            cluster=self._follower.cluster,
             broker_group=self._follower.broker_group,
             member_id=self._follower.member_id,
             store_id=store.store_id,
@@ -199,36 +225,66 @@ class Following:
         acking = asyncio.ensure_future(self._tell(call))
         try:
             while True:
-                await self._take((await _read(call)).chunk)
+                frame = await _read(call)
+                with self.refusals.counting(Reason.ORDER):
+                    if frame.WhichOneof("kind") != "chunk":
+                        raise ReplicationBroken("a message came that is no chunk")
+                await self._take(frame.chunk)
         finally:
             acking.cancel()
             await asyncio.gather(acking, return_exceptions=True)
 
     async def _take(self, chunk: member_pb2.LogChunk) -> None:
-        if chunk.epoch != self._store.epoch:
-            raise ReplicationBroken(f"a chunk of epoch {chunk.epoch} in {self._store.epoch}")
+        self._check_chunk(chunk)
         if chunk.data:
-            if crc32(chunk.data) != chunk.data_crc32:
-                raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
-            await self._storage.copy(chunk.offset, chunk.data)
+            with self.refusals.counting(Reason.RECORDS):
+                await self._storage.copy(chunk.offset, chunk.data)
             self.bytes_copied += len(chunk.data)
-        self._storage.told(chunk.visible_async_offset, chunk.visible_sync_offset)
+        visible = Marks(
+            chunk.visible_flushed_offset,
+            chunk.visible_copied_offset,
+            chunk.visible_copied_flushed_offset,
+        )
+        self._storage.told(visible, chunk.flush_to_offset)
+        self._answers_ms = chunk.sent_boot_ms
+        self.heard_s = self._clock.boottime_s()
+        self._taken.set()
         self.behind_bytes = max(0, chunk.writer_end_offset - self._store.appended_offset)
         if not self.behind_bytes:
             self._in_step_s = self._clock.monotonic_s()
 
+    def _check_chunk(self, chunk: member_pb2.LogChunk) -> None:
+        end = self._store.appended_offset
+        with self.refusals.counting(Reason.EPOCH):
+            if chunk.epoch != self._store.epoch:
+                raise ReplicationBroken(f"a chunk of epoch {chunk.epoch} in {self._store.epoch}")
+        with self.refusals.counting(Reason.OFFSET):
+            if chunk.data and chunk.offset != end:
+                raise ReplicationBroken(f"a chunk of {chunk.offset} came, this log ends at {end}")
+            if chunk.writer_end_offset < chunk.offset + len(chunk.data):
+                raise ReplicationBroken(f"a chunk beyond its log's end, {chunk.writer_end_offset}")
+        with self.refusals.counting(Reason.CHECKSUM):
+            if crc32(chunk.data) != chunk.data_crc32:
+                raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
+
     async def _tell(self, call: Stream) -> None:
-        told = (-1, -1)
-        moved = asyncio.Event()
-        with self._storage.moved.heard_by(moved):
+        told = (-1, -1, -ANSWER_MS)
+        taken = self._taken
+        marks = self._storage.watermarks
+        with self._storage.moved.heard_by(taken):
             while True:
-                now = self._storage.watermarks.appended, self._storage.watermarks.flushed
-                if now != told:
+                now = marks.appended, marks.flushed, self._answers_ms
+                if now[:2] != told[:2] or now[2] - told[2] >= ANSWER_MS:
                     told = now
-                    ack = member_pb2.ReplicaAck(appended_offset=now[0], flushed_offset=now[1])
+                    ack = member_pb2.ReplicaAck(
+                        appended_offset=now[0],
+                        flushed_offset=now[1],
+                        answers_boot_ms=now[2],
+                        promise_ms=self._promise(self._promise_ms),
+                    )
                     await call.write(member_pb2.ReplicateRequest(ack=ack))
-                await moved.wait()
-                moved.clear()
+                await taken.wait()
+                taken.clear()
 
 
 async def _read(call: Stream) -> member_pb2.ReplicateResponse:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cometmq.member.metrics import replication_refused
 from services.haslave.following import Following
 
 
@@ -15,8 +16,9 @@ class CopyCollector(Collector):
     followers; what a follower says of itself holds without a writer too.
     """
 
-    def __init__(self, following: Following, member_id: int) -> None:
+    def __init__(self, following: Following, member_id: int, lost_bytes: Callable[[], int]) -> None:
         self._following = following
+        self._lost_bytes = lost_bytes
         self._member = [str(member_id)]
 
     def describe(self) -> Iterable[Metric]:
@@ -48,4 +50,10 @@ class CopyCollector(Collector):
             "cometmq_lease_held", "1 while the lease is ours and was last renewed in time."
         )
         held.add_metric([], 0)
-        return [copied, connected, bytes_behind, seconds_behind, held]
+        refused = replication_refused(following.refusals)
+        lost = GaugeMetricFamily(
+            "cometmq_lost_range_bytes",
+            "Log that this member had and its group went on without, kept in the folder `lost`.",
+        )
+        lost.add_metric([], self._lost_bytes())
+        return [copied, connected, bytes_behind, seconds_behind, refused, held, lost]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cometmq.errors import InvalidRequest
 from cometmq.member.checksum import checksum_log
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.read_servicer import not_writer
+from cometmq.member.standing import standing_of
 from cometmq.store.base import BaseStore
-from cometmq.v1 import member_pb2
+from cometmq.v1 import common_pb2, member_pb2
+from services.haslave.candidate import Candidate
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
@@ -16,9 +19,13 @@ Context = Any  # grpc.aio.ServicerContext, whose message types differ from metho
 class FollowerServicer:
     """The part of ``cometmq.v1.MemberService`` about copies of the log."""
 
-    def __init__(self, identity: BrokerIdentity, store: BaseStore) -> None:
+    def __init__(
+        self, identity: BrokerIdentity, member_id: int, store: BaseStore, candidate: Candidate
+    ) -> None:
         self._identity = identity
+        self._member_id = member_id
         self._store = store
+        self._candidate = candidate
 
     async def Replicate(self, request_iterator: object, context: Context) -> None:
         raise not_writer(self._identity)
@@ -27,6 +34,20 @@ class FollowerServicer:
         self, request: member_pb2.StepDownRequest, context: Context
     ) -> member_pb2.StepDownResponse:
         raise not_writer(self._identity)
+
+    async def Standing(
+        self, request: member_pb2.StandingRequest, context: Context
+    ) -> member_pb2.StandingResponse:
+        role = common_pb2.MEMBER_ROLE_FOLLOWER
+        return standing_of(self._identity, self._member_id, self._store, role)
+
+    async def Elect(
+        self, request: member_pb2.ElectRequest, context: Context
+    ) -> member_pb2.ElectResponse:
+        if not request.force:
+            raise InvalidRequest("force: must be said, for acknowledged messages may be lost")
+        self._candidate.force()
+        return member_pb2.ElectResponse()
 
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context

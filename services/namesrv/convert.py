@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cometmq.errors import InvalidRequest
-from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, TopicConfig
+from cometmq.model import (
+    PERMISSION_READ,
+    PERMISSION_WRITE,
+    FlushMode,
+    ReplicationMode,
+    TopicConfig,
+)
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.namesrv.routes import DataVersion, GroupRoute, LiveMember, Member, Role
 
@@ -51,7 +57,15 @@ def topic_from_proto(proto: common_pb2.TopicConfig) -> TopicConfig:
         write_queue_count=proto.write_queue_count,
         permission=proto.permission or PERMISSION_READ | PERMISSION_WRITE,
         flush_mode=FlushMode(proto.flush_mode),
+        replication_mode=_replication_mode(proto),
     )
+
+
+def _replication_mode(proto: common_pb2.TopicConfig) -> ReplicationMode:
+    # Brokers of an older release do not say it: they know no other.
+    if proto.replication_mode not in common_pb2.ReplicationMode.values():
+        raise InvalidRequest(f"topics: {proto.name[:127]!r} has an unknown replication mode")
+    return ReplicationMode(proto.replication_mode or ReplicationMode.ASYNC)
 
 
 def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:
@@ -61,6 +75,7 @@ def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:
         write_queue_count=topic.write_queue_count,
         permission=topic.permission,
         flush_mode=common_pb2.FlushMode.ValueType(topic.flush_mode.value),
+        replication_mode=common_pb2.ReplicationMode.ValueType(topic.replication_mode.value),
     )
 
 

@@ -173,8 +173,9 @@ def hello(**fields: Any) -> member_pb2.ReplicateRequest:
     return member_pb2.ReplicateRequest(
         hello=member_pb2.FollowerHello(
             **{
-                "protocol_version": 1,
+                "protocol_version": 2,
                 "format_version": 1,
+                "cluster": "DefaultCluster",
                 "broker_group": "g1",
                 "member_id": 5,
                 "last_record_offset": -1,
@@ -209,7 +210,7 @@ async def test_who_may_not_follow(tmp_path: Path) -> None:
     later = [member_pb2.EpochStart(epoch=9, start_offset=0)]
     async with live_group(tmp_path, members=1) as group:
         for kind, request in [
-            (errors.VersionUnsupported, hello(protocol_version=2)),
+            (errors.VersionUnsupported, hello(protocol_version=1)),
             (errors.VersionUnsupported, hello(format_version=7)),
             (errors.InvalidRequest, hello(broker_group="g2")),
             (errors.InvalidRequest, hello(epochs=epochs, log_end_offset=10)),
@@ -361,7 +362,8 @@ async def test_a_writer_that_is_deposed_follows(tmp_path: Path) -> None:
     async with live_group(tmp_path, members=1) as group:
         content = json.loads(group.lease.read_text())
         content["version"] = "1000"
-        content["record"] |= {"holder_id": 7, "holder_store_id": "another", "epoch": 50}
+        another = {"holder_id": 7, "holder_store_id": "another", "in_sync": [], "electable": []}
+        content["record"] |= {**another, "epoch": 50}
         group.lease.write_text(json.dumps(content))
         await group[0].until_role("follower")
         assert group[0].changes[-1].reason == "deposed"

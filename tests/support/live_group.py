@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,11 +42,13 @@ class LiveMember:
         self.changes: list[RoleChange] = []
         self.store: BaseStore | None = None
         self.role = ""
+        self.metrics_address = ""
         self._running: asyncio.Task[None] | None = None
         self._client: BrokerClient | None = None
         self._channel: grpc.aio.Channel | None = None
         self._stop = asyncio.Event()
         self._crashed = False
+        self._internal_address = ""
 
     async def start(self, role: str = "") -> None:
         """Be born, and wait until it serves, in ``role`` if that is given."""
@@ -84,10 +87,15 @@ class LiveMember:
         ended: RoleChange | None = None
         try:
             async with app:
+                self._internal_address = addresses[1]
+                self.config = replace(
+                    self.config, internal_port=int(addresses[1].rpartition(":")[2])
+                )
                 if app._change is None:
                     await self._forget_clients()
                     self._client = BrokerClient(*addresses)
                     self._channel = open_channel(addresses[1])
+                    self.metrics_address = app.metrics_address
                     self.role = app.role
                 waits = [asyncio.ensure_future(w) for w in (app.ended(), self._stop.wait())]
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +107,16 @@ class LiveMember:
             if not self._crashed:
                 raise
         return None if self._stop.is_set() else ended
+
+    def reconfigure(self, **options: Any) -> None:
+        """Options of the next life."""
+        self.config = replace(self.config, **options)
+
+    @property
+    def internal_address(self) -> str:
+        """Where other members reach it, in this life and the next."""
+        assert self._internal_address
+        return self._internal_address
 
     @property
     def client(self) -> BrokerClient:

@@ -55,7 +55,7 @@ class Member:
 
     def append(self, topic: str, queue_id: int, *bodies: bytes, **fields: Any) -> Ticket:
         """Append messages as the topic's settings say."""
-        demands = DurabilityClass.of(self.state.topics.flush_mode(topic))
+        demands = DurabilityClass.of(*self.state.topics.demands(topic))
         records = b"".join(encoded(topic, queue_id, body, **fields) for body in bodies)
         segment = Segment(topic, queue_id, len(bodies), demands)
         return self.storage.append(records, [segment], born_host=HOST, store_host=HOST)

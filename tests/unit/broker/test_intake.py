@@ -14,11 +14,12 @@ from cometmq.errors import (
     FlowControl,
     NoPermission,
     QueueNotFound,
+    SlaveNotAvailable,
     TopicNameInvalid,
     TopicNotFound,
 )
 from cometmq.member.storage import Ticket
-from cometmq.model import FlushMode, SendStatus
+from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from services.broker.intake import Accepted, Claim, Intake, IntakePolicy
 from tests.support.broker import encoded, until
 from tests.support.gates import HeldFlush
@@ -44,6 +45,17 @@ class Counter:
         self.lates += 1
 
 
+class Copies:
+    """Whether copies can be had."""
+
+    def __init__(self, *, there: bool = True) -> None:
+        self.there = there
+
+    def check_copies(self) -> None:
+        if not self.there:
+            raise SlaveNotAvailable("1 of 2")
+
+
 @pytest.fixture
 async def member(tmp_path: Path) -> AsyncIterator[Member]:
     async with living_member(tmp_path) as member:
@@ -58,11 +70,16 @@ def intake(
     room: int = 10_000,
     create: bool = False,
     counter: Counter | None = None,
+    copies: Copies | None = None,
     timeout_s: float = 30.0,
 ) -> Intake:
-    policy = IntakePolicy(room, create, 2, FlushMode.SYNC, timeout_s)
+    policy = IntakePolicy(
+        room, create, 2, FlushMode.SYNC, ReplicationMode.ASYNC, timeout_s, timeout_s
+    )
     observer = counter or Counter()
-    return Intake(member.storage, member.keeper, policy, HOST, observer, SystemClock())
+    return Intake(
+        member.storage, member.keeper, policy, HOST, observer, SystemClock(), copies or Copies()
+    )
 
 
 async def accept(
@@ -230,3 +247,31 @@ async def test_a_topic_that_cannot_be_created_is_told(member: Member) -> None:
     member.state.topics.topics_max = 2
     found = await refused(intake(member, create=True), ("A", 0, 1), ("N", 0, 1))
     assert (found.name(), found.segment) == ("LIMIT_EXCEEDED", 1)
+
+
+async def put_copied(member: Member) -> None:
+    await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
+
+
+async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) -> None:
+    await put_copied(member)
+    into = intake(member, copies=Copies(there=False))
+    end = member.store.appended_offset
+    with pytest.raises(SlaveNotAvailable):
+        await accept(into, ("A", 0, 1), ("C", 0, 1))
+    assert member.store.appended_offset == end
+    await accept(into, ("A", 0, 1))
+
+
+async def test_copies_that_take_too_long_are_told_and_the_batch_stays(member: Member) -> None:
+    await put_copied(member)
+    member.storage.copied_to(0, 0, alone=False)
+    into, counter = intake(member, timeout_s=0.01, counter=(counter := Counter())), counter
+    accepted = await accept(into, ("C", 0, 1))
+    assert await into.settled(accepted) is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert counter.lates == 1
+    end = accepted.ticket.appended.end_offset
+    await member.on_disk()
+    member.storage.copied_to(end, end, alone=False)
+    member.storage.settle()
+    assert await into.settled(accepted) is SendStatus.SEND_OK

@@ -8,9 +8,12 @@ import pytest
 
 from cometmq.errors import InvalidRequest, MessageNotFound
 from cometmq.member.flushing import FlushPolicy
+from cometmq.member.pacing import CatchUpPace
 from cometmq.member.storage import MemberStorage
 from cometmq.replication import follower
-from cometmq.replication.follower import LogView
+from cometmq.replication.follower import Ack, LogView
+from cometmq.replication.lease import Seat
+from cometmq.replication.watermarks import Marks
 from services.broker import replicas as module
 from services.broker.replicas import Replicas
 from tests.support.stores import WallClock, append, open_store
@@ -22,7 +25,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     clock = WallClock()
     store = open_store(tmp_path)
     storage = MemberStorage(store, FlushPolicy(), clock)
-    found = Replicas(storage, clock)
+    found = Replicas(storage, CatchUpPace(0), clock)
     yield found
     found.close()
     storage.end_threads()
@@ -42,7 +45,7 @@ def flush(replicas: Replicas) -> None:
 
 async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         first = await sender.next_frame()
         assert first is not None
         assert (first.offset, len(first.data), first.writer_end) == (0, end, end)
@@ -58,22 +61,22 @@ async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> 
 
 async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         first = await sender.next_frame()
         assert first is not None
-        assert (first.visible_async, first.visible_others) == (0, 0)
+        assert first.visible == Marks()
         waiting = asyncio.create_task(sender.next_frame())
         await asyncio.sleep(0)
         flush(replicas)
         second = await waiting
         assert second is not None
-        assert (second.data, second.visible_async, second.visible_others) == (b"", end, end)
+        assert (second.data, second.visible) == (b"", Marks(end, end, end))
 
 
 async def test_a_heartbeat_comes_when_nothing_happens(replicas: Replicas) -> None:
     clock = replicas.clock
     assert isinstance(clock, WallClock)
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         clock.now_ms += int(follower.HEARTBEAT_S * 1000)
         frame = await sender.next_frame()
@@ -88,7 +91,7 @@ async def test_the_window_holds_back_until_the_follower_has_it(
     monkeypatch.setattr(module, "CHUNK_BYTES_MAX", 400)
     for _ in range(20):
         grow(replicas)
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         replica = sender.replica
         for _ in range(3):
             while replica.room():
@@ -97,18 +100,18 @@ async def test_the_window_holds_back_until_the_follower_has_it(
             waiting = asyncio.create_task(sender.next_frame())
             await asyncio.sleep(0)
             assert not waiting.done(), "there is more, but it waits"
-            sender.acked(replica.sent, 0)
+            sender.acked(Ack(replica.sent, 0, 0, 0))
             frame = await waiting
             assert frame is not None
             assert frame.data
         with pytest.raises(InvalidRequest):
-            sender.acked(replica.sent + 1, 0)
+            sender.acked(Ack(replica.sent + 1, 0, 0, 0))
 
 
 async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) -> None:
-    with replicas.join(1, "store", 0) as older:
+    with replicas.join(Seat(1, "store"), 0) as older:
         assert [r.member_id for r in replicas.connected()] == [1]
-        with replicas.join(1, "store", 0) as newer:
+        with replicas.join(Seat(1, "store"), 0) as newer:
             assert await older.next_frame() is None
             assert await newer.next_frame() is not None
             assert replicas.connected() == [newer.replica]
@@ -118,7 +121,7 @@ async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) ->
 async def test_what_is_still_to_be_sent_is_kept_if_possible(replicas: Replicas) -> None:
     pins = replicas.storage.store.cleaner.pins
     end = grow(replicas)
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         assert pins.lowest() == 0
         await sender.next_frame()
         assert pins.lowest() == end
@@ -131,7 +134,7 @@ async def test_a_follower_that_fell_off_is_told_to_begin_anew(replicas: Replicas
         grow(replicas, 10_000)
     flush(replicas)
     store.flush_queues()
-    with replicas.join(1, "store", 0) as sender:
+    with replicas.join(Seat(1, "store"), 0) as sender:
         store.cleaner.forget_before(store.cleaner.log_files()[0].end)
         store.cleaner.remove_first()
         with pytest.raises(MessageNotFound):

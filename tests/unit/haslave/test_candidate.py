@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cometmq.replication.lease import Follow, Lead, Reason, Standing
+from cometmq.member.standing import Peers
+from cometmq.replication.candidacy import Follow, Lead, Standing
+from cometmq.replication.lease import Reason
 from services.haslave.candidate import Candidate
 from tests.support.leases import HELD, MemoryLease
 from tests.support.stores import WallClock
@@ -13,12 +16,19 @@ ME = Standing("g1", 1, "store-1", "host:2", 3, 77)
 RELEASED = replace(HELD, released=True, transfer_to=1, log_end=77)
 
 
-def candidate(lease: MemoryLease, me: Standing = ME) -> Candidate:
-    return Candidate(lease, 15.0, lambda: me, WallClock())
+def candidate(lease: MemoryLease, me: Standing = ME, clock: WallClock | None = None) -> Candidate:
+    peers = Peers("g1", None, None)
+
+    def standing(promised_until_s: float, forced: bool) -> Standing:
+        return replace(me, promised_until_s=promised_until_s, forced=forced)
+
+    return Candidate(lease, 15.0, standing, peers, clock or WallClock())
 
 
 async def test_the_writer_is_followed() -> None:
-    assert await candidate(MemoryLease()).look() == Follow("host:1")
+    step = await candidate(MemoryLease()).look()
+    assert isinstance(step, Follow)
+    assert step.address == "host:1"
 
 
 @pytest.mark.parametrize("plan", [[], ["lost"], ["unanswered"], ["lost", "unanswered"]])
@@ -47,3 +57,60 @@ async def test_a_lease_that_cannot_be_read_changes_nothing() -> None:
     lease = MemoryLease()
     lease.readable = False
     assert await candidate(lease).look() is None
+
+
+SHARED = replace(
+    HELD, in_sync=(HELD.holder, ME.seat), electable=(HELD.holder, ME.seat), duration_s=0.001
+)
+
+
+async def abandoned(**fields: Any) -> tuple[Candidate, MemoryLease, WallClock]:
+    """A candidate that has watched a lease for as long as it takes."""
+    lease, clock = MemoryLease(), WallClock()
+    lease.record = SHARED
+    looking = candidate(lease, replace(ME, **fields), clock)
+    await looking.look()
+    clock.now_ms += 16_000
+    return looking, lease, clock
+
+
+async def test_an_abandoned_lease_is_taken_by_who_is_in_sync() -> None:
+    looking, lease, _ = await abandoned()
+    step = await looking.look()
+    assert isinstance(step, Lead)
+    assert step.reason is Reason.TAKEOVER
+    assert lease.record == step.record
+
+
+async def test_a_promise_is_kept() -> None:
+    looking, _, clock = await abandoned()
+    assert looking.promise(6_000) == 6_000
+    clock.now_ms += 5_999
+    assert isinstance(await looking.look(), Follow)
+    clock.now_ms += 1
+    assert isinstance(await looking.look(), Lead)
+
+
+async def test_while_a_write_is_without_an_answer_nothing_is_promised() -> None:
+    looking, lease, _ = await abandoned()
+    lease.plan = ["late"]
+    assert await looking.look() is None
+    assert looking.promise(6_000) == 0
+    lease.record, lease.version = replace(SHARED, renewals=5), 2  # the writer lives
+    await looking.look()
+    assert looking.promise(6_000) == 6_000
+
+
+async def test_peers_that_do_not_answer_are_no_answer() -> None:
+    looking, _, _ = await abandoned(store_id="new", former_store_id="store-1")
+    assert isinstance(await looking.look(), Follow)
+
+
+async def test_an_operator_may_force_it() -> None:
+    looking, _, _ = await abandoned(store_id="new", member_id=2)
+    assert isinstance(await looking.look(), Follow)
+    looking.force()
+    assert looking.promise(6_000) == 0
+    step = await looking.look()
+    assert isinstance(step, Lead)
+    assert step.reason is Reason.FORCED

@@ -15,6 +15,7 @@ from cometmq.member.statelog import append_now, encode_record
 from cometmq.messaging.changes import Change
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import Marks
 from cometmq.store.engine import MessageStore
 from tests.support.broker import config_for
 from tests.support.stores import HOST, WallClock, bodies, encoded
@@ -63,7 +64,7 @@ class Pair:
     def show(self, position: int) -> None:
         """All of ours is on the disk, and the writer shows so much."""
         self.copy._synced(self.copy.store.flush_log(), 0.0)
-        self.copy.told(position, position)
+        self.copy.told(Marks(position, position, position), 0)
 
     def forget(self, log_files: int) -> None:
         """The writer lets so many files of its log go, and all that is in no others."""

@@ -85,3 +85,27 @@ async def test_limits_hold_before_damage_too(member: Member) -> None:
     damage(member, 3)
     answer = await pull(member, 0, count=2)
     assert (numbers(answer), answer.next_position.offset) == ([0, 1], 2)
+
+
+def wipe(member: Member, *offsets: int) -> None:
+    """Put zeros over the units of these messages, on the disk, behind the store's back."""
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    for offset in offsets:
+        segment = queue.segments.find(offset * 20)
+        assert segment is not None
+        segment.pwrite(offset * 20, bytes(20))
+
+
+@pytest.mark.parametrize("tag", ["", "x", "y"])
+async def test_a_hole_in_the_queue_is_never_passed_over_in_silence(
+    member: Member, tag: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wipe(member, 4, 5)
+    before = await pull(member, 0, tag)
+    assert set(numbers(before)) <= {0, 1, 2, 3}
+    assert before.next_position.offset in (3, 4)
+    with pytest.raises(StoreDamaged, match="queue 0 of T from message 4 on are damaged"):
+        await pull(member, 4, tag)
+    assert member.storage.damaged_pulls == 1
+    assert "from message 4 on" in caplog.text

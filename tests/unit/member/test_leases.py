@@ -1,101 +1,81 @@
-"""Both keepers of a lease through the same tests; the Kubernetes client speaks to a model of its
-API.
+"""The file and the client of Kubernetes, the latter with a model of its API, through one contract.
+
+tests/kube plays the same contract on a real API server.
 """
 
 from __future__ import annotations
 
-import asyncio
+import fcntl
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cometmq.errors import ConfigInvalid, LeaseConflict, LeaseUnavailable
-from cometmq.member.leases import (
-    NOT_THERE,
-    FileLease,
-    KubernetesLease,
-    Lease,
-    Reading,
-    open_lease,
-)
-from cometmq.replication.lease import LeaseRecord
+from cometmq.errors import ConfigInvalid, LeaseUnavailable
+from cometmq.member.kube import Access, KubeApi
+from cometmq.member.leases import NOT_THERE, FileLease, KubernetesLease, open_lease
 from tests.support.lease_api import LeaseApi, lease_api
+from tests.support.lease_contract import HELD, Body, KubernetesContract, LeaseContract
 
-RECORD = LeaseRecord("g1", 0, "store-0", "host:1", 3, duration_s=0.5)
 KEY = ("spaces", "broker-g1")
-
-Open = Callable[[], Lease]
-
-
-@pytest.fixture
-def api() -> Iterator[LeaseApi]:
-    with lease_api() as found:
-        yield found
-
-
-def kubernetes(api: LeaseApi) -> Lease:
-    def connect() -> Any:
-        from kubernetes import client
-
-        settings = client.Configuration(host=api.address)
-        settings.retries = False
-        return client.CoordinationV1Api(client.ApiClient(settings))
-
-    return KubernetesLease(*KEY, connect)
-
-
-@pytest.fixture(params=["file", "kubernetes"])
-def open_it(request: pytest.FixtureRequest, tmp_path: Path, api: LeaseApi) -> Open:
-    """Opens the same lease again and again, as processes do."""
-    if request.param == "file":
-        return lambda: FileLease(tmp_path / "leases" / "g1.json")
-    return lambda: kubernetes(api)
-
-
-async def test_a_lease_that_nobody_has_written(open_it: Open) -> None:
-    assert await open_it().read() == Reading(None, NOT_THERE)
-
-
-async def test_what_is_written_is_read(open_it: Open) -> None:
-    lease = open_it()
-    version = await lease.write(RECORD, NOT_THERE)
-    assert await open_it().read() == Reading(RECORD, version)
-    released = replace(RECORD, released=True, transfer_to=1, log_end=2**40, renewals=9)
-    later = await lease.write(released, version)
-    assert later != version
-    assert await open_it().read() == Reading(released, later)
-
-
-async def test_only_the_version_that_was_read_can_be_replaced(open_it: Open) -> None:
-    version = await open_it().write(RECORD, NOT_THERE)
-    for stale in (NOT_THERE, "1000"):
-        with pytest.raises(LeaseConflict):
-            await open_it().write(replace(RECORD, epoch=9), stale)
-    await open_it().write(replace(RECORD, epoch=4), version)
-    with pytest.raises(LeaseConflict):
-        await open_it().write(replace(RECORD, epoch=9), version)
-    found = await open_it().read()
-    assert found.record == replace(RECORD, epoch=4)
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["new", "known"])
-async def test_one_of_many_wins(open_it: Open, first: bool) -> None:
-    version = NOT_THERE if first else await open_it().write(RECORD, NOT_THERE)
-    tries = [replace(RECORD, holder_id=n) for n in range(8)]
-    answers = await asyncio.gather(
-        *(open_it().write(record, version) for record in tries), return_exceptions=True
-    )
-    won = [n for n, answer in enumerate(answers) if isinstance(answer, str)]
-    assert len(won) == 1
-    assert sum(isinstance(answer, LeaseConflict) for answer in answers) == len(tries) - 1
-    assert (await open_it().read()).record == tries[won[0]]
 
 
 # --- a file ---------------------------------------------------------------------------------------
+
+
+class FileKeeper:
+    """A folder with the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "g1.json"
+
+    def open(self) -> FileLease:
+        return FileLease(self._path)
+
+    def delete(self) -> None:
+        self._path.unlink()
+
+    def spoil(self) -> None:
+        self._path.write_text("{")
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Rights do not stop root; a folder of the file's name stops everybody."""
+        with _aside(self._path):
+            self._path.mkdir()
+            yield
+            self._path.rmdir()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        with _aside(self._folder):
+            self._folder.touch()
+            yield
+            self._folder.unlink()
+
+    @contextmanager
+    def stuck(self) -> Iterator[None]:
+        """Somebody holds the lock; of this place only writers notice."""
+        with (self._folder / "g1.json.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[None]:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    yield
+    elsewhere.rename(path)
+
+
+class TestFile(LeaseContract):
+    @pytest.fixture
+    def keeper(self, tmp_path: Path) -> FileKeeper:
+        return FileKeeper(tmp_path / "leases")
 
 
 async def test_a_file_that_is_no_lease(tmp_path: Path) -> None:
@@ -109,84 +89,93 @@ async def test_a_file_that_is_no_lease(tmp_path: Path) -> None:
 
 async def test_the_file_is_as_documented(tmp_path: Path) -> None:
     path = tmp_path / "g1.json"
-    await FileLease(path).write(RECORD, NOT_THERE)
+    version = await FileLease(path).write(HELD, NOT_THERE)
     content = json.loads(path.read_text())
-    assert content["version"] == "1"
+    assert content["version"] == version
     assert content["record"]["holder_store_id"] == "store-0"
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------
 
 
-async def test_the_standard_fields_tell_people_who_writes(api: LeaseApi) -> None:
-    lease = kubernetes(api)
-    version = await lease.write(RECORD, NOT_THERE)
-    spec = api.leases[KEY]["spec"]
-    assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("g1-0", 1)
-    assert spec["leaseTransitions"] == 0
-    first = spec["renewTime"]
-    version = await lease.write(replace(RECORD, renewals=1), version)
-    spec = api.leases[KEY]["spec"]
-    assert spec["renewTime"] > first
-    assert spec["acquireTime"] == first
-    await lease.write(replace(RECORD, holder_id=1, renewals=2), version)
-    spec = api.leases[KEY]["spec"]
-    assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("g1-1", 1)
-    annotations = api.leases[KEY]["metadata"]["annotations"]
-    assert annotations["cometmq.io/holder_id"] == "1"
-    assert annotations["cometmq.io/transfer_to"] == "null"
+class ModelKeeper:
+    """The model of the API."""
+
+    def __init__(self, api: LeaseApi) -> None:
+        self._api = api
+        self._address = api.address
+
+    def open(self) -> KubernetesLease:
+        return KubernetesLease(*KEY, KubeApi(lambda: Access(self._address)))
+
+    def delete(self) -> None:
+        del self._api.leases[KEY]
+
+    def object(self) -> Body:
+        found: Body = json.loads(json.dumps(self._api.leases[KEY]))
+        return found
+
+    def put(self, body: Body) -> None:
+        status, _ = self._api.put(KEY, body, new="uid" not in body["metadata"])
+        assert status in (200, 201)
+
+    def spoil(self) -> None:
+        body = self.object()
+        body["metadata"]["annotations"]["cometmq.io/epoch"] = "{"
+        self.put(body)
+
+    def refusing(self) -> AbstractContextManager[None]:
+        return self.failing(403)
+
+    def unknown(self) -> AbstractContextManager[None]:
+        return self.failing(401)
+
+    @contextmanager
+    def failing(self, status: int) -> Iterator[None]:
+        self._api.failing = status
+        yield
+        self._api.failing = 0
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """At its address nobody listens."""
+        with lease_api() as another:
+            self._address = another.address
+        yield
+        self._address = self._api.address
+
+    @contextmanager
+    def stuck(self) -> Iterator[None]:
+        self._api.gate.clear()
+        yield
+        self._api.gate.set()
+
+    @contextmanager
+    def losing_answers(self) -> Iterator[None]:
+        calls = len(self._api.calls)
+        self._api.lose_answers = 1
+        yield
+        assert self._api.calls[calls:] == ["PUT"], "sent once: a second would find a conflict"
 
 
-async def test_what_others_have_put_there_stays(api: LeaseApi) -> None:
-    """A chart may make the object, with labels and an owner."""
-    api.put(KEY, {"metadata": {"name": KEY[1], "labels": {"a": "b"}}, "spec": {}}, new=True)
-    lease = kubernetes(api)
-    found = await lease.read()
-    assert found.record is None
-    assert found.version != NOT_THERE
-    await lease.write(RECORD, found.version)
-    assert api.leases[KEY]["metadata"]["labels"] == {"a": "b"}
-    assert (await kubernetes(api).read()).record == RECORD
+class TestModel(KubernetesContract):
+    @pytest.fixture
+    def keeper(self) -> Iterator[ModelKeeper]:
+        with lease_api() as api:
+            yield ModelKeeper(api)
+
+    @pytest.mark.parametrize("status", [404, 429, 500, 503])
+    async def test_an_api_that_fails(self, keeper: ModelKeeper, status: int) -> None:
+        with keeper.failing(status), pytest.raises(LeaseUnavailable, match=str(status)):
+            await keeper.open().read()
 
 
-async def test_a_write_whose_answer_is_lost_is_not_known(api: LeaseApi) -> None:
-    lease = kubernetes(api)
-    version = await lease.write(RECORD, NOT_THERE)
-    api.lose_answers = 1
-    later = replace(RECORD, renewals=1)
-    calls = len(api.calls)
-    with pytest.raises(LeaseUnavailable):
-        await lease.write(later, version)
-    assert api.calls[calls:] == ["PUT"], "sent once: a second would conflict with the first"
-    assert (await lease.read()).record == later
-
-
-@pytest.mark.parametrize("status", [403, 500])
-async def test_an_api_that_refuses(api: LeaseApi, status: int) -> None:
-    api.failing = status
-    with pytest.raises(LeaseUnavailable, match=str(status)):
-        await kubernetes(api).read()
-
-
-async def test_an_api_that_is_away() -> None:
-    with lease_api() as api:
-        lease = kubernetes(api)
-    with pytest.raises(LeaseUnavailable):
-        await lease.read()
-
-
-async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
+async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(LeaseUnavailable, match="no Kubernetes API is configured"):
         await open_lease("kubernetes://spaces/broker-g1").read()
-
-
-async def test_annotations_that_are_not_ours(api: LeaseApi) -> None:
-    await kubernetes(api).write(RECORD, NOT_THERE)
-    api.leases[KEY]["metadata"]["annotations"]["cometmq.io/epoch"] = "{"
-    with pytest.raises(LeaseUnavailable, match="broker-g1"):
-        await kubernetes(api).read()
 
 
 # --- addresses ------------------------------------------------------------------------------------

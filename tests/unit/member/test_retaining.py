@@ -190,6 +190,45 @@ async def test_a_full_disk_refuses_sends_until_there_is_room(tmp_path: Path) -> 
         s.member.keeper.write_copy()  # what the system writes itself goes on
 
 
+async def test_a_refusal_says_truly_what_is_being_done(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
+            await s.retention.look()
+            assert "no message can be removed" in s.retention.refusal
+            await s.fill(3)
+            await s.retention.look()
+            assert "newer copies of the broker's state" in s.retention.refusal
+            for _ in range(2):
+                await s.copy_state()
+            await s.retention.look()
+            assert "are being removed" in s.retention.refusal
+        assert s.first_file > 0
+
+
+async def test_sends_are_taken_again_once_there_is_room_not_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(3)
+        for _ in range(2):
+            await s.copy_state()
+        full, room = [[Space(n * FILE_BYTES, (100 - n) * FILE_BYTES)] for n in (92, 80)]
+        with (
+            mock.patch.object(s.retention._cleaner, "log_files", return_value=[]),
+            mock.patch.object(s.retention._cleaner, "spaces", return_value=full),
+        ):
+            await s.retention.look()
+        found = mock.Mock(side_effect=[full, full, room])
+        with mock.patch.object(s.retention._cleaner, "spaces", found):
+            await s.retention.look()
+            assert s.first_file == 3
+            assert s.retention.refusal, "files went, and the room is not there yet"
+            await s.retention.look()
+        assert not s.retention.refusal
+        [line] = [r for r in caplog.records if r.getMessage() == "sends are taken again"]
+        assert vars(line)["fields"]["used"] == "80.0%"
+
+
 async def test_files_of_any_age_go_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
     async with scene(tmp_path) as s:
         await s.fill(3)

@@ -123,12 +123,13 @@ async def test_dropping_a_topic_takes_what_waits_with_it(still: Member) -> None:
 async def test_a_failed_sync_ends_it_and_fails_all_who_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(store: MessageStore) -> int:
+    def fail(store: MessageStore, bell: int = -1) -> int:
         raise StoreFailed("fdatasync: Input/output error")
 
     store = open_store(tmp_path)
     storage = MemberStorage(store, NEVER, WallClock())
-    monkeypatch.setattr(MessageStore, "flush_log", fail)
+    for name in ("flush_log", "flush_log_while_wanted"):
+        monkeypatch.setattr(MessageStore, name, fail)
     segment = Segment("S", 0, 1, DurabilityClass.FLUSHED)
     ticket = storage.append(encoded("S", 0, b"x"), [segment], born_host=HOST, store_host=HOST)
     with pytest.raises(StoreFailed):

@@ -9,8 +9,10 @@ from cometmq.errors import LeaseUnavailable
 from cometmq.member import tenure
 from cometmq.member.leases import Reading
 from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.replication.lease import Seat
 from tests.support.broker import until
-from tests.support.leases import HELD, MemoryLease
+from tests.support.leases import HELD, TAKEN, MemoryLease
+from tests.support.stores import WallClock
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> MemoryLease:
 
 
 def holder(lease: MemoryLease) -> LeaseHolder:
-    return LeaseHolder(lease, Reading(HELD, "1"), renew_s=0.001)
+    return LeaseHolder(lease, Reading(HELD, "1"), 0.001, WallClock())
 
 
 @pytest.mark.parametrize("plan", [[], ["lost"], ["unanswered"], ["lost", "unanswered", "lost"]])
@@ -38,7 +40,7 @@ async def test_a_lease_that_was_deleted_is_written_anew(lease: MemoryLease) -> N
 
 
 async def test_a_writer_that_reads_another_is_deposed(lease: MemoryLease) -> None:
-    lease.record, lease.version = replace(HELD, holder_id=1), 2
+    lease.record, lease.version = TAKEN, 2
     with pytest.raises(Deposed):
         await holder(lease).begin(4, "host:2")
     with pytest.raises(Deposed):
@@ -73,7 +75,7 @@ async def test_a_release_that_is_not_done_never_will_be(lease: MemoryLease) -> N
         await holder(lease).release(1, 77)
     for carry_out in lease.late:
         carry_out()
-    assert lease.record == replace(HELD, renewals=1), "a renewal has made it void"
+    assert lease.record == replace(HELD, renewals=2), "a renewal has made it void"
 
 
 async def test_a_release_that_is_carried_out_while_we_look(lease: MemoryLease) -> None:
@@ -87,3 +89,47 @@ async def test_a_release_that_the_successor_has_taken_already(lease: MemoryLease
     lease.plan = ["late", "taken"]
     with pytest.raises(Deposed):
         await holder(lease).release(1, 77)
+
+
+async def test_who_is_in_sync_is_changed_by_a_write(lease: MemoryLease) -> None:
+    held = holder(lease)
+    changes: list[int] = []
+    held.on_change = lambda: changes.append(len(held.bounding()))
+    both = (HELD.holder, Seat(1, "store-1"))
+    await held.put_sets(both, both)
+    assert (lease.record and lease.record.in_sync) == both
+    assert changes == [2, 2], "who is added is waited for from the attempt on"
+    lease.plan = ["unanswered"]
+    await held.put_sets((HELD.holder,), (HELD.holder,))
+    assert changes[2:] == [2, 1], "who is removed until it is known"
+    assert held.settled
+
+
+async def test_a_set_that_may_or_may_not_be_written_counts_at_its_stricter(
+    lease: MemoryLease,
+) -> None:
+    held = holder(lease)
+    lease.plan = ["lost"]
+    both = (HELD.holder, Seat(1, "store-1"))
+    await held.put_sets(both, both)
+    assert (held.bounding(), held.settled) == (set(both), False)
+    await held.put_sets((HELD.holder,), (HELD.holder,))
+    assert (held.bounding(), held.settled) == ({HELD.holder}, True)
+
+
+async def test_it_is_renewed_while_the_store_is_opened(lease: MemoryLease) -> None:
+    held = holder(lease)
+    async with held.renewed():
+        await until(lambda: lease.record is not None and lease.record.renewals > 2)
+    assert lease.record is not None
+    await held.begin(4, "host:2")
+    assert lease.record.epoch == 4
+
+
+async def test_who_is_deposed_meanwhile_finds_out(lease: MemoryLease) -> None:
+    lease.record, lease.version = TAKEN, 2
+    held = holder(lease)
+    async with held.renewed():
+        await asyncio.sleep(0)
+    with pytest.raises(Deposed):
+        await held.begin(4, "host:2")

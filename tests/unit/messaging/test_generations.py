@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.errors import OffsetInvalid, PositionFenced, QueueNotFound, StoreDamaged
+from cometmq.errors import NotWriter, OffsetInvalid, PositionFenced, QueueNotFound, StoreDamaged
 from cometmq.messaging.generations import (
     HISTORY_PAIRS_MAX,
     GenerationTable,
@@ -224,3 +224,12 @@ def test_raising_must_name_each_queue() -> None:
         table.raise_all(2, {"orders": (0,)})
     with pytest.raises(StoreDamaged):
         table.raise_all(2, {"unknown": (0,)})
+
+
+def test_a_follower_fences_by_what_it_knows_and_leaves_the_rest_to_the_writer() -> None:
+    assert HISTORY.validate_at_copy(Position(8, 900)) == Position(8, 900)
+    assert HISTORY.validate_at_copy(Position(3, 50)) == Position(8, 50)
+    with pytest.raises(PositionFenced):
+        HISTORY.validate_at_copy(Position(3, 101))
+    with pytest.raises(NotWriter):
+        HISTORY.validate_at_copy(Position(9, 0))

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.errors import InvalidRequest, StoreDamaged
-from cometmq.messaging.pull import Choice, PullStatus, Span, choose, clamp, decide, units_wanted
+from cometmq.errors import InvalidRequest, NotWriter, StoreDamaged
+from cometmq.messaging.pull import (
+    Choice,
+    PullStatus,
+    Span,
+    choose,
+    clamp,
+    decide,
+    decide_at_copy,
+    units_wanted,
+)
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -184,3 +193,18 @@ def test_choose_is_the_loop(
     covered = [byte for start, size in choice.spans for byte in range(start, start + size)]
     assert covered == [byte for start, size in messages for byte in range(start, start + size)]
     assert all(a[0] + a[1] < b[0] for a, b in zip(choice.spans, choice.spans[1:], strict=False))
+
+
+@given(st.lists(st.integers(0, 20), min_size=3, max_size=3), st.integers(0, 25))
+def test_a_follower_decides_like_its_writer_within_what_it_has(
+    bounds: list[int], offset: int
+) -> None:
+    low, readable, appended = sorted(bounds)
+    if offset < low:
+        with pytest.raises(NotWriter):
+            decide_at_copy(offset, low, readable, appended)
+    elif offset > appended:
+        assert decide_at_copy(offset, low, readable, appended) == (NOT_FOUND, offset)
+    else:
+        expected = decide(offset, low, readable, appended)
+        assert decide_at_copy(offset, low, readable, appended) == expected

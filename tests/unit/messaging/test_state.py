@@ -258,9 +258,12 @@ def test_a_reserve_time_lasts_until_it_is_changed() -> None:
         state.apply(TopicReserved("orders", 1))
 
 
-@pytest.mark.parametrize("reserve_time_ms", [-1, topics.RESERVE_TIME_MS_MAX + 1])
-def test_no_other_reserve_time_is_taken(reserve_time_ms: int) -> None:
-    with pytest.raises(InvalidRequest):
+@pytest.mark.parametrize(
+    ("reserve_time_ms", "told"),
+    [(-3_600_000, "-1 h"), (topics.RESERVE_TIME_MS_MAX + 1_800_000, "876000.5 h")],
+)
+def test_no_other_reserve_time_is_taken(reserve_time_ms: int, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"0 .none. to 876000 h, not {told}"):
         BrokerState().plan_topic(TopicConfig("orders", 1, 1, reserve_time_ms=reserve_time_ms))
 
 

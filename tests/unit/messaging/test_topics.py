@@ -139,12 +139,12 @@ def test_a_full_table_takes_changes_but_no_new_topic() -> None:
 
 def test_system_topics_ask_for_all_that_users_topics_ask_for() -> None:
     table = table_with(TopicConfig("%RETRY%g", flush_mode=FlushMode.SYNC), TopicConfig("a"))
-    assert table.flush_mode("rmq_sys_cometmq_state") is FlushMode.ASYNC
+    assert table.demands("rmq_sys_cometmq_state")[0] is FlushMode.ASYNC
     table.put(TopicConfig("b", flush_mode=FlushMode.SYNC))
-    assert table.flush_mode("rmq_sys_cometmq_state") is FlushMode.SYNC
-    assert (table.flush_mode("a"), table.flush_mode("b")) == (FlushMode.ASYNC, FlushMode.SYNC)
+    assert table.demands("rmq_sys_cometmq_state")[0] is FlushMode.SYNC
+    assert (table.demands("a")[0], table.demands("b")[0]) == (FlushMode.ASYNC, FlushMode.SYNC)
     table.put(TopicConfig("b"))
-    assert table.flush_mode("%RETRY%g") is FlushMode.ASYNC
+    assert table.demands("%RETRY%g")[0] is FlushMode.ASYNC
     table.put(TopicConfig("b", flush_mode=FlushMode.SYNC))
     table.drop("b")
-    assert table.flush_mode("%RETRY%g") is FlushMode.ASYNC
+    assert table.demands("%RETRY%g")[0] is FlushMode.ASYNC

@@ -8,15 +8,17 @@ from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.replication.follower import (
     HANDOVER_BEHIND_BYTES_MAX,
     WINDOW_BYTES_MAX,
+    Ack,
     LogView,
     Plan,
     Replica,
-    check_view,
+    check_epochs,
     choose_successor,
     owned,
     plan,
     start_of_copy,
 )
+from cometmq.replication.lease import Seat
 
 WRITER = LogView(((1, 0), (2, 100), (4, 300)), 0, 500)
 
@@ -96,7 +98,7 @@ def test_an_empty_log_that_begins_where_the_writers_does_is_copied_to() -> None:
 )
 def test_epochs_that_do_not_grow_are_refused(epochs: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(InvalidRequest):
-        check_view(LogView(epochs, 0, 10))
+        check_epochs(epochs)
 
 
 # --- against logs that are written out byte by byte -----------------------------------------------
@@ -160,10 +162,10 @@ def test_owned_epochs_have_a_byte(epochs: list[tuple[int, int]], end: int) -> No
 
 
 def replica(member_id: int = 1, appended: int = 0, flushed: int = 0) -> Replica:
-    found = Replica(member_id, "store", 0, now_s=0.0)
+    found = Replica(Seat(member_id, "store"), 0, now_s=0.0)
     if appended:
         found.sent_to(appended)
-        found.acked(appended, flushed, appended, 0.0)
+        found.acked(Ack(appended, flushed, 0, 0), appended)
     return found
 
 
@@ -173,7 +175,7 @@ def test_no_more_is_sent_than_the_window_holds() -> None:
     assert found.room() == 1
     found.sent_to(WINDOW_BYTES_MAX + 500)
     assert found.room() == 0
-    found.acked(600, 0, 10**9, 1.0)
+    found.acked(Ack(600, 0, 0, 0), 10**9)
     assert found.room() == 100
 
 
@@ -181,7 +183,47 @@ def test_no_more_is_sent_than_the_window_holds() -> None:
 def test_an_ack_that_cannot_be_is_refused(ack: tuple[int, int]) -> None:
     found = replica(appended=100, flushed=20)
     with pytest.raises(InvalidRequest):
-        found.acked(*ack, 100, 0.0)
+        found.acked(Ack(*ack, 0, 0), 100)
+
+
+def test_an_answer_shows_as_of_when_it_had_everything() -> None:
+    found = replica()
+    found.sent_to(200)
+    found.framed(1000, 100)
+    found.framed(2000, 200)
+    found.acked(Ack(100, 0, 1000, 0), 300)
+    assert (found.in_step_s, found.heard_s) == (1.0, 1.0)
+    found.acked(Ack(199, 0, 2000, 0), 300)
+    assert (found.in_step_s, found.heard_s) == (1.0, 2.0)
+    found.acked(Ack(200, 0, 2000, 0), 300)
+    assert found.in_step_s == 2.0
+
+
+def test_who_has_everything_that_there_is_was_in_step_when_it_was_asked() -> None:
+    found = replica(appended=100, flushed=100)
+    found.framed(7000, 100)
+    found.acked(Ack(100, 100, 7000, 0), 100)
+    assert found.in_step_s == 7.0
+
+
+def test_a_promise_counts_from_when_the_frame_was_sent() -> None:
+    found = replica()
+    found.framed(4000, 0)
+    found.framed(4500, 0)
+    found.acked(Ack(0, 0, 4000, 6000), 0)
+    assert found.promised_until_s == 10.0
+    found.acked(Ack(0, 0, 4500, 0), 0)
+    assert found.promised_until_s == 10.0, "what was promised holds"
+
+
+@pytest.mark.parametrize("answers_ms", [3999, 5001])
+def test_only_frames_that_were_sent_are_answered_in_order(answers_ms: int) -> None:
+    found = replica()
+    found.framed(4000, 0)
+    found.framed(5000, 0)
+    found.acked(Ack(0, 0, 4000, 0), 0)
+    with pytest.raises(InvalidRequest):
+        found.acked(Ack(0, 0, answers_ms, 0), 0)
 
 
 def test_how_far_behind() -> None:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cometmq.model import FlushMode
+from cometmq.model import FlushMode, ReplicationMode
 from cometmq.replication.watermarks import (
     CopyWatermarks,
     DurabilityClass,
+    Marks,
     QueueKey,
     ReadableMaxima,
     Watermarks,
@@ -17,12 +18,16 @@ from cometmq.replication.watermarks import (
 )
 
 ASYNC, FLUSHED = DurabilityClass.ASYNC, DurabilityClass.FLUSHED
+COPIED, COPIED_FLUSHED = DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED
 QUEUE = ("orders", 0)
 
 
-def test_class_follows_the_topics_flush_mode() -> None:
-    assert DurabilityClass.of(FlushMode.ASYNC) is ASYNC
-    assert DurabilityClass.of(FlushMode.SYNC) is FLUSHED
+def test_class_follows_the_topics_modes() -> None:
+    of, none = DurabilityClass.of, ReplicationMode.ASYNC
+    assert of(FlushMode.ASYNC, none) is ASYNC
+    assert of(FlushMode.SYNC, none) is FLUSHED
+    assert of(FlushMode.ASYNC, ReplicationMode.APPENDED) is COPIED
+    assert of(FlushMode.SYNC, ReplicationMode.FLUSHED) == FLUSHED | COPIED_FLUSHED
 
 
 def test_a_batch_demands_what_any_of_its_segments_demands() -> None:
@@ -35,6 +40,31 @@ def test_asynchronous_topics_are_acknowledged_when_appended_and_seen_when_flushe
     watermarks = Watermarks(appended=300, flushed=100)
     assert (watermarks.ack(ASYNC), watermarks.visible(ASYNC)) == (300, 100)
     assert (watermarks.ack(FLUSHED), watermarks.visible(FLUSHED)) == (100, 100)
+
+
+def test_other_classes_are_acknowledged_and_seen_at_the_least_of_what_they_demand() -> None:
+    watermarks = Watermarks(appended=300, flushed=100)
+    watermarks.copied_to(200, 80)
+    for demands, position in [
+        (COPIED, 200),
+        (COPIED | FLUSHED, 100),
+        (COPIED_FLUSHED, 80),
+        (COPIED_FLUSHED | FLUSHED, 80),
+    ]:
+        assert watermarks.ack(demands) == watermarks.visible(demands) == position
+
+
+def test_a_member_that_joins_with_less_takes_nothing_back() -> None:
+    watermarks = Watermarks(appended=300, flushed=100)
+    watermarks.copied_to(200, 80)
+    watermarks.copied_to(150, 90)
+    assert watermarks.marks == Marks(100, 200, 90)
+
+
+@pytest.mark.parametrize(("copied", "copied_flushed"), [(301, 0), (50, 60), (200, 101)])
+def test_nobody_has_more_than_the_writer(copied: int, copied_flushed: int) -> None:
+    with pytest.raises(AssertionError):
+        Watermarks(appended=300, flushed=100).copied_to(copied, copied_flushed)
 
 
 @pytest.mark.parametrize(("appended", "flushed"), [(99, 50), (100, 49), (100, 101)])
@@ -156,20 +186,24 @@ TestReadableMaxima = MaximaMachine.TestCase
 class TestCopyWatermarks:
     def test_a_copy_shows_what_the_writer_shows_and_what_is_on_its_own_disk(self) -> None:
         marks = CopyWatermarks(100, 100)
-        assert marks.visible(DurabilityClass.ASYNC) == 0, "nothing is known before the writer tells"
-        marks.told(80, 60)
-        assert marks.visible(DurabilityClass.ASYNC) == 80
-        assert marks.visible(DurabilityClass.FLUSHED) == 60
+        assert marks.visible(ASYNC) == 0, "nothing is known before the writer tells"
+        marks.told(Marks(80, 60, 50))
+        assert [marks.visible(d) for d in (ASYNC, FLUSHED, COPIED, COPIED_FLUSHED)] == [
+            80,
+            80,
+            60,
+            50,
+        ]
         assert marks.told_position == 80
         marks.append_to(200)
-        marks.told(200, 200)
-        assert marks.visible(DurabilityClass.FLUSHED) == 100
+        marks.told(Marks(200, 200, 200))
+        assert marks.visible(FLUSHED) == 100
         marks.flush_to(150)
-        assert marks.visible(DurabilityClass.FLUSHED) == 150
+        assert marks.visible(COPIED_FLUSHED) == 150
 
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
         marks = CopyWatermarks(100, 100)
-        marks.told(80, 70)
-        marks.told(50, 50)
-        assert marks.visible(DurabilityClass.ASYNC) == 80
-        assert marks.visible(DurabilityClass.FLUSHED) == 70
+        marks.told(Marks(80, 70, 70))
+        marks.told(Marks(50, 75, 50))
+        assert marks.visible(ASYNC) == 80
+        assert marks.visible(COPIED) == 75

@@ -1,0 +1,135 @@
+"""The little that a lease needs of Kubernetes' API: JSON over HTTPS, with the rights of this pod.
+
+The official client takes two seconds to import, in every process and again after each change of its
+role. A connection for each call: there is one every second or two, none is found broken, and
+whatever the kubelet has replaced meanwhile (the token, at least once an hour) is read anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from cometmq.errors import LeaseUnavailable
+
+POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where the kubelet puts its files
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the API is, whom we trust there, and who we are."""
+
+    server: str  # https://host:port, or http:// for `kubectl proxy`
+    authority: bytes = b""  # PEM; empty: the system's
+    token: str = ""
+    certificate: bytes = b""  # PEM, with its key; empty: none
+
+    def context(self) -> ssl.SSLContext:
+        """Raises ssl.SSLError, ValueError: what we were given is no certificate."""
+        found = ssl.create_default_context(cadata=self.authority.decode() or None)
+        if self.certificate:
+            with NamedTemporaryFile() as file:  # made for our eyes only
+                file.write(self.certificate)
+                file.flush()
+                found.load_cert_chain(file.name)
+        return found
+
+
+def access(environ: Mapping[str, str] = os.environ, pod: Path = POD) -> Access:
+    """That of KUBECONFIG where it is set, else of the pod we run in, else of the user's kubeconfig.
+    Raises OSError, ValueError, KeyError, TypeError, yaml.YAMLError.
+    """
+    host = environ.get("KUBERNETES_SERVICE_HOST")
+    if "KUBECONFIG" in environ:
+        return from_kubeconfig(Path(environ["KUBECONFIG"]))
+    if not host:
+        return from_kubeconfig(Path.home() / ".kube" / "config")
+    place = f"[{host}]" if ":" in host else host
+    server = f"https://{place}:{environ['KUBERNETES_SERVICE_PORT']}"
+    return Access(server, (pod / "ca.crt").read_bytes(), (pod / "token").read_text().strip())
+
+
+def from_kubeconfig(path: Path) -> Access:
+    """The current context of a kubeconfig. Programs that fetch tokens are not asked."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    def named(kind: str, name: str) -> Body:
+        found: Body = next(e[kind] for e in config[f"{kind}s"] if e["name"] == name)
+        return found
+
+    def content(of: Body, key: str) -> bytes:
+        if f"{key}-data" in of:
+            return base64.b64decode(of[f"{key}-data"])
+        return (path.parent / of[key]).read_bytes() if key in of else b""
+
+    try:
+        context = named("context", config["current-context"])
+        cluster, user = named("cluster", context["cluster"]), named("user", context["user"])
+    except StopIteration:
+        raise ValueError(f"{path}: its current context is incomplete") from None
+    token = user.get("token", "")
+    if "tokenFile" in user:
+        token = (path.parent / user["tokenFile"]).read_text().strip()
+    certificate = content(user, "client-certificate") + content(user, "client-key")
+    return Access(cluster["server"], content(cluster, "certificate-authority"), token, certificate)
+
+
+class KubeApi:
+    """Calls of the API. ``find`` tells, before each of them, how to get there."""
+
+    def __init__(self, find: Callable[[], Access] = access) -> None:
+        self._find = find
+
+    def call(self, method: str, path: str, body: Body | None, timeout_s: float) -> tuple[int, Body]:
+        """Status and answer. Sent once: a write that was sent twice would conflict with itself.
+        LeaseUnavailable: there is no answer, and whether the call was carried out is not known.
+        """
+        try:
+            there = self._find()
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            raise LeaseUnavailable(f"no Kubernetes API is configured: {_told(error)}") from error
+        try:
+            return _exchange(there, method, path, body, timeout_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise LeaseUnavailable(f"the API at {there.server}: {_told(error)}") from error
+
+
+def _exchange(
+    there: Access, method: str, path: str, body: Body | None, timeout_s: float
+) -> tuple[int, Body]:
+    server = urlsplit(there.server)
+    connection: http.client.HTTPConnection
+    if server.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            server.netloc, timeout=timeout_s, context=there.context()
+        )
+    else:
+        connection = http.client.HTTPConnection(server.netloc, timeout=timeout_s)
+    headers = {"Accept": "application/json", "Content-Type": "application/json"}
+    if there.token:
+        headers["Authorization"] = f"Bearer {there.token}"
+    try:
+        content = None if body is None else json.dumps(body)
+        connection.request(method, server.path.rstrip("/") + path, content, headers)
+        answer = connection.getresponse()
+        found: Body = json.loads(answer.read())
+        return answer.status, found
+    finally:
+        connection.close()
+
+
+def _told(error: Exception) -> str:
+    """With its kind: of many an error the text alone says little."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,87 @@
+"""How members of a group stand: told to whoever asks, asked of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from cometmq.errors import CometError
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.replication.candidacy import Peer
+from cometmq.rpc.channels import open_channel
+from cometmq.rpc.interceptors import wire_errors
+from cometmq.rpc.secret import SharedSecret
+from cometmq.store.base import BaseStore
+from cometmq.telemetry import fields
+from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 2.0
+
+
+def standing_of(
+    identity: BrokerIdentity,
+    member_id: int,
+    store: BaseStore,
+    role: common_pb2.MemberRole.ValueType,
+) -> member_pb2.StandingResponse:
+    """What a member tells of itself."""
+    return member_pb2.StandingResponse(
+        broker_group=identity.broker_group,
+        member_id=member_id,
+        store_id=store.store_id,
+        former_store_id=store.former_store_id,
+        epoch=store.epoch,
+        log_min_offset=store.min_offset,
+        log_end_offset=store.flushed_offset,
+        role=role,
+    )
+
+
+class Peers:
+    """The other members of the group, by id. ``addresses`` is None when they are not configured."""
+
+    def __init__(
+        self,
+        broker_group: str,
+        addresses: Mapping[int, str] | None,
+        secret: SharedSecret | None,
+    ) -> None:
+        self.ids = None if addresses is None else frozenset(addresses)
+        self._broker_group = broker_group
+        self._addresses = addresses or {}
+        self._secret = secret
+
+    async def ask(self, member_ids: Iterable[int]) -> dict[int, Peer]:
+        """How these stand; those that do not answer, or are not known, are missing."""
+        found = await asyncio.gather(*map(self._ask, member_ids))
+        return {peer.member_id: peer for peer in found if peer is not None}
+
+    async def _ask(self, member_id: int) -> Peer | None:
+        address = self._addresses.get(member_id)
+        if address is None:
+            return None
+        try:
+            async with open_channel(address, self._secret) as channel:
+                with wire_errors():
+                    answer = await member_pb2_grpc.MemberServiceStub(channel).Standing(
+                        member_pb2.StandingRequest(), timeout=DEADLINE_S
+                    )
+        except CometError as error:
+            log.info("no answer from a peer", extra=fields(member=member_id, error=error))
+            return None
+        if (answer.broker_group, answer.member_id) != (self._broker_group, member_id):
+            log.error(
+                "another member answers for a peer: see the option peers",
+                extra=fields(member=member_id, answers=f"{answer.broker_group} {answer.member_id}"),
+            )
+            return None
+        return Peer(
+            member_id,
+            answer.store_id,
+            answer.epoch,
+            answer.log_end_offset,
+            writes=answer.role == common_pb2.MEMBER_ROLE_WRITER,
+        )

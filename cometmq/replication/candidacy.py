@@ -1,0 +1,268 @@
+"""A follower's view of the lease: may it lead? Events in, decisions out, time passed in.
+
+Sync safety needs no clock: whoever is in sync has everything that was acknowledged, so whichever of
+them takes the lease loses nothing, and compare-and-swap decides between them. Time keeps a writer
+that lives from being deposed: a member takes the lease of another only when it has watched it for a
+whole duration without a change, and when its own word not to stand has run out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cometmq.replication.lease import LeaseRecord, Reason, Seat, seats
+
+# A member that is electable without being in sync leaves those in sync so much of a start.
+LAGGARD_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A member, as far as leading is concerned."""
+
+    group: str
+    member_id: int
+    store_id: str
+    address: str  # of its internal port
+    epoch: int  # the highest that its store knows; 0 = it never had a writer
+    log_end: int  # on its disk
+    former_store_id: str = ""  # of the store before it lost its end; empty: it lost nothing
+    promised_until_s: float = 0.0  # it does not stand before
+    peers: frozenset[int] | None = None  # the group's other members; None: that is not configured
+    forced: bool = False  # an operator wants it to lead, whatever may be lost
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.member_id, self.store_id)
+
+    @property
+    def former_seat(self) -> Seat | None:
+        return Seat(self.member_id, self.former_store_id) if self.former_store_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What another member has answered."""
+
+    member_id: int
+    store_id: str
+    epoch: int
+    log_end: int
+    writes: bool
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.member_id, self.store_id)
+
+
+Answers = Mapping[int, Peer]  # of those that answered, by member id
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The lease is ours."""
+
+    reason: Reason
+    record: LeaseRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Try to take it: write ``record`` if the version is still that which was read. When that is
+    done, lead; when nobody knows, read again.
+    """
+
+    record: LeaseRecord
+    reason: Reason
+
+    @property
+    def done(self) -> Lead:
+        return Lead(self.reason, self.record)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask these members how they stand, then look again with their answers."""
+
+    member_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """It is another's. ``address`` is empty while nobody writes. ``look_again_s``: when something
+    may be ours, if nothing changes before; None: it may not.
+    """
+
+    address: str
+    look_again_s: float | None = None
+
+
+Step = Lead | Write | Ask | Follow
+
+
+class Candidacy:
+    """Call :meth:`saw` with each reading of the lease."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._watched: tuple[LeaseRecord | None, float] | None = None  # and since when
+        # What was read before we tried to take it; () = we did not.
+        self._attempt: tuple[LeaseRecord | None, ...] = ()
+
+    @property
+    def may_promise(self) -> bool:
+        """Whether we can give our word not to stand: not while a write of ours, whose outcome we do
+        not know, may still make us the holder.
+        """
+        return not self._attempt
+
+    def saw(
+        self, record: LeaseRecord | None, me: Standing, now_s: float, answers: Answers | None = None
+    ) -> Step:
+        """What to do about a reading. ``answers``: of the members of the last :class:`Ask`, made
+        since; of those that are missing nothing is known.
+        """
+        if self._watched is None or self._watched[0] != record:
+            self._watched = (record, now_s)
+        if self._attempt != (record,):
+            self._attempt = ()
+        if record is None:
+            return self._take_unowned(me, now_s, answers)
+        assert record.group == me.group, (record.group, me.group)
+        if not record.released and record.holder == me.seat:
+            return self._lead_again(record, me)
+        return self._take_over(record, me, now_s, answers)
+
+    # --- a lease that is there --------------------------------------------------------------------
+
+    def _lead_again(self, record: LeaseRecord, me: Standing) -> Step:
+        reason = Reason.RESTART if record.opened else Reason(record.reason)
+        if me.epoch <= record.epoch:
+            return Lead(reason, record)
+        # An epoch was opened that the lease does not know. It has to, before the next one is:
+        # whoever takes over passes over one number only.
+        self._attempt = (record,)
+        return Write(replace(record, epoch=me.epoch, renewals=record.renewals + 1), reason)
+
+    def _take_over(
+        self, record: LeaseRecord, me: Standing, now_s: float, answers: Answers | None
+    ) -> Step:
+        if record.released and me.log_end == record.log_end and record.transfer_to == me.member_id:
+            return self._write(record, me, Reason.HANDOVER)
+        if not record.released and record.holder == me.former_seat:
+            # Our older self is gone: we hold its folder.
+            step = self._after_loss(record, me, answers)
+            if step is not None or not me.forced:
+                return step or Follow("", self._duration_s)
+        wait_s = self._wait_s(record, me, now_s)
+        step = self._overdue(record, me, answers) if wait_s <= 0 else None
+        if step is not None:
+            return step
+        return Follow("" if record.released else record.holder_address, max(wait_s, 0.0) or None)
+
+    def _wait_s(self, record: LeaseRecord, me: Standing, now_s: float) -> float:
+        """How long until the lease counts as abandoned."""
+        assert self._watched is not None
+        wait_s = max(record.duration_s, self._duration_s)
+        if not record.released and me.seat not in record.in_sync:
+            wait_s += LAGGARD_WAIT_S
+        return max(self._watched[1] + wait_s, me.promised_until_s) - now_s
+
+    def _overdue(self, record: LeaseRecord, me: Standing, answers: Answers | None) -> Step | None:
+        """The lease is abandoned: is it for us?"""
+        if record.released and record.holder == me.seat and me.log_end == record.log_end:
+            return self._write(record, me, Reason.HANDOVER)  # whom it was for has not come
+        if me.seat in record.electable:
+            return self._write(record, me, Reason.TAKEOVER)
+        if me.forced:
+            return self._write(record, me, Reason.FORCED)
+        if me.former_seat in record.in_sync:
+            return self._after_loss(record, me, answers)
+        return None
+
+    def _after_loss(
+        self, record: LeaseRecord, me: Standing, answers: Answers | None
+    ) -> Step | None:
+        """We were in sync, and lost the end of our log: we lead only if nobody has more."""
+        others = frozenset(seat.member_id for seat in record.in_sync) - {me.member_id}
+        if others and answers is None:
+            return Ask(others)
+        found = [answers[member] for member in others if answers and member in answers]
+        if len(found) < len(others) or any(
+            peer.writes or peer.seat in record.electable for peer in found
+        ):
+            return None
+        return self._write(record, me, Reason.UNCLEAN) if _longest(me, found) else None
+
+    # --- a lease that nobody has written, or that was lost ----------------------------------------
+
+    def _take_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
+        if me.forced:
+            return self._force_unowned(me, now_s, answers)
+        if me.peers is None:
+            return self._write(None, me, Reason.FIRST) if not me.epoch else Follow("")
+        if me.peers and answers is None:
+            return Ask(me.peers)
+        found = list((answers or {}).values())
+        if {peer.member_id for peer in found} < me.peers or any(peer.writes for peer in found):
+            return Follow("", self._duration_s)  # the acting writer writes it anew
+        if not me.epoch and not any(peer.epoch for peer in found):
+            return self._write(None, me, Reason.FIRST)
+        if me.epoch and _longest(me, found):
+            known = max([me.epoch, *(peer.epoch for peer in found)])
+            return self._write(None, me, Reason.RECREATED, known)
+        return Follow("", self._duration_s)
+
+    def _force_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
+        """As long as a writer may still live, and write the lease anew, not even by force."""
+        assert self._watched is not None
+        wait_s = max(self._watched[1] + self._duration_s, me.promised_until_s) - now_s
+        if wait_s > 0:
+            return Follow("", wait_s)
+        if me.peers and answers is None:
+            return Ask(me.peers)
+        found = list((answers or {}).values())
+        if any(peer.writes for peer in found):
+            return Follow("", self._duration_s)
+        # Those who answer tell of epochs that were there: none is to be used twice.
+        return self._write(None, me, Reason.FORCED, max([0, *(peer.epoch for peer in found)]))
+
+    def _write(
+        self, before: LeaseRecord | None, me: Standing, reason: Reason, epoch: int = 0
+    ) -> Write:
+        self._attempt = (before,)
+        record = _taken(before, me, reason, self._duration_s, max(epoch, me.epoch))
+        return Write(record, reason)
+
+
+def _longest(me: Standing, peers: Iterable[Peer]) -> bool:
+    """Nobody has a newer writer's bytes, or more of them. Of equals, who may lead, one gets it."""
+    return all((me.epoch, me.log_end) >= (peer.epoch, peer.log_end) for peer in peers)
+
+
+def _taken(
+    before: LeaseRecord | None, me: Standing, reason: Reason, duration_s: float, epoch: int
+) -> LeaseRecord:
+    in_sync = {me.seat}
+    if before is not None and not reason.alone:
+        # Whoever was in sync still has all that was acknowledged. Not so the old writer: it may
+        # have more, but nobody wants to wait for it. It comes back as any follower does.
+        gone = (me.member_id, before.holder_id)
+        in_sync.update(seat for seat in before.in_sync if seat.member_id not in gone)
+    if before is not None and not before.released:
+        # The old writer may have opened one more, and not have come to say so.
+        epoch = max(epoch, before.epoch + 1)
+    return LeaseRecord(
+        group=me.group,
+        holder_id=me.member_id,
+        holder_store_id=me.store_id,
+        holder_address=me.address,
+        epoch=max(epoch, 0 if before is None else before.epoch),
+        in_sync=seats(in_sync),
+        electable=seats(in_sync),
+        reason=reason.value,
+        opened=False,
+        duration_s=duration_s,
+        renewals=0 if before is None else before.renewals + 1,
+    )

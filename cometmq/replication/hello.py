@@ -1,0 +1,131 @@
+"""Whom a writer lets follow, and whom a follower copies from: the first messages of a stream. Pure.
+
+A port that is open to more than the group, an address that is another process' by now, a member
+that was started with another's number: each would spoil the log of one side, or make the other
+count on copies that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from cometmq.errors import InvalidRequest, MemberIdTaken, StaleEpoch, VersionUnsupported
+from cometmq.replication.epochs import Epoch
+from cometmq.replication.follower import (
+    FORMAT_VERSION,
+    PROTOCOL_VERSION,
+    SILENCE_S_MAX,
+    LogView,
+    Replica,
+    check_epochs,
+)
+from cometmq.replication.lease import Seat
+from cometmq.replication.refusals import Reason, Refusals
+
+MEMBER_ID_MAX = 1_000  # of the option member_id
+STORE_ID_CHARS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What a follower says of itself, besides its log."""
+
+    protocol_version: int
+    format_version: int
+    cluster: str
+    broker_group: str
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where followers come in. ``others`` are the ids that the option ``peers`` gives the other
+    members; None: they are not known.
+    """
+
+    cluster: str
+    broker_group: str
+    member_id: int
+    others: Collection[int] | None
+    refusals: Refusals
+
+    def check(self, follower: Introduction) -> None:
+        """VersionUnsupported, InvalidRequest: who that is may not follow."""
+        with self.refusals.counting(Reason.VERSION):
+            check_versions(follower.protocol_version, follower.format_version)
+        with self.refusals.counting(Reason.CLUSTER):
+            if follower.cluster != self.cluster:
+                raise InvalidRequest(f"cluster: this is {self.cluster}")
+        with self.refusals.counting(Reason.GROUP):
+            if follower.broker_group != self.broker_group:
+                raise InvalidRequest(f"broker_group: this is {self.broker_group}")
+        with self.refusals.counting(Reason.MEMBER):
+            self._check_seat(follower.seat)
+
+    def _check_seat(self, seat: Seat) -> None:
+        if not 0 <= seat.member_id <= MEMBER_ID_MAX:
+            raise InvalidRequest(f"member_id: must be within 0 and {MEMBER_ID_MAX}")
+        if seat.member_id == self.member_id:
+            raise InvalidRequest(f"member_id: {seat.member_id} is the writer itself")
+        if self.others is not None and seat.member_id not in self.others:
+            raise InvalidRequest(f"member_id: {seat.member_id} is not among the option peers")
+        if len(seat.store_id) > STORE_ID_CHARS_MAX:
+            raise InvalidRequest(f"store_id: at most {STORE_ID_CHARS_MAX} characters")
+
+    def check_free(self, seat: Seat, connected: Iterable[Replica], now_s: float) -> None:
+        """MemberIdTaken: another store under this member id answers frames. A stream of the same
+        store is of the same member, which has come again; one that has fallen silent is gone.
+        """
+        with self.refusals.counting(Reason.MEMBER):
+            for other in connected:
+                same_id = other.member_id == seat.member_id
+                if same_id and other.seat != seat and _lives(other, now_s):
+                    raise MemberIdTaken(f"member {seat.member_id} follows, on another store")
+
+    def checked_log(
+        self,
+        epochs: Iterable[Epoch],
+        log_min: int,
+        log_end: int,
+        last_offset: int,
+        last_crc32: int,
+    ) -> LogView:
+        """The follower's log, as it tells. InvalidRequest: no log is like that."""
+        with self.refusals.counting(Reason.LOG):
+            if not 0 <= log_min <= log_end:
+                raise InvalidRequest("log_min_offset: must be within 0 and log_end_offset")
+            if not -1 <= last_offset < log_end:
+                raise InvalidRequest("last_record_offset: must be -1, or below log_end_offset")
+        view = LogView(tuple(epochs), log_min, log_end, last_offset, last_crc32)
+        with self.refusals.counting(Reason.EPOCH):
+            check_epochs(view.epochs)
+            if view.epochs and view.epochs[-1][1] >= log_end:
+                raise InvalidRequest("epochs: the last one owns no byte of the log")
+        return view
+
+
+def _lives(replica: Replica, now_s: float) -> bool:
+    return replica.heard_s is not None and now_s - replica.heard_s < SILENCE_S_MAX
+
+
+def check_versions(protocol: int, format: int) -> None:
+    """VersionUnsupported unless they are this program's."""
+    if (protocol, format) != (PROTOCOL_VERSION, FORMAT_VERSION):
+        raise VersionUnsupported(
+            f"the other side speaks protocol {protocol} and format {format}, this program "
+            f"{PROTOCOL_VERSION} and {FORMAT_VERSION}"
+        )
+
+
+def check_writer(epochs: Sequence[Epoch], own: LogView) -> None:
+    """A writer has told its ``epochs`` to a follower with the log ``own``.
+
+    InvalidRequest: no writer has those. StaleEpoch: a newer one has written a part of this log.
+    """
+    check_epochs(epochs)
+    if not epochs:
+        raise InvalidRequest("epochs: a writer has one")
+    if epochs[-1][0] < own.epoch:
+        newest = epochs[-1][0]
+        raise StaleEpoch(f"this log has a part of epoch {own.epoch}, the writer's is {newest}")

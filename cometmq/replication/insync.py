@@ -1,0 +1,107 @@
+"""Who is in sync, who may be elected, and how far everybody in sync has come. Pure.
+
+A follower is in step as of a moment when it has acknowledged everything that the writer had then.
+Who has been in step recently is in sync; acknowledgements wait for all of them, so one that falls
+behind is taken out of the set, in the lease, before they go on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cometmq.replication.follower import Replica
+from cometmq.replication.lease import LeaseRecord, Seat, Seats, seats
+from cometmq.replication.watermarks import Marks
+
+JOIN_LAG_S_MAX = 1.0  # out of step for longer, a follower is not taken in
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """What the options say."""
+
+    lag_s_max: float = 3.0  # out of step for longer, a member is taken out of the set
+    size_min: int = 1  # with fewer in the set nothing counts as copied
+    promote_async: bool = True  # where no topic asks for copies, a little may be lost
+    async_lag_bytes_max: int = 64 * 1024 * 1024
+    async_silence_s_max: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The writer itself."""
+
+    seat: Seat
+    appended: int
+    flushed: int
+    marks: Marks
+    since_s: float  # it writes
+
+
+def wanted_sets(
+    record: LeaseRecord,
+    own: Own,
+    replicas: Mapping[Seat, Replica],
+    policy: SetPolicy,
+    now_s: float,
+    *,
+    replicated: bool,
+) -> tuple[Seats, Seats]:
+    """In-sync and electable seats as they should be. ``replicated``: some topic asks for copies."""
+    if not replicated and not policy.promote_async:
+        return (own.seat,), (own.seat,)
+    in_sync = {own.seat}
+    for seat in record.in_sync:
+        if seat != own.seat and _stays(replicas.get(seat), own, policy, now_s):
+            in_sync.add(seat)
+    taken = {seat.member_id for seat in in_sync}
+    for seat, replica in replicas.items():
+        if seat.member_id not in taken and _joins(replica, own, now_s):
+            in_sync.add(seat)
+    electable = set(in_sync)
+    if not replicated:
+        near = (seat for seat, replica in replicas.items() if _near(replica, own, policy, now_s))
+        taken = {seat.member_id for seat in in_sync}
+        electable.update(seat for seat in near if seat.member_id not in taken)
+    return seats(in_sync), seats(electable)
+
+
+def _stays(replica: Replica | None, own: Own, policy: SetPolicy, now_s: float) -> bool:
+    if replica is None:  # not here yet: a new writer's followers have to find it first
+        return now_s - own.since_s <= policy.lag_s_max
+    return _has(replica, own.marks) and now_s - replica.in_step_s <= policy.lag_s_max
+
+
+def _joins(replica: Replica, own: Own, now_s: float) -> bool:
+    in_step = replica.heard_s is not None and now_s - replica.in_step_s <= JOIN_LAG_S_MAX
+    return replica.connected and in_step and _has(replica, own.marks)
+
+
+def _has(replica: Replica, marks: Marks) -> bool:
+    """All that counts as copied."""
+    return replica.appended >= marks.copied and replica.flushed >= marks.copied_flushed
+
+
+def _near(replica: Replica, own: Own, policy: SetPolicy, now_s: float) -> bool:
+    heard = replica.heard_s is not None and now_s - replica.heard_s <= policy.async_silence_s_max
+    return heard and replica.behind_bytes(own.appended) <= policy.async_lag_bytes_max
+
+
+def copied(
+    bounding: Iterable[Seat], rivals: Iterable[Seat], own: Own, replicas: Mapping[Seat, Replica]
+) -> tuple[int, int] | None:
+    """Up to where everybody in sync has the log in its page cache, and on its disk; the writer's
+    disk where it is alone. None: nothing can be said, because somebody who is not in sync could
+    take over.
+    """
+    bounding = frozenset(bounding)
+    if not frozenset(rivals) <= bounding:
+        return None
+    others = bounding - {own.seat}
+    if not others:
+        return own.flushed, own.flushed
+    found = [replicas.get(seat) for seat in others]
+    appended = min(0 if replica is None else replica.appended for replica in found)
+    flushed = min(0 if replica is None else replica.flushed for replica in found)
+    return min(own.appended, appended), min(own.flushed, flushed)

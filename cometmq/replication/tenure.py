@@ -1,0 +1,120 @@
+"""The writer's hold on the lease: what it writes, what of that may stand there, and how long it is
+certainly the only one. Pure: times of CLOCK_BOOTTIME are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from cometmq.replication.lease import LeaseRecord, Seat, Seats
+
+
+class Tenure:
+    """``record`` is what stands in the lease as far as is known.
+
+    A write without an answer may have been done, may still be done, or never: until a later one is
+    known to be done, or it is read back, all of them count, each at its stricter: whoever one of
+    them calls in sync bounds acknowledgements, whoever one of them calls electable may take over.
+    """
+
+    def __init__(self, record: LeaseRecord) -> None:
+        """``record`` was read; how old it is nobody knows, so it is not valid for any time yet."""
+        assert not record.released, record
+        self.record = record
+        self.valid_until_s = 0.0
+        self._epoch = record.epoch  # the highest that we have tried to write
+        self._attempts: list[tuple[LeaseRecord, float]] = []  # without an answer, and when sent
+        self._releasing: LeaseRecord | None = None
+
+    # --- what holds -------------------------------------------------------------------------------
+
+    def bounding(self) -> frozenset[Seat]:
+        """Who has to have a message before it counts as copied."""
+        return frozenset(seat for record in self._standing() for seat in record.in_sync)
+
+    def rivals(self) -> frozenset[Seat]:
+        """Who may take the lease from us."""
+        found = frozenset(seat for record in self._standing() for seat in record.electable)
+        return found - {self.record.holder}
+
+    @property
+    def settled(self) -> bool:
+        """No write is without an answer."""
+        return not self._attempts
+
+    def is_valid(self, now_s: float, promised_until_s: Callable[[Seat], float]) -> bool:
+        """Whether nobody else can be the writer: the lease was renewed within its duration, or
+        everybody who might take it has given his word not to.
+        """
+        if now_s < self.valid_until_s:
+            return True
+        return all(promised_until_s(rival) > now_s for rival in self.rivals())
+
+    def _standing(self) -> Iterator[LeaseRecord]:
+        yield self.record
+        for record, _ in self._attempts:
+            yield record
+
+    # --- what to write ----------------------------------------------------------------------------
+
+    def renewal(self) -> LeaseRecord:
+        """What to write to renew."""
+        return replace(self.record, renewals=self._next_number())
+
+    def begun(self, epoch: int, address: str) -> LeaseRecord:
+        """What to write when the writer has opened its epoch, before it serves."""
+        assert epoch > self.record.epoch, (epoch, self.record)
+        self._epoch = epoch
+        return replace(self.renewal(), epoch=epoch, holder_address=address, opened=True)
+
+    def with_sets(self, in_sync: Seats, electable: Seats) -> LeaseRecord:
+        """What to write to change the sets."""
+        return replace(self.renewal(), in_sync=in_sync, electable=electable)
+
+    def release(self, transfer_to: int, log_end: int) -> LeaseRecord:
+        """What to write when everything is handed over. Nothing may be written to the log after."""
+        assert transfer_to != self.record.holder_id, self.record
+        released = replace(self.renewal(), released=True, transfer_to=transfer_to, log_end=log_end)
+        self._releasing = released
+        return released
+
+    def _next_number(self) -> int:
+        # Each record that we try to write is another, so that reading one tells which it was.
+        return max(record.renewals for record in self._standing()) + 1
+
+    # --- what became of it ------------------------------------------------------------------------
+
+    def sent(self, record: LeaseRecord, now_s: float) -> None:
+        """``record`` is about to be written; then one of the next two, or nothing is known."""
+        assert record.holder == self.record.holder, (record, self.record)
+        self._attempts.append((record, now_s))
+
+    def written(self, record: LeaseRecord) -> None:
+        """The record stands. What was tried before it on the same version can never be done."""
+        sent_s = next(sent_s for tried, sent_s in self._attempts if tried == record)
+        assert record.epoch >= self.record.epoch, (record, self.record)
+        self._attempts.clear()
+        self.record = record
+        if not record.released:
+            self.valid_until_s = max(self.valid_until_s, sent_s + record.duration_s)
+
+    def refused(self, record: LeaseRecord) -> None:
+        """It was certainly not written, and will not be: the version has moved on."""
+        self._attempts = [(tried, s) for tried, s in self._attempts if tried != record]
+
+    def saw(self, record: LeaseRecord | None, now_s: float) -> bool:
+        """Take note of a reading; False: we are the writer no longer. A lease that is gone is to be
+        written anew, but only as long as nobody else can have held it meanwhile.
+        """
+        if record is None:
+            return now_s < self.valid_until_s or not self.rivals()
+        if any(tried == record for tried, _ in self._attempts):
+            self.written(record)
+            return True
+        same = record.holder == self.record.holder
+        return same and not record.released and record.epoch <= self._epoch
+
+    def is_release(self, record: LeaseRecord | None) -> bool:
+        """Whether a reading shows that our release was written after all."""
+        return record is not None and record == self._releasing

@@ -1,0 +1,154 @@
+"""The writer's in-sync set: who is waited for, whether this member is certainly the only writer.
+
+The set stands in the lease. It is made smaller before acknowledgements go on without a member, and
+larger before they count on one; rules are in :mod:`cometmq.replication.insync`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from cometmq.clock import Clock
+from cometmq.errors import SlaveNotAvailable
+from cometmq.member.storage import MemberStorage
+from cometmq.member.tenure import LeaseHolder
+from cometmq.messaging.topics import TopicTable
+from cometmq.model import ReplicationMode
+from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
+from cometmq.replication.lease import Seat, Seats
+from cometmq.telemetry import fields
+from cometmq.v1 import member_pb2
+from services.broker.replicas import Replicas
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # so often it is seen who has fallen out of step
+RETRY_S = 0.5
+
+
+class InSyncSet:
+    """Belongs to the event loop. ``holder`` is None for a broker that stands alone."""
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        replicas: Replicas,
+        holder: LeaseHolder | None,
+        topics: TopicTable,
+        policy: SetPolicy,
+        clock: Clock,
+    ) -> None:
+        self.shrinks = 0  # members that were taken out of the set
+        self._storage = storage
+        self._replicas = replicas
+        self._holder = holder
+        self._topics = topics
+        self._policy = policy
+        self._clock = clock
+        self._since_s = clock.boottime_s()
+        self._since_ms = clock.wall_ms()
+        if holder is not None:
+            storage.is_only_writer = lambda: holder.is_valid(replicas.promised_until_s)
+            holder.on_change = self.refresh
+            replicas.on_ack = self.refresh
+            self.refresh()
+
+    @property
+    def size(self) -> int:
+        """How many have a message before it counts as copied, this member included."""
+        return 1 if self._holder is None else len(self._holder.bounding())
+
+    @property
+    def electable(self) -> int:
+        """How many may write after this one fell silent, this member included."""
+        return 1 if self._holder is None else 1 + len(self._holder.rivals())
+
+    @property
+    def size_min(self) -> int:
+        """With fewer in sync, sends to topics that wait for copies are refused."""
+        return self._policy.size_min
+
+    @property
+    def _replicated(self) -> bool:
+        """Some topic waits for copies."""
+        return self._topics.replication_mode is not ReplicationMode.ASYNC
+
+    def check_copies(self) -> None:
+        """Raises SlaveNotAvailable while too few members are in sync."""
+        if self.size < self._policy.size_min:
+            raise SlaveNotAvailable(
+                f"{self.size} members of the broker group are in sync, "
+                f"{self._policy.size_min} must be (min_in_sync_replicas)"
+            )
+
+    def reign(self) -> member_pb2.Reign | None:
+        """What is to be told of it; None without a lease."""
+        if self._holder is None:
+            return None
+        record = self._holder.record
+        return member_pb2.Reign(
+            in_sync=[seat.member_id for seat in record.in_sync],
+            electable=[seat.member_id for seat in record.electable],
+            min_in_sync=self._policy.size_min,
+            only_writer=self._storage.is_only_writer(),
+            reason=record.reason,
+            since_ms=self._since_ms,
+        )
+
+    def refresh(self) -> None:
+        """Something is known that may let acknowledgements go on."""
+        holder = self._holder
+        if holder is not None and self.size >= self._policy.size_min:
+            bounding = holder.bounding()
+            own = self._own(holder)
+            # Where nobody waits for copies, it is no matter who else might lead.
+            rivals = holder.rivals() if self._replicated else ()
+            positions = copied(bounding, rivals, own, self._replicas.by_seat)
+            if positions is not None:
+                self._storage.copied_to(*positions, alone=bounding == {own.seat})
+        self._storage.settle()
+
+    def _own(self, holder: LeaseHolder) -> Own:
+        marks = self._storage.watermarks
+        return Own(holder.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s)
+
+    async def run(self) -> None:
+        """Keep the sets in the lease as they should be, until cancelled; raises Deposed."""
+        if self._holder is None:
+            return
+        while True:  # time alone puts a member out of step: there is no event to wait for
+            pause_s = await self._keep(self._holder)
+            await asyncio.sleep(pause_s)
+
+    async def _keep(self, holder: LeaseHolder) -> float:
+        before = holder.record
+        wanted = self._wanted(holder)
+        if holder.settled and wanted == (before.in_sync, before.electable):
+            return LOOK_S
+        await holder.put_sets(*wanted)
+        if not holder.settled:
+            return RETRY_S
+        self._tell(set(before.in_sync), set(holder.record.in_sync))
+        return LOOK_S
+
+    def _wanted(self, holder: LeaseHolder) -> tuple[Seats, Seats]:
+        return wanted_sets(
+            holder.record,
+            self._own(holder),
+            self._replicas.by_seat,
+            self._policy,
+            self._clock.boottime_s(),
+            replicated=self._replicated,
+        )
+
+    def _tell(self, before: set[Seat], now: set[Seat]) -> None:
+        self.shrinks += len(before - now)
+        told: list[tuple[Callable[..., None], str, set[Seat]]] = [
+            (log.warning, "no longer in sync", before - now),
+            (log.info, "in sync", now - before),
+        ]
+        for write, what, members in told:
+            for seat in sorted(members):
+                write(what, extra=fields(member=seat.member_id, size=len(now)))

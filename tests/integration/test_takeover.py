@@ -1,0 +1,322 @@
+"""A group loses its writer: who takes over, what is kept, what happens to those who come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc
+import pytest
+
+from cometmq import errors
+from cometmq.member.config import PromoteAsync, ReplicationOption
+from cometmq.rpc.interceptors import error_from
+from cometmq.store.disk.files import OsFiles
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2, member_pb2
+from tests.support.broker import ASYNC, refusal, until, until_async
+from tests.support.live_group import LiveGroup, LiveMember, live_group
+
+QUICK = {
+    "lease_duration_s": 1.0,
+    "lease_renew_s": 0.1,
+    "lease_poll_s": 0.05,
+    "in_sync_lag_s_max": 0.5,
+    "slave_timeout": 300,
+}
+COPIED = {**QUICK, "replication_mode": ReplicationOption.APPENDED}
+NEVER_MS = 3_600_000
+UNFLUSHED = {
+    "flush_interval_commit_log": NEVER_MS,
+    "flush_commit_log_thorough_interval": NEVER_MS,
+}
+
+
+def lease(group: LiveGroup) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(group.lease.read_text())["record"]
+    return record
+
+
+def in_sync(group: LiveGroup) -> list[int]:
+    return [seat[0] for seat in lease(group)["in_sync"]]
+
+
+async def all_in_sync(group: LiveGroup, *members: int) -> None:
+    await until(lambda: in_sync(group) == list(members))
+
+
+async def acknowledged(member: LiveMember, *bodies: bytes) -> None:
+    result = await member.client.send("T", 0, *bodies)
+    assert result.status == pb.SEND_STATUS_SEND_OK
+
+
+def reasons(member: LiveMember) -> list[str]:
+    return [change.reason for change in member.changes]
+
+
+async def bodies(member: LiveMember) -> list[bytes]:
+    found: list[bytes] = await member.client.bodies("T", 0)
+    return found
+
+
+# --- the writer dies ------------------------------------------------------------------------------
+
+
+async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        for number in range(50):
+            await acknowledged(group[0], b"%d" % number)
+        before = await group[0].client.pull("T", 0, 0)
+        await group[0].crash()
+        await group[1].until_role("writer")
+        assert reasons(group[1]) == ["takeover"]
+        assert await bodies(group[1]) == [b"%d" % number for number in range(50)]
+        after = await group[1].client.pull("T", 0, 0)
+        assert after.next_position.generation > before.next_position.generation
+        await acknowledged(group[1], b"new")
+
+        await group[0].start("follower")
+        await all_in_sync(group, 0, 1)
+        await acknowledged(group[1], b"newer")
+        await group.in_step()
+
+
+async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) -> None:
+    async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
+        await all_in_sync(group, 0, 1, 2)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group[0].crash()
+        await until(lambda: "writer" in (group[1].role, group[2].role))
+        new = group[1] if group[1].role == "writer" else group[2]
+        await all_in_sync(group, 1, 2)
+
+        async def goes_on() -> bool:
+            try:
+                result = await new.client.send("T", 0, b"b")
+            except grpc.aio.AioRpcError as error:  # the other is not in sync again yet
+                if not isinstance(error_from(error), errors.SlaveNotAvailable):
+                    raise
+                return False
+            return bool(result.status == pb.SEND_STATUS_SEND_OK)
+
+        await until_async(goes_on)
+        assert (await bodies(new))[:1] == [b"a"]
+
+
+async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **{**COPIED, "lease_duration_s": 30.0}) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group[0].crash()
+        await group[0].start("writer")
+        assert group[1].changes == []
+        await all_in_sync(group, 0, 1)
+        assert await bodies(group[0]) == [b"a"]
+
+
+async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"kept")
+        await all_in_sync(group, 0, 1)
+        await group.in_step()
+        await group[1].stop()
+        await acknowledged(group[0], b"lost " * 100)
+        lost_from, lost_end = group[1].store.appended_offset, group[0].store.appended_offset
+        await group[0].crash()
+        await group[1].start("writer")
+        assert await bodies(group[1]) == [b"kept"]
+
+        await group[0].start("follower")
+        await until(lambda: "cut" in reasons(group[0]))
+        await group[0].until_role("follower")
+        await group.in_step()
+        kept = next((tmp_path / "0" / "store" / "lost").iterdir())
+        epoch, first, end = map(int, kept.stem.split("-"))
+        assert (epoch, first) == (1, lost_from)
+        assert end >= lost_end
+        assert kept.stat().st_size == end - first
+        assert b"lost lost" in kept.read_bytes()
+
+
+async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) -> None:
+    options = {**QUICK, "promote_async": PromoteAsync.NEVER}
+    async with live_group(tmp_path, **options) as group:
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group.in_step()
+        await group[0].crash()
+        request = member_pb2.ElectRequest()
+        assert isinstance(await refusal(group[1].members.Elect(request)), errors.InvalidRequest)
+        assert group[1].changes == []
+        await group[1].members.Elect(member_pb2.ElectRequest(force=True))
+        await group[1].until_role("writer")
+        assert reasons(group[1]) == ["forced"]
+        assert in_sync(group) == [1]
+        refused = await refusal(group[1].members.Elect(member_pb2.ElectRequest(force=True)))
+        assert isinstance(refused, errors.NotFollower)
+
+
+# --- a follower dies ------------------------------------------------------------------------------
+
+
+async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await group[1].crash()
+        result = await group[0].client.send("T", 0, b"a")
+        assert result.status == pb.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
+        assert (await group[0].client.pull("T", 0, 0)).status == pb.PULL_STATUS_NOT_FOUND
+        await all_in_sync(group, 0)
+        await acknowledged(group[0], b"b")
+        assert await bodies(group[0]) == [b"a", b"b"]
+
+
+async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED, min_in_sync_replicas=2) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group[1].crash()
+        await all_in_sync(group, 0)
+        end = group[0].store.appended_offset
+        refused = await refusal(group[0].client.send("T", 0, b"refused"))
+        assert isinstance(refused, errors.SlaveNotAvailable)
+        assert group[0].store.appended_offset == end
+        await group[1].start("follower")
+        await all_in_sync(group, 0, 1)
+        await acknowledged(group[0], b"b")
+        assert await bodies(group[0]) == [b"a", b"b"]
+
+
+# --- machines lose what was not on their disks ----------------------------------------------------
+
+
+@contextmanager
+def rebooted(number: int) -> Iterator[None]:
+    """What is opened from now on is opened after a boot of the machine."""
+    with mock.patch.object(OsFiles, "boot_id", return_value=f"boot {number}"):
+        yield
+
+
+def peers(*addresses: str) -> tuple[str, ...]:
+    return tuple(f"{number}@{address}" for number, address in enumerate(addresses))
+
+
+async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        before = group[0].store.store_id
+        await group[0].crash()
+        with rebooted(2):
+            await group[0].start("follower")
+            assert group[0].store.store_id != before
+            await group[1].until_role("writer")
+            await all_in_sync(group, 0, 1)
+            assert group[0].store.former_store_id == ""
+        assert await bodies(group[1]) == [b"a"]
+
+
+async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group.in_step()
+        known = peers(*(group[n].internal_address for n in (0, 1)))
+        for number in (0, 1):
+            group[number].reconfigure(peers=known)
+        await group[1].crash()
+        await all_in_sync(group, 0)
+        await group[1].start("follower")
+        await all_in_sync(group, 0, 1)
+        await group[1].crash()
+        await group[0].client.send("T", 0, b"only here")
+        await group[0].crash()
+        with rebooted(2):
+            await group[1].start("follower")
+            await group[0].start()
+            await group[0].until_role("writer")
+            assert reasons(group[0])[-1] == "unclean"
+            await all_in_sync(group, 0, 1)
+            assert await bodies(group[0]) == [b"a", b"only here"]
+
+
+# --- the lease is gone ----------------------------------------------------------------------------
+
+
+async def test_a_deleted_lease_is_written_anew_by_the_writer(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        group.lease.unlink()
+        await until(group.lease.exists)
+        assert lease(group)["holder_id"] == 0
+        await all_in_sync(group, 0, 1)
+
+
+async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        store_id = group[1].store.store_id
+        content = json.loads(group.lease.read_text())
+        content["record"] |= {
+            "holder_id": 1,
+            "holder_store_id": store_id,
+            "in_sync": [[1, store_id]],
+            "electable": [[1, store_id]],
+            "opened": False,
+            "reason": "takeover",
+        }
+        group.lease.write_text(json.dumps({**content, "version": "another"}))
+        await group[1].until_role("writer")
+        await until(lambda: "deposed" in reasons(group[0]))
+        await group[0].until_role("follower")
+        await all_in_sync(group, 0, 1)
+        assert await bodies(group[1]) == [b"a"]
+
+
+# --- how members stand ----------------------------------------------------------------------------
+
+
+async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        await group.in_step()
+        found = [await group[n].members.Standing(member_pb2.StandingRequest()) for n in (0, 1)]
+        assert [answer.role for answer in found] == [
+            common_pb2.MEMBER_ROLE_WRITER,
+            common_pb2.MEMBER_ROLE_FOLLOWER,
+        ]
+        for number, answer in enumerate(found):
+            assert (answer.member_id, answer.store_id) == (number, group[number].store.store_id)
+            assert answer.epoch == 1
+
+
+@pytest.mark.parametrize("mode", [ReplicationOption.APPENDED, ReplicationOption.FLUSHED])
+async def test_a_message_is_seen_when_everybody_in_sync_has_it(
+    tmp_path: Path, mode: ReplicationOption
+) -> None:
+    async with live_group(tmp_path, **{**COPIED, "replication_mode": mode}) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        for number in range(20):
+            await acknowledged(group[0], b"%d" % number)
+            assert len(await bodies(group[0])) == number + 1
+        await until_async(lambda: _has(group[1], 20))
+
+
+async def _has(member: LiveMember, count: int) -> bool:
+    return len(await bodies(member)) == count

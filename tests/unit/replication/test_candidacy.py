@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cometmq.replication.candidacy import (
+    LAGGARD_WAIT_S,
+    Answers,
+    Ask,
+    Candidacy,
+    Follow,
+    Lead,
+    Peer,
+    Standing,
+    Step,
+    Write,
+)
+from cometmq.replication.lease import LeaseRecord, Reason, Seat
+
+DURATION_S = 6.0
+W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
+HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
+SHARED = replace(HELD, in_sync=(W, A), electable=(W, A, B))
+RELEASED = replace(SHARED, released=True, transfer_to=1, log_end=100)
+
+
+def standing(member_id: int = 1, store: str = "", **fields: object) -> Standing:
+    store = store or f"store-{member_id}"
+    me = Standing("g1", member_id, store, f"host-{member_id}:1", 4, 100)
+    return replace(me, **fields)  # type: ignore[arg-type]
+
+
+def peer(member_id: int, epoch: int = 4, end: int = 100, *, writes: bool = False) -> Peer:
+    return Peer(member_id, f"store-{member_id}", epoch, end, writes)
+
+
+def after(
+    record: LeaseRecord | None, me: Standing, waited_s: float, answers: Answers | None = None
+) -> Step:
+    """What the member does when it has watched the record for so long."""
+    candidacy = Candidacy(DURATION_S)
+    candidacy.saw(record, me, 1000.0)
+    return candidacy.saw(record, me, 1000.0 + waited_s, answers)
+
+
+def reason(step: Step) -> Reason | None:
+    """Why the member may lead; None: it may not."""
+    match step:
+        case Lead():
+            return step.reason
+        case Write():
+            return step.done.reason
+        case _:
+            return None
+
+
+# --- the holder comes back ------------------------------------------------------------------------
+
+
+def test_the_recorded_holder_leads_at_once() -> None:
+    assert reason(after(SHARED, standing(0), 0.0)) is Reason.RESTART
+
+
+def test_a_holder_that_died_before_it_opened_an_epoch_leads_for_its_first_reason() -> None:
+    taken = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
+    assert reason(after(taken, standing(0), 0.0)) is Reason.TAKEOVER
+
+
+def test_a_holder_that_opened_an_epoch_in_secret_tells_of_it_before_the_next() -> None:
+    step = after(SHARED, standing(0, epoch=5), 0.0)
+    assert isinstance(step, Write)
+    assert (step.record.epoch, step.record.in_sync) == (5, SHARED.in_sync)
+    assert step.done == Lead(Reason.RESTART, step.record)
+
+
+def test_a_holder_that_was_alone_leads_though_it_has_lost_something() -> None:
+    step = after(HELD, standing(0, "new", former_store_id="store-0"), 0.0)
+    assert reason(step) is Reason.UNCLEAN
+
+
+# --- the holder falls silent ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("me", "waited_s", "expected"),
+    [
+        (standing(1), DURATION_S - 0.1, None),
+        (standing(1), DURATION_S, Reason.TAKEOVER),
+        (standing(1, promised_until_s=1010.0), DURATION_S, None),
+        (standing(1, promised_until_s=1010.0), 10.0, Reason.TAKEOVER),
+        (standing(2), DURATION_S, None),  # is not in sync
+        (standing(2), DURATION_S + LAGGARD_WAIT_S, Reason.TAKEOVER),
+        (standing(1, "another"), 1e9, None),
+        (standing(3), 1e9, None),
+    ],
+)
+def test_who_is_electable_takes_over_when_the_lease_is_abandoned(
+    me: Standing, waited_s: float, expected: Reason | None
+) -> None:
+    assert reason(after(SHARED, me, waited_s)) is expected
+
+
+def test_a_renewal_begins_the_waiting_anew() -> None:
+    candidacy, me = Candidacy(DURATION_S), standing(1)
+    candidacy.saw(SHARED, me, 0.0)
+    renewed = replace(SHARED, renewals=1)
+    assert candidacy.saw(renewed, me, DURATION_S) == Follow("host-0:1", DURATION_S)
+
+
+def test_the_holders_duration_counts_when_it_is_longer() -> None:
+    longer = replace(SHARED, duration_s=60.0)
+    assert reason(after(longer, standing(1), DURATION_S)) is None
+    assert reason(after(longer, standing(1), 60.0)) is Reason.TAKEOVER
+
+
+def test_whoever_takes_over_keeps_those_in_sync_but_the_old_writer() -> None:
+    step = after(replace(SHARED, in_sync=(W, A, B)), standing(1), DURATION_S)
+    assert isinstance(step, Write)
+    assert step.record.in_sync == step.record.electable == (A, B)
+    # The old writer may have opened epoch 5 without having come to say so.
+    assert (step.record.holder, step.record.epoch, step.record.opened) == (A, 5, False)
+
+
+def test_it_is_told_when_to_look_again() -> None:
+    assert after(SHARED, standing(1), 2.0) == Follow("host-0:1", DURATION_S - 2.0)
+    assert after(SHARED, standing(3), 1e9) == Follow("host-0:1")
+
+
+# --- a release ------------------------------------------------------------------------------------
+
+
+def test_a_released_lease_is_its_new_holders_when_it_has_everything() -> None:
+    assert reason(after(RELEASED, standing(1), 0.0)) is Reason.HANDOVER
+    assert reason(after(RELEASED, standing(1, log_end=99), 0.0)) is None
+    assert reason(after(RELEASED, standing(0), 0.0)) is None
+
+
+def test_when_nobody_comes_others_may_take_it() -> None:
+    assert reason(after(RELEASED, standing(0), DURATION_S)) is Reason.HANDOVER
+    assert reason(after(RELEASED, standing(2), DURATION_S)) is Reason.TAKEOVER
+    assert reason(after(RELEASED, standing(3), 1e9)) is None
+
+
+# --- ends of logs were lost -----------------------------------------------------------------------
+
+LOST = standing(1, "new", former_store_id="store-1")
+
+
+def test_who_has_lost_something_asks_those_who_were_in_sync_with_it() -> None:
+    assert after(SHARED, LOST, DURATION_S - 0.1) == Follow("host-0:1", pytest.approx(1.1))
+    assert after(SHARED, LOST, 10.0) == Ask(frozenset({0}))
+    assert after(SHARED, standing(0, "new", former_store_id="store-0"), 0.0) == Ask(frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (replace(peer(0), store_id="new too"), Reason.UNCLEAN),  # as long: either will do
+        (replace(peer(0, end=101), store_id="new too"), None),
+        (replace(peer(0, end=99), store_id="new too"), Reason.UNCLEAN),
+        (replace(peer(0, epoch=3, end=900), store_id="new too"), Reason.UNCLEAN),
+        (replace(peer(0, epoch=5, end=0), store_id="new too"), None),
+        (peer(0, end=99), None),  # it has lost nothing: it shall lead
+        (replace(peer(0, end=99, writes=True), store_id="new too"), None),
+    ],
+)
+def test_the_longest_log_leads(answer: Peer, expected: Reason | None) -> None:
+    step = after(SHARED, LOST, 10.0, {0: answer})
+    assert reason(step) is expected
+    if isinstance(step, Write):
+        assert step.record.in_sync == (Seat(1, "new"),)
+
+
+def test_without_all_answers_nobody_leads() -> None:
+    shared = replace(SHARED, in_sync=(W, A, B))
+    found = replace(peer(0, end=1), store_id="new too")
+    assert reason(after(shared, LOST, 10.0, {0: found})) is None
+
+
+# --- no lease -------------------------------------------------------------------------------------
+
+OTHERS = frozenset({0, 2})
+
+
+def test_the_first_writer_is_a_store_that_never_had_one() -> None:
+    assert reason(after(None, standing(epoch=0, log_end=0), 0.0)) is Reason.FIRST
+    assert reason(after(None, standing(), 1e9)) is None
+
+
+def test_with_peers_a_group_begins_when_none_of_them_ever_had_a_writer() -> None:
+    me = standing(epoch=0, log_end=0, peers=OTHERS)
+    assert after(None, me, 0.0) == Ask(OTHERS)
+    none = {0: peer(0, 0, 0), 2: peer(2, 0, 0)}
+    assert reason(after(None, me, 0.0, none)) is Reason.FIRST
+    assert reason(after(None, me, 0.0, {0: none[0]})) is None
+    assert reason(after(None, me, 0.0, {**none, 0: peer(0, 1, 5)})) is None
+
+
+def test_a_lost_lease_is_the_longest_logs() -> None:
+    me = standing(peers=OTHERS)
+    shorter = {0: peer(0, end=99), 2: peer(2, epoch=3, end=900)}
+    step = after(None, me, 0.0, shorter)
+    assert reason(step) is Reason.RECREATED
+    assert isinstance(step, Write)
+    assert step.record.epoch == 4
+    assert reason(after(None, me, 0.0, {**shorter, 2: peer(2, writes=True)})) is None
+    assert reason(after(None, me, 0.0, {**shorter, 2: peer(2, end=101)})) is None
+    assert reason(after(None, me, 0.0, {0: shorter[0]})) is None
+
+
+# --- by force -------------------------------------------------------------------------------------
+
+
+def test_force_waits_for_the_lease_to_be_abandoned() -> None:
+    me = standing(3, forced=True)
+    assert reason(after(SHARED, me, DURATION_S)) is None
+    assert reason(after(SHARED, me, DURATION_S + LAGGARD_WAIT_S)) is Reason.FORCED
+    assert reason(after(None, me, DURATION_S - 0.1)) is None
+    assert reason(after(None, me, DURATION_S)) is Reason.FORCED
+
+
+def test_force_without_a_lease_asks_who_can_be_asked() -> None:
+    me = standing(3, forced=True, peers=OTHERS)
+    assert after(None, me, DURATION_S) == Ask(OTHERS)
+    step = after(None, me, DURATION_S, {0: peer(0, epoch=9)})
+    assert reason(step) is Reason.FORCED
+    assert isinstance(step, Write)
+    assert step.record.epoch == 9, "no epoch is used twice"
+    assert reason(after(None, me, DURATION_S, {0: peer(0, writes=True)})) is None
+
+
+def test_the_old_writer_can_be_forced_when_others_never_answer() -> None:
+    me = standing(0, "new", former_store_id="store-0", forced=True)
+    assert after(SHARED, me, 0.0) == Ask(frozenset({1}))
+    assert reason(after(SHARED, me, 10.0, {})) is Reason.FORCED
+
+
+# --- promises -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_promised_while_a_write_may_still_be_carried_out() -> None:
+    candidacy, me = Candidacy(DURATION_S), standing(1)
+    candidacy.saw(SHARED, me, 0.0)
+    assert candidacy.may_promise
+    assert isinstance(candidacy.saw(SHARED, me, DURATION_S), Write)
+    assert not candidacy.may_promise
+    candidacy.saw(replace(SHARED, renewals=1), me, DURATION_S)
+    assert candidacy.may_promise
+
+
+def test_nothing_is_promised_while_a_lost_lease_may_become_ours() -> None:
+    candidacy, me = Candidacy(DURATION_S), standing(epoch=0)
+    assert isinstance(candidacy.saw(None, me, 0.0), Write)
+    assert not candidacy.may_promise
+
+
+def test_a_write_without_an_answer_is_found_out_by_reading() -> None:
+    candidacy, me = Candidacy(DURATION_S), standing(1)
+    step = candidacy.saw(RELEASED, me, 0.0)
+    assert isinstance(step, Write)
+    assert candidacy.saw(step.record, me, 1.0) == Lead(Reason.HANDOVER, step.record)

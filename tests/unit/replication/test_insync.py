@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cometmq.replication.follower import Ack, Replica
+from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
+from cometmq.replication.lease import LeaseRecord, Seat, Seats
+from cometmq.replication.watermarks import Marks
+
+W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
+ALONE = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
+SHARED = replace(ALONE, in_sync=(W, A), electable=(W, A))
+OWN = Own(W, appended=1000, flushed=900, marks=Marks(900, 500, 400), since_s=0.0)
+NOW_S = 100.0
+POLICY = SetPolicy(async_lag_bytes_max=300)
+
+
+def replica(
+    seat: Seat = A,
+    appended: int = 1000,
+    flushed: int = 1000,
+    *,
+    in_step_s: float = NOW_S,
+    heard_s: float = NOW_S,
+    connected: bool = True,
+) -> Replica:
+    found = Replica(seat, 0, in_step_s)
+    found.sent_to(appended)
+    found.framed(int(heard_s * 1000), 10**9)
+    found.acked(Ack(appended, flushed, int(heard_s * 1000), 0), 10**9)
+    found.in_step_s, found.connected = in_step_s, connected
+    return found
+
+
+def wanted(
+    record: LeaseRecord,
+    *replicas: Replica,
+    replicated: bool = True,
+    policy: SetPolicy = POLICY,
+    own: Own = OWN,
+) -> tuple[Seats, Seats]:
+    by_seat = {found.seat: found for found in replicas}
+    return wanted_sets(record, own, by_seat, policy, NOW_S, replicated=replicated)
+
+
+@pytest.mark.parametrize(
+    ("follower", "joins"),
+    [
+        (replica(), True),
+        (replica(appended=500, flushed=400), True),
+        (replica(appended=499, flushed=400), False),
+        (replica(appended=500, flushed=399), False),
+        (replica(in_step_s=NOW_S - 1.1), False),
+        (replica(connected=False), False),
+        (Replica(A, 1000, NOW_S), False),  # never heard
+    ],
+)
+def test_who_has_what_counts_and_keeps_step_is_taken_in(follower: Replica, joins: bool) -> None:
+    assert wanted(ALONE, follower)[0] == ((W, A) if joins else (W,))
+
+
+@pytest.mark.parametrize(
+    ("follower", "stays"),
+    [
+        (replica(in_step_s=NOW_S - 2.9), True),
+        (replica(in_step_s=NOW_S - 2.9, connected=False), True),
+        (replica(in_step_s=NOW_S - 3.1), False),
+        (replica(appended=499, flushed=0), False),  # it has lost what it had
+    ],
+)
+def test_who_falls_out_of_step_is_taken_out(follower: Replica, stays: bool) -> None:
+    assert wanted(SHARED, follower)[0] == ((W, A) if stays else (W,))
+
+
+def test_a_new_writer_waits_a_moment_for_its_followers() -> None:
+    assert wanted(SHARED, own=replace(OWN, since_s=NOW_S - 2.9))[0] == (W, A)
+    assert wanted(SHARED, own=replace(OWN, since_s=NOW_S - 3.1))[0] == (W,)
+
+
+def test_with_copies_demanded_only_who_is_in_sync_may_be_elected() -> None:
+    near = replica(B, appended=800, flushed=0, in_step_s=NOW_S - 9)
+    assert wanted(SHARED, replica(), near) == ((W, A), (W, A))
+
+
+@pytest.mark.parametrize(
+    ("follower", "electable"),
+    [
+        (replica(B, appended=700, flushed=0, in_step_s=0), True),
+        (replica(B, appended=699, flushed=0, in_step_s=0), False),
+        (replica(B, appended=700, flushed=0, in_step_s=0, heard_s=NOW_S - 5.1), False),
+        (replica(B, appended=700, flushed=0, in_step_s=0, connected=False), True),
+    ],
+)
+def test_without_one_that_is_near_may_be_too(follower: Replica, electable: bool) -> None:
+    found = wanted(SHARED, replica(), follower, replicated=False)
+    assert found == ((W, A), (W, A, B) if electable else (W, A))
+
+
+def test_a_group_may_want_no_asynchronous_promotion() -> None:
+    policy = replace(POLICY, promote_async=False)
+    assert wanted(SHARED, replica(), replicated=False, policy=policy) == ((W,), (W,))
+    assert wanted(SHARED, replica(), policy=policy) == ((W, A), (W, A))
+
+
+def test_a_member_sits_on_one_seat() -> None:
+    new = Seat(1, "new")
+    assert wanted(SHARED, replica(), replica(new))[0] == (W, A)
+    assert wanted(ALONE, replica(new))[0] == (W, new)
+
+
+# --- how far everybody has come -------------------------------------------------------------------
+
+
+def test_copied_is_what_the_last_of_them_has() -> None:
+    found = {A: replica(A, 700, 300), B: replica(B, 800, 200)}
+    assert copied({W, A, B}, {A, B}, OWN, found) == (700, 200)
+    assert copied({W, A}, {A}, OWN, found) == (700, 300)
+    assert copied({W, A}, {A}, replace(OWN, flushed=250), found) == (700, 250)
+
+
+def test_alone_the_writers_disk_counts() -> None:
+    assert copied({W}, set(), OWN, {}) == (900, 900)
+
+
+def test_who_is_not_here_has_nothing() -> None:
+    assert copied({W, A}, {A}, OWN, {}) == (0, 0)
+
+
+def test_while_somebody_may_lead_who_is_not_waited_for_nothing_counts() -> None:
+    assert copied({W, A}, {A, B}, OWN, {A: replica()}) is None

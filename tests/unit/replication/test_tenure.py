@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cometmq.replication.lease import LeaseRecord, Seat
+from cometmq.replication.tenure import Tenure
+
+W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
+HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4, in_sync=(W, A), electable=(W, A))
+
+
+def never(seat: Seat) -> float:
+    return 0.0
+
+
+def test_a_tenure_knows_its_own() -> None:
+    tenure = Tenure(HELD)
+    assert tenure.saw(HELD, 0.0)
+    assert tenure.saw(tenure.renewal(), 0.0)
+    assert not tenure.saw(replace(HELD, holder_id=1, holder_store_id="store-1"), 0.0)
+    assert not tenure.saw(replace(HELD, epoch=5), 0.0), "a later incarnation"
+
+
+def test_a_lost_lease_is_written_anew_while_nobody_else_can_have_held_it() -> None:
+    tenure = Tenure(HELD)
+    assert not tenure.saw(None, 0.0), "how old what we read is, nobody knows"
+    renewal = tenure.renewal()
+    tenure.sent(renewal, 10.0)
+    tenure.written(renewal)
+    assert tenure.saw(None, 10.0 + HELD.duration_s - 0.1)
+    assert not tenure.saw(None, 10.0 + HELD.duration_s)
+    alone = replace(HELD, in_sync=(W,), electable=(W,))
+    assert Tenure(alone).saw(None, 0.0)
+
+
+def test_a_tenure_begins_with_its_epoch() -> None:
+    tenure = Tenure(replace(HELD, opened=False))
+    begun = tenure.begun(5, "host-0:2")
+    assert (begun.epoch, begun.holder_address, begun.opened) == (5, "host-0:2", True)
+    tenure.sent(begun, 0.0)
+    assert tenure.saw(begun, 0.0), "the answer may be lost"
+    assert tenure.record == begun
+
+
+def test_a_release_is_known_again() -> None:
+    tenure = Tenure(HELD)
+    released = tenure.release(1, 100)
+    assert (released.released, released.transfer_to, released.log_end) == (True, 1, 100)
+    assert tenure.is_release(released)
+    assert not tenure.saw(released, 0.0)
+    assert not tenure.is_release(HELD)
+
+
+# --- writes without an answer ---------------------------------------------------------------------
+
+
+def test_who_is_added_counts_from_the_attempt_on() -> None:
+    tenure = Tenure(HELD)
+    tenure.sent(tenure.with_sets((W, A, B), (W, A, B)), 0.0)
+    assert tenure.bounding() == {W, A, B}
+    assert tenure.rivals() == {A, B}
+
+
+def test_who_is_removed_counts_until_it_is_known() -> None:
+    tenure = Tenure(HELD)
+    smaller = tenure.with_sets((W,), (W,))
+    tenure.sent(smaller, 0.0)
+    assert (tenure.bounding(), tenure.rivals(), tenure.settled) == ({W, A}, {A}, False)
+    tenure.written(smaller)
+    assert (tenure.bounding(), tenure.rivals(), tenure.settled) == ({W}, set(), True)
+
+
+def test_reading_what_we_have_written_settles_it() -> None:
+    tenure = Tenure(HELD)
+    smaller = tenure.with_sets((W,), (W,))
+    tenure.sent(smaller, 0.0)
+    assert tenure.saw(HELD, 0.0), "it may still be carried out"
+    assert tenure.bounding() == {W, A}
+    assert tenure.saw(smaller, 0.0)
+    assert tenure.bounding() == {W}
+
+
+def test_a_later_write_of_ours_makes_an_earlier_one_void() -> None:
+    tenure = Tenure(HELD)
+    tenure.sent(tenure.with_sets((W, A, B), (W, A, B)), 0.0)
+    renewal = tenure.renewal()
+    tenure.sent(renewal, 1.0)
+    tenure.written(renewal)
+    assert tenure.bounding() == {W, A}
+
+
+def test_a_refused_write_counts_no_more_but_others_may() -> None:
+    tenure = Tenure(HELD)
+    tenure.sent(tenure.with_sets((W, A, B), (W, A, B)), 0.0)
+    second = tenure.renewal()
+    tenure.sent(second, 1.0)
+    tenure.refused(second)
+    assert tenure.bounding() == {W, A, B}
+
+
+def test_every_attempt_is_another_record() -> None:
+    tenure = Tenure(HELD)
+    first = tenure.renewal()
+    tenure.sent(first, 0.0)
+    assert tenure.renewal() != first
+
+
+# --- validity -------------------------------------------------------------------------------------
+
+
+def test_a_writer_is_valid_for_a_duration_from_when_it_sent_its_renewal() -> None:
+    tenure = Tenure(HELD)
+    assert not tenure.is_valid(0.0, never), "how old the reading is nobody knows"
+    renewal = tenure.renewal()
+    tenure.sent(renewal, 10.0)
+    assert not tenure.is_valid(10.0, never)
+    tenure.written(renewal)
+    assert tenure.is_valid(15.9, never)
+    assert not tenure.is_valid(16.0, never)
+
+
+def test_promises_of_all_rivals_do_as_well() -> None:
+    tenure = Tenure(replace(HELD, electable=(W, A, B)))
+    promises = {A: 20.0, B: 19.0}
+    assert tenure.is_valid(18.0, promises.__getitem__)
+    assert not tenure.is_valid(19.0, promises.__getitem__)
+
+
+def test_without_rivals_a_writer_is_always_valid() -> None:
+    tenure = Tenure(replace(HELD, in_sync=(W,), electable=(W,)))
+    assert tenure.is_valid(1e9, never)
+    tenure.sent(tenure.with_sets((W,), (W, B)), 0.0)
+    assert not tenure.is_valid(1e9, never)

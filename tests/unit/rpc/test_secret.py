@@ -1,0 +1,185 @@
+"""The file of secrets, who knows one, and that none is ever told."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import ConfigInvalid, Unauthenticated
+from cometmq.rpc.metrics import RefusedCallers
+from cometmq.rpc.secret import (
+    FILE_BYTES_MAX,
+    LOOK_INTERVAL_S,
+    SECRET_BYTES_MAX,
+    SharedSecret,
+    open_secret,
+    read_secrets,
+)
+from tests.support.stores import WallClock
+
+OLD, NEW = "o" * 16, "NewSecret/+=0123456789"
+
+
+def write(path: Path, *secrets: str) -> Path:
+    path.write_text("\n".join(secrets) + "\n")
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "secret", OLD)
+
+
+@pytest.fixture
+def clock() -> WallClock:
+    return WallClock()
+
+
+def later(clock: WallClock) -> None:
+    clock.now_ms += int(LOOK_INTERVAL_S * 1000)
+
+
+def bearer(secret: str) -> tuple[tuple[str, str], ...]:
+    return (("user-agent", "x"), ("authorization", f"Bearer {secret}"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (f"{OLD}", (OLD,)),
+        (f"\n  {OLD}\t\r\n\n{NEW}\n", (OLD, NEW)),
+        (f"{NEW}\n{OLD}\n{NEW}\n", (NEW, OLD)),
+        ("x" * SECRET_BYTES_MAX, ("x" * SECRET_BYTES_MAX,)),
+    ],
+)
+def test_what_a_file_says(path: Path, content: str, expected: tuple[str, ...]) -> None:
+    path.write_bytes(content.encode())
+    assert read_secrets(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "trouble"),
+    [
+        (b"", "1 to 8 secrets"),
+        (b" \n\t\n", "1 to 8 secrets"),
+        (b"hush-15-bytes-x", "line 1: a secret has 16 to 1024 bytes"),
+        (b"x" * (SECRET_BYTES_MAX + 1), "line 1: a secret has 16"),
+        (OLD.encode() + b"\nhush hush hush hush\n", "line 2: a secret is printable ASCII"),
+        ("hush-ü-hush-hush-hush".encode(), "printable ASCII"),
+        (b"hush\x00hush-hush-hush", "printable ASCII"),
+        (b"\n".join(b"hush-hush-hush-%d" % n for n in range(100, 109)), "1 to 8 secrets"),
+        (OLD.encode() + b"\n" * FILE_BYTES_MAX, "1 to 8 secrets"),
+    ],
+)
+def test_a_file_that_is_no_good_is_refused(path: Path, content: bytes, trouble: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigInvalid, match=trouble) as refused:
+        read_secrets(path)
+    assert "internal_secret_file" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, clock: WallClock) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ConfigInvalid, match="cannot be read"):
+            open_secret(path, clock)
+    assert open_secret(None, clock) is None
+
+
+def test_who_knows_one_of_them_comes_in(path: Path, clock: WallClock) -> None:
+    secret = SharedSecret(write(path, NEW, OLD), clock)
+    assert secret.metadata() == (("authorization", f"Bearer {NEW}"),)
+    assert secret.check(secret.metadata()) is None
+    assert secret.check(bearer(OLD)) is None
+    assert secret.check([("authorization", f"Bearer {OLD}".encode())]) is None
+    assert secret.refused == {"missing": 0, "wrong": 0}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "Bearer ",
+        "Bearer",
+        OLD,
+        f"bearer {OLD}",
+        f"Bearer {OLD}o",
+        f"Bearer {OLD[1:]}",
+        "ü\ud800",
+    ],
+)
+def test_who_does_not_stays_out(path: Path, clock: WallClock, value: str) -> None:
+    secret = SharedSecret(path, clock)
+    refusal = secret.check([("authorization", value)])
+    assert isinstance(refusal, Unauthenticated)
+    assert OLD not in str(refusal)
+    assert secret.check([("x-authorization", f"Bearer {OLD}")]) is not None
+    assert secret.check(()) is not None
+    assert secret.refused == {"missing": 2, "wrong": 1}
+
+
+def test_refusals_are_counted_for_prometheus(path: Path, clock: WallClock) -> None:
+    secret = SharedSecret(path, clock)
+    secret.check(bearer(NEW))
+    for given, wrong in ((secret, 1), (None, 0)):
+        (family,) = RefusedCallers(given).collect()
+        assert family.name == "cometmq_internal_calls_refused"
+        found = {sample.labels["reason"]: sample.value for sample in family.samples}
+        assert found == {"missing": 0, "wrong": wrong}
+
+
+def test_a_secret_is_changed_while_everything_runs(path: Path, clock: WallClock) -> None:
+    """The three steps of the runbook: two processes, whose files change one after the other."""
+    other_path = write(path.with_name("other"), OLD)
+    here, there = SharedSecret(path, clock), SharedSecret(other_path, clock)
+    for step in ((OLD, NEW), (NEW, OLD), (NEW,)):
+        for file in (path, other_path):
+            write(file, *step)
+            later(clock)
+            assert here.check(there.metadata()) is None
+            assert there.check(here.metadata()) is None
+    assert here.check(bearer(OLD)) is not None, "the old one is no good any more"
+
+
+def test_a_file_is_not_looked_at_for_every_call(path: Path, clock: WallClock) -> None:
+    secret = SharedSecret(path, clock)
+    write(path, NEW)
+    clock.now_ms += int(LOOK_INTERVAL_S * 1000) - 1
+    assert secret.check(bearer(NEW)) is not None
+    clock.now_ms += 1
+    assert secret.check(bearer(NEW)) is None
+
+
+def test_a_file_that_was_replaced_is_noticed(path: Path, clock: WallClock) -> None:
+    """As a mounted Secret changes: another file of the same size takes the name."""
+    secret = SharedSecret(path, clock)
+    before = path.stat()
+    swapped = write(path.with_name("swapped"), "p" * 16)
+    os.utime(swapped, ns=(before.st_atime_ns, before.st_mtime_ns))
+    swapped.replace(path)
+    later(clock)
+    assert secret.check(bearer("p" * 16)) is None
+
+
+def test_what_was_read_last_holds_while_the_file_is_no_good(
+    path: Path, clock: WallClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = SharedSecret(path, clock)
+    with caplog.at_level(logging.INFO):
+        for content in ("", "too short", None):
+            path.unlink() if content is None else path.write_text(content)
+            for _ in range(3):
+                later(clock)
+                assert secret.check(bearer(OLD)) is None
+        assert len(caplog.records) == 3, "each trouble is told once"
+        write(path, NEW)
+        later(clock)
+        assert secret.check(bearer(OLD)) is not None
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3 + ["INFO"]
+    told = "".join(f"{record.__dict__}" for record in caplog.records)
+    assert "too short" not in told
+    assert OLD not in told
+    assert NEW not in told
