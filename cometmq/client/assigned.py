@@ -13,7 +13,7 @@ from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
 from cometmq.client.tasks import Tasks, stop_all
-from cometmq.errors import CometError, PositionFenced
+from cometmq.errors import CometError, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.telemetry import fields
 
@@ -118,7 +118,8 @@ class AssignedQueue:
             _log.warning("commit fenced", extra=fields(queue=self.queue, error=answer))
             self._go_to(Position(*answer.fence))
         elif isinstance(answer, CometError):
-            _log.warning("commit refused", extra=fields(queue=self.queue, error=answer))
+            if answer.retry is Retry.NEVER:
+                _log.warning("commit refused", extra=fields(queue=self.queue, error=answer))
         else:
             self._committed = answer
 

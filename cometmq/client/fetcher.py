@@ -1,5 +1,5 @@
-"""Reading one queue on and on: pulls, waits at a pullhold while there is nothing, follows fences
-and moved offsets.
+"""Reading one queue on and on: pulls, waits at a pullhold while there is nothing, follows fences,
+moved offsets and the broker's word where to read.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 
-from cometmq.client.connections import ask
 from cometmq.client.holding import Holding
 from cometmq.client.messages import ConsumeFrom, PullBatch, PullOutcome, ReceivedMessage
 from cometmq.client.offsets import (
@@ -51,8 +50,7 @@ async def pull(
     request = pull_request(
         calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, tags=tags
     )
-    response = await ask(calls.broker(queue.broker_group).Pull, request, calls.timeout_s)
-    return batch_of(response, queue, tags)
+    return batch_of(await calls.pull(queue.broker_group, request), queue, tags)
 
 
 def pull_request(
@@ -145,6 +143,7 @@ class Fetcher:
         self._holding = holding
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
+        self._suggested: int | None = None  # the follower to read from; None = the writer
 
     async def locate(self) -> Position:
         """The position, asked for when it is not known. Tries until it is; raises only what no
@@ -199,14 +198,16 @@ class Fetcher:
             response = await self._hold(request)
             if response is not None:
                 self._empty_polls = 0
-                return batch_of(response, self.queue, self._tags)
+                return self._took(response)
             await asyncio.sleep(self._polls.ceiling_s(self._empty_polls))
             self._empty_polls += 1
             self._parked = self._next_pullhold()
-        stub = self._calls.broker(self.queue.broker_group)
-        return batch_of(
-            await ask(stub.Pull, request, self._calls.timeout_s), self.queue, self._tags
-        )
+        return self._took(await self._calls.pull(self.queue.broker_group, request, self._suggested))
+
+    def _took(self, response: broker_pb2.PullResponse) -> PullBatch:
+        told = response.HasField("suggested_member_id")
+        self._suggested = response.suggested_member_id if told else None
+        return batch_of(response, self.queue, self._tags)
 
     async def _hold(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
         """None: no pullhold will do now."""
@@ -253,4 +254,4 @@ class Fetcher:
         if error.retry is Retry.NEVER:
             raise error
         _log.info("pull refused", extra=fields(queue=self.queue, error=error))
-        await asyncio.sleep(self._failures.next_s())
+        await self._calls.wait(self._failures.next_s())

@@ -23,6 +23,7 @@ from cometmq.client.rendezvous import ranked
 from cometmq.client.tasks import Tasks, stop_all, wait_at_most
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, PeerUnavailable
+from cometmq.rpc.aside import SetAside
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields
@@ -162,7 +163,7 @@ class Holding:
         self._clock = clock or SystemClock()
         self._source = random.Random()
         self._none_there = Backoff(NONE_THERE, self._source)
-        self._aside: dict[str, tuple[int, float]] = {}  # address → failures in a row, until when
+        self._aside = SetAside(SET_ASIDE, self._source)
         self._lane: HoldLane | None = None
 
     @property
@@ -186,7 +187,7 @@ class Holding:
         request = hold_pb2.HoldRequest(broker_group=broker_group, pull=pull, hold_ms=hold_ms)
         response = await lane.hold(request, hold_ms / 1000 + OVERDUE_S)
         if response is not None:
-            self._aside.pop(lane.address, None)
+            self._aside.answered(lane.address)
         return response
 
     # --- choosing ---------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ class Holding:
                 continue
             self._none_there.reset()
             if await wait_at_most(self._lane.failed, LIST_EVERY_S):
-                self._set_aside(self._lane.address)
+                self._aside.failed(self._lane.address, self._clock.monotonic_s())
                 self._lane = None
 
     async def _list(self) -> list[str]:
@@ -226,13 +227,13 @@ class Holding:
         for address in ranked(self._client_id, addresses):
             if address == present:
                 return
-            if self._aside.get(address, (0, 0.0))[1] > now_s:
+            if self._aside.is_aside(address, now_s):
                 continue
             try:
                 lane = await self._open(address)
             except CometError as error:
                 _log.info("pullhold not reached", extra=fields(address=address, error=error))
-                self._set_aside(address)
+                self._aside.failed(address, self._clock.monotonic_s())
                 continue
             if self._lane is not None:
                 self._lane.retire()
@@ -251,8 +252,3 @@ class Holding:
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from None
         return HoldLane(address, call)
-
-    def _set_aside(self, address: str) -> None:
-        failures, _ = self._aside.get(address, (0, 0.0))
-        until_s = self._clock.monotonic_s() + SET_ASIDE.delay_s(failures, self._source)
-        self._aside[address] = (failures + 1, until_s)

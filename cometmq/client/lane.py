@@ -26,7 +26,7 @@ from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.retry import Backoff
 from cometmq.telemetry import fields
-from cometmq.v1 import broker_pb2
+from cometmq.v1 import broker_pb2, namesrv_pb2
 
 SendStream: TypeAlias = "Stream[broker_pb2.SendStreamRequest, broker_pb2.SendStreamResponse]"
 
@@ -101,15 +101,17 @@ class Lane:
                 await self._one_stream()
             except CometError as error:
                 _log.info("send stream ended", extra=fields(group=self.broker_group, error=error))
+                self._routes.doubt()
             finally:
                 self.connected = False
                 self.window.restart()
             await self._routes.wait_change(self._reconnect.next_s())
 
     async def _one_stream(self) -> None:
-        address = self._routes.writer(self.broker_group)
-        if address is None:
+        writer = self._routes.writing(self.broker_group)
+        if writer is None:
             raise PeerUnavailable(f"Broker group {self.broker_group!r} has no live writer.")
+        address = writer.address
         call = self._connections.broker(address).SendStream()
         try:
             first = await read_first(call, self._options.request_timeout_ms / 1000)
@@ -119,7 +121,7 @@ class Lane:
                 found = first.opened.broker_group
                 raise PeerUnavailable(f"At {address} is broker group {found!r} now.")
             self._take_opened(first.opened)
-            await self._exchange(call)
+            await self._exchange(call, writer)
         finally:
             call.cancel()
 
@@ -132,7 +134,7 @@ class Lane:
         self.opened.set()
         self._close_if_sendable()
 
-    async def _exchange(self, call: SendStream) -> None:
+    async def _exchange(self, call: SendStream, writer: namesrv_pb2.Member) -> None:
         """Works on the stream until it ends; raises why."""
         tasks = [
             asyncio.create_task(loop, name=f"{what} {self.broker_group}")
@@ -140,6 +142,7 @@ class Lane:
                 ("read answers of", self._read(call)),
                 ("write batches to", self._write(call)),
                 ("watch answers of", self._watch_answers()),
+                ("watch the writer of", self._routes.until_deposed(writer)),
             )
         ]
         try:

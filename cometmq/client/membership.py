@@ -93,24 +93,31 @@ class Membership:
             finally:
                 seat.members = None
                 self._on_change()
-            await asyncio.sleep(backoff.next_s())
+            await self._calls.wait(backoff.next_s())
 
     async def _join(self, broker_group: str, seat: _Seat, backoff: Backoff) -> None:
         call = self._calls.broker(broker_group).JoinGroup()
         seat.resend.set()
-        telling = asyncio.create_task(self._tell(call, seat), name=f"subscribe at {broker_group}")
+        parts = [self._tell(call, seat), self._hear(call, seat, backoff)]
+        parts.append(self._calls.until_deposed(broker_group))
+        tasks = [asyncio.create_task(part, name=f"join at {broker_group}") for part in parts]
         try:
-            while (response := await read(call)) is not None:
-                backoff.reset()
-                seat.members = {
-                    member.client_id: frozenset(s.topic for s in member.subscriptions)
-                    for member in response.members
-                }
-                self._on_change()
-            raise PeerUnavailable("The broker ended the stream.")
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             call.cancel()
-            await stop_all([telling])
+            await stop_all(tasks)
+        for task in done:
+            task.result()
+
+    async def _hear(self, call: JoinStream, seat: _Seat, backoff: Backoff) -> None:
+        while (response := await read(call)) is not None:
+            backoff.reset()
+            seat.members = {
+                member.client_id: frozenset(s.topic for s in member.subscriptions)
+                for member in response.members
+            }
+            self._on_change()
+        raise PeerUnavailable("The broker ended the stream.")
 
     async def _tell(self, call: JoinStream, seat: _Seat) -> None:
         try:
@@ -119,7 +126,7 @@ class Membership:
                 seat.resend.clear()
                 await write(call, self._request())
         except CometError:  # the reader is told why
-            return
+            await asyncio.Event().wait()
 
     def _request(self) -> broker_pb2.JoinGroupRequest:
         return broker_pb2.JoinGroupRequest(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cometmq.client.connections import Connections, ask
 from cometmq.client.routes import RouteWatcher
+from cometmq.client.sources import Sources
 from cometmq.errors import CometError, PeerUnavailable
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
@@ -37,7 +38,9 @@ def position_from_proto(position: common_pb2.Position) -> Position:
 
 
 class BrokerCalls:
-    """A client's unary calls to the writers of its queues' broker groups."""
+    """A client's unary calls to its queues' broker groups: pulls to whoever has the messages, all
+    else to the writers.
+    """
 
     def __init__(
         self, group: str, connections: Connections, routes: RouteWatcher, timeout_s: float
@@ -46,6 +49,32 @@ class BrokerCalls:
         self.timeout_s = timeout_s
         self._connections = connections
         self._routes = routes
+        self._sources = Sources(routes)
+
+    async def pull(
+        self, broker_group: str, request: broker_pb2.PullRequest, suggested: int | None = None
+    ) -> broker_pb2.PullResponse:
+        """One pull, of the member that was suggested where it is there; None = the writer."""
+        member = self._sources.choose(broker_group, suggested)
+        try:
+            response = await ask(
+                self._connections.broker(member.address).Pull, request, self.timeout_s
+            )
+        except CometError as error:
+            self._sources.failed(member, error)
+            raise
+        self._sources.answered(member)
+        return response
+
+    async def wait(self, seconds: float) -> None:
+        """Waits that long before a call is made again, or until some route changes."""
+        await self._routes.wait_change(seconds)
+
+    async def until_deposed(self, broker_group: str) -> None:
+        """Waits until another member than the present writer writes; raises NotWriter."""
+        member = self._routes.writing(broker_group)
+        if member is not None:
+            await self._routes.until_deposed(member)
 
     def broker(self, broker_group: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
         """The stub of the group's writer. PeerUnavailable when none is known."""

@@ -5,6 +5,7 @@ reads its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from types import TracebackType
 from typing import Self
@@ -22,10 +23,13 @@ from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.client.tasks import Tasks, stop_all, wait_at_most
-from cometmq.errors import ClientClosed
+from cometmq.errors import ClientClosed, CometError, Retry
 from cometmq.filters import tags as tag_filter
-from cometmq.model import QueueRef
+from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.telemetry import fields
+
+_log = logging.getLogger(__name__)
 
 
 class PushConsumer:
@@ -76,6 +80,8 @@ class PushConsumer:
         self._subscriptions: dict[str, frozenset[str]] = {}  # topic → tags; none = everything
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
+        # of queues given up while nobody took commits
+        self._left: dict[QueueRef, Position] = {}
         self._unbalanced = asyncio.Event()  # something has changed since the last rebalance
         self._loops: list[asyncio.Task[None]] = []
         self._open = False
@@ -162,6 +168,8 @@ class PushConsumer:
             {topic: readable_queues(known[topic]) for topic in decided},
             decided,
         )
+        if self._left.keys() & mine:
+            await self._commit([])  # else what was done there would come again
         for queue in sorted(mine - self._assigned.keys()):
             self._assign(queue)
         # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
@@ -192,14 +200,29 @@ class PushConsumer:
             await self._commit(list(self._assigned.values()))
 
     async def _commit(self, queues: list[AssignedQueue]) -> None:
-        """Commits where something has changed: one call a broker."""
-        positions = {a.queue: p for a in queues if (p := a.to_commit()) is not None}
+        """Commits where something has changed: one call a broker. While a broker group has no
+        writer its commits stay here.
+        """
+        positions = self._left | {a.queue: p for a in queues if (p := a.to_commit()) is not None}
         if not positions:
             return
         answers = await self._calls.commit(positions)
         for assigned in queues:
             if assigned.queue in answers:
                 assigned.commit_answered(answers[assigned.queue])
+        waiting = {queue for queue, answer in answers.items() if _may_pass(answer)}
+        if waiting:
+            groups = {queue.broker_group for queue in waiting}
+            _log.info("commits wait", extra=fields(groups=sorted(groups), count=len(waiting)))
+        for queue in answers:
+            if queue in waiting and queue not in self._assigned:
+                self._left[queue] = positions[queue]
+            else:
+                self._left.pop(queue, None)
+
+
+def _may_pass(answer: Position | CometError | None) -> bool:
+    return isinstance(answer, CometError) and answer.retry is not Retry.NEVER
 
 
 def _redelivery(options: PushConsumerOptions) -> BackoffPolicy:

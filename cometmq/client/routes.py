@@ -1,8 +1,9 @@
 """Routes as they are now: one watch stream to one name server at a time, the next one when it
 fails.
 
-A route once known is not forgotten because a name server that has just started knows nothing yet:
-on a new stream an empty answer counts only after the same stream has told of the topic before.
+A route once known is not forgotten because a name server that has just started knows little yet: a
+broker group that a stream has not told of stays in a topic's route until it was missing for longer
+than brokers need to register. Without any name server the last known routes stay.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from cometmq.client.connections import Connections, Stream, read, write
-from cometmq.client.routing import AUTO_CREATE_TOPIC, cluster, writers
+from cometmq.client.routing import AUTO_CREATE_TOPIC, cluster, with_groups
 from cometmq.client.tasks import Tasks, stop_all
-from cometmq.errors import CometError, LimitExceeded, PeerUnavailable, RouteNotFound
+from cometmq.clock import Clock, SystemClock
+from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, RouteNotFound
 from cometmq.rpc.retry import Backoff
 from cometmq.telemetry import fields
-from cometmq.v1 import namesrv_pb2
+from cometmq.v1 import common_pb2, namesrv_pb2
 
 WATCHED_TOPICS_MAX = 10_000
+MISSING_S_MAX = 45.0  # brokers register each 30 s
+DOUBT_AFTER_S = 5.0  # how long a name server is believed whatever comes of it
 
 RouteStream: TypeAlias = "Stream[namesrv_pb2.WatchRoutesRequest, namesrv_pb2.WatchRoutesResponse]"
 
@@ -34,12 +38,23 @@ class RouteWatcher:
     """
 
     def __init__(
-        self, connections: Connections, backoff: Backoff, on_change: Callable[[str], None]
+        self,
+        connections: Connections,
+        backoff: Backoff,
+        on_change: Callable[[str], None],
+        *,
+        clock: Clock | None = None,
     ) -> None:
         self._connections = connections
         self._backoff = backoff
         self._on_change = on_change
-        self._routes: dict[str, namesrv_pb2.TopicRoute] = {}
+        self._clock = clock or SystemClock()
+        self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # told last comes last
+        # by broker group; None: to be looked up in the routes
+        self._members: dict[str, Sequence[namesrv_pb2.Member]] | None = None
+        # (topic, broker group) that no stream tells of any more, since when
+        self._missing: dict[tuple[str, str], float] = {}
+        self._doubted = asyncio.Event()
         self._topics: dict[str, None] = {}  # all watched, in the order asked for
         self._unsent: list[str] = []  # not yet asked for on the present stream
         self._wake = asyncio.Event()  # there is something unsent
@@ -64,13 +79,44 @@ class RouteWatcher:
         """
         return self._routes.get(topic)
 
+    def members(self, broker_group: str) -> Sequence[namesrv_pb2.Member]:
+        """The group's live members, as the route says that was told last."""
+        if self._members is None:
+            self._members = self._look_up()
+        return self._members.get(broker_group, ())
+
+    def _look_up(self) -> dict[str, Sequence[namesrv_pb2.Member]]:
+        missing: dict[str, Sequence[namesrv_pb2.Member]] = {}
+        found: dict[str, Sequence[namesrv_pb2.Member]] = {}
+        for topic, route in self._routes.items():
+            for group in route.groups:
+                name = group.broker_group
+                (missing if (topic, name) in self._missing else found)[name] = group.members
+        return missing | found
+
+    def writing(self, broker_group: str) -> namesrv_pb2.Member | None:
+        """The group's live writer."""
+        members = self.members(broker_group)
+        return next((m for m in members if m.role == common_pb2.MEMBER_ROLE_WRITER), None)
+
     def writer(self, broker_group: str) -> str | None:
-        """Address of the group's live writer, by any route that is known."""
-        for route in self._routes.values():
-            address = writers(route).get(broker_group)
-            if address is not None:
-                return address
-        return None
+        """Its address."""
+        member = self.writing(broker_group)
+        return None if member is None else member.address
+
+    async def until_deposed(self, member: namesrv_pb2.Member) -> None:
+        """Waits until another writer of a newer epoch is known than ``member``; raises NotWriter.
+        A machine that has gone closes no connection: this does.
+        """
+        while True:
+            now = self.writing(member.broker_group)
+            if now is not None and now.epoch > member.epoch and now.address != member.address:
+                raise NotWriter(f"{now.address} writes for {member.broker_group!r} now")
+            await self._changed.wait()
+
+    def doubt(self) -> None:
+        """What was told leads to no writer: another name server may know more."""
+        self._doubted.set()
 
     def cluster(self) -> str:
         """The cluster of the client's brokers, by any route that tells; empty while none does."""
@@ -125,37 +171,88 @@ class RouteWatcher:
                 await asyncio.sleep(self._backoff.next_s())
 
     async def _watch_at(self, address: str) -> None:
-        """One stream, until it fails."""
+        """One stream, until it fails, or is doubted."""
         call = self._connections.name_server(address).WatchRoutes()
-        self._unsent = list(self._topics)
-        self._wake.set()
-        asking = asyncio.create_task(self._ask(call), name="ask for routes")
+        self._ask_for_all()
+        parts = [self._hear(call, address), self._ask(call), self._ask_again(), self._leave()]
+        tasks = [asyncio.create_task(part, name="watch routes") for part in parts]
         try:
-            told: set[str] = set()
-            while (response := await read(call)) is not None:
-                self._backoff.reset()
-                self._take(response.routes, told)
-            raise PeerUnavailable(f"The name server {address} ended the stream.")
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             call.cancel()
-            await stop_all([asking])
+            await stop_all(tasks)
+        for task in done:
+            task.result()
+
+    async def _hear(self, call: RouteStream, address: str) -> None:
+        told: set[tuple[str, str]] = set()
+        while (response := await read(call)) is not None:
+            self._backoff.reset()
+            self._take(response.routes, told)
+        raise PeerUnavailable(f"The name server {address} ended the stream.")
+
+    async def _ask_again(self) -> None:
+        """While something is missing: a name server tells only of what changes."""
+        while True:
+            await asyncio.sleep(MISSING_S_MAX / 3)
+            if self._missing:
+                self._ask_for_all()
+
+    async def _leave(self) -> None:
+        """When the writers that it tells of cannot be reached, and there are other name servers."""
+        await asyncio.sleep(DOUBT_AFTER_S)
+        self._doubted.clear()
+        while True:
+            await self._doubted.wait()
+            if len(await self._connections.namesrv_addresses()) > 1:
+                raise PeerUnavailable("it tells of writers that do not answer")
+            await asyncio.sleep(DOUBT_AFTER_S)
+            self._doubted.clear()
+
+    def _ask_for_all(self) -> None:
+        self._unsent = list(self._topics)
+        self._wake.set()
 
     async def _ask(self, call: RouteStream) -> None:
-        with contextlib.suppress(CometError):  # the reader is told why
+        with contextlib.suppress(CometError):
             while True:
                 await self._wake.wait()
                 self._wake.clear()
                 topics, self._unsent = self._unsent, []
                 if topics:
                     await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
+        await asyncio.Event().wait()  # the reader is told why
 
-    def _take(self, routes: Iterable[namesrv_pb2.TopicRoute], told: set[str]) -> None:
+    def _take(self, routes: Sequence[namesrv_pb2.TopicRoute], told: set[tuple[str, str]]) -> None:
         for route in routes:
-            if route.groups:
-                told.add(route.topic)
-            elif route.topic not in told and route.topic in self._routes:
-                continue
-            self._routes[route.topic] = route
+            known = self._routes.pop(route.topic, None)
+            self._routes[route.topic] = self._completed(route, known, told)
+        self._members = None
+        for route in routes:
             self._on_change(route.topic)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _completed(
+        self,
+        route: namesrv_pb2.TopicRoute,
+        known: namesrv_pb2.TopicRoute | None,
+        told: set[tuple[str, str]],
+    ) -> namesrv_pb2.TopicRoute:
+        """The route, with what it does not tell of yet. ``told``: what its stream has told of."""
+        now_s = self._clock.monotonic_s()
+        here = {(route.topic, group.broker_group) for group in route.groups}
+        told |= here
+        for key in here:
+            self._missing.pop(key, None)
+        kept = []
+        for group in known.groups if known is not None else ():
+            key = route.topic, group.broker_group
+            if key in here:
+                continue
+            since_s = self._missing.setdefault(key, now_s)
+            if key in told or now_s - since_s >= MISSING_S_MAX:
+                del self._missing[key]
+            else:
+                kept.append(group)
+        return with_groups(route, kept) if kept else route

@@ -26,6 +26,14 @@ def writers(route: namesrv_pb2.TopicRoute) -> dict[str, str]:
     return {group: address for group, address in found.items() if address is not None}
 
 
+def with_groups(
+    route: namesrv_pb2.TopicRoute, groups: Iterable[namesrv_pb2.GroupRoute]
+) -> namesrv_pb2.TopicRoute:
+    """The route and these broker groups, by name."""
+    every = sorted([*route.groups, *groups], key=lambda group: group.broker_group)
+    return namesrv_pb2.TopicRoute(topic=route.topic, groups=every)
+
+
 def cluster(route: namesrv_pb2.TopicRoute) -> str:
     """The cluster of the brokers that serve the topic; empty while nobody does."""
     return next((member.cluster for group in route.groups for member in group.members), "")

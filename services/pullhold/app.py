@@ -13,6 +13,7 @@ from cometmq.errors import ConfigInvalid
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.registrar import Registrar
+from cometmq.rpc.secret import open_secret
 from cometmq.rpc.server import RpcServer, join_address
 from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
@@ -21,10 +22,11 @@ from services.pullhold.answers import AnswerLimits, Answers
 from services.pullhold.brokers import Brokers, LinkPolicy
 from services.pullhold.config import PullholdConfig
 from services.pullhold.desk import Desk
+from services.pullhold.directory import Directory
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import HoldLimits
-from services.pullhold.peers import Directory, register_call, unregister_call
+from services.pullhold.peers import register_call, unregister_call
 from services.pullhold.servicer import HoldServicer
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class App:
             self.holds,
             self._answers,
             self._directory,
-            _link_policy(config),
+            _link_policy(config, self._clock),
             self._clock,
             self._metrics,
         )
@@ -155,10 +157,11 @@ def _answer_limits(config: PullholdConfig) -> AnswerLimits:
     return AnswerLimits(config.unsent_bytes_per_stream_max, config.unsent_bytes_max)
 
 
-def _link_policy(config: PullholdConfig) -> LinkPolicy:
+def _link_policy(config: PullholdConfig, clock: Clock) -> LinkPolicy:
     return LinkPolicy(
         broker_groups_max=config.broker_groups_max,
         pulls_per_broker_max=config.pulls_per_broker_max,
         safety_check_interval_s=config.safety_check_interval_s,
         watch_linger_s=config.watch_linger_s,
+        secret=open_secret(config.internal_secret_file, clock),
     )

@@ -1,7 +1,8 @@
-"""One link to the writer of each broker group that holds wait for: its arrivals in, pulls out.
+"""One link to each broker group that holds wait for: its arrivals in, pulls out. To its writer, or
+to a follower while there is none, until there is one again.
 
 A link watches the queues that somebody waits for, and a little longer. When its watch breaks it
-finds the writer anew and is told everything again, so nothing has to be remembered in between.
+looks for a member anew and is told everything again, so nothing has to be remembered in between.
 """
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
 from cometmq.messaging.news import News
 from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
+from services.pullhold.directory import Directory, Member
 from services.pullhold.handing import Deliveries, Handout
 from services.pullhold.holds import Holds
+from services.pullhold.lookout import until_better
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, HoldState, QueueKey
-from services.pullhold.peers import ArrivalStream, BrokerPeer, Change, Directory, Told
+from services.pullhold.peers import (
+    ArrivalStream,
+    BrokerPeer,
+    Change,
+    Told,
+)
 
 QUEUES_PER_QUESTION_MAX = 4_096
 QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
@@ -42,12 +51,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkPolicy:
-    """See the options of the same names."""
+    """See the options of the same names. ``secret`` is for the brokers' internal ports."""
 
     broker_groups_max: int
     pulls_per_broker_max: int
     safety_check_interval_s: float
     watch_linger_s: float
+    secret: SharedSecret | None = None
 
 
 class Link:
@@ -64,6 +74,7 @@ class Link:
         metrics: HoldMetrics,
     ) -> None:
         self.broker_group = broker_group
+        self.address = ""  # of the member that is watched now
         self.error: CometError = PeerUnavailable(f"{broker_group[:127]!r} was not reached yet")
         self._holds = holds
         self._answers = answers
@@ -120,24 +131,37 @@ class Link:
             await asyncio.sleep(backoff.next_s())
 
     async def _connect(self, backoff: Backoff) -> None:
-        writer = await self._directory.writer(self.broker_group)
-        async with BrokerPeer(self.broker_group, writer) as peer:
-            self._peer = peer
-            self._changes = dict.fromkeys(self._holds.queues.of(self.broker_group), True)
-            self._changed.set()
-            stream = peer.watch()
-            parts = [self._read(stream, backoff), self._tell(stream), self._check(peer)]
-            tasks = [asyncio.create_task(part) for part in parts]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                done.pop().result()  # none of them ends but by an error
-            finally:
-                self._peer = None
-                self._holds.lost(self.broker_group, self._clock.monotonic_s())
-                stream.cancel()
-                await _end(tasks)
-                if self._pulls:  # they have deadlines, and holds to answer
-                    await asyncio.wait(list(self._pulls))
+        member = await self._directory.member(self.broker_group)
+        try:
+            async with BrokerPeer(self.broker_group, member, self._policy.secret) as peer:
+                await self._stay(peer, member, backoff)
+        except CometError:
+            self._directory.failed(member)
+            raise
+
+    async def _stay(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
+        """Until the watch breaks, or another member is to be watched."""
+        self._peer, self.address = peer, member.address
+        self._changes = dict.fromkeys(self._holds.queues.of(self.broker_group), True)
+        self._changed.set()
+        stream = peer.watch()
+        parts = [
+            self._read(stream, backoff),
+            self._tell(stream),
+            self._check(peer),
+            until_better(self._directory, self.broker_group, member, self._policy.secret),
+        ]
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            self._peer, self.address = None, ""
+            self._holds.lost(self.broker_group, self._clock.monotonic_s())
+            stream.cancel()
+            await _end(tasks)
+            if self._pulls:  # they have deadlines, and holds to answer
+                await asyncio.wait(list(self._pulls))
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
         told = await stream.read()

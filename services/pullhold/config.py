@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cometmq.config import PORT_MAX, ServiceConfig, about
 from cometmq.rpc.channels import parse_addresses
@@ -22,6 +23,13 @@ class PullholdConfig(ServiceConfig):
     )
     advertised_host: str = field(
         default="", metadata=about("Host that clients are told; empty = listen_host.")
+    )
+    internal_secret_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "File with the secret that internal ports of brokers want; of several, one a line, the "
+            "first is sent. None: they want none."
+        ),
     )
     register_namesrv_period: int = field(
         default=30_000,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
 import grpc
 
-from cometmq.clock import Clock
-from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
+from cometmq.errors import CometError, PeerUnavailable, Unauthenticated
 from cometmq.messaging.news import News
-from cometmq.rpc.channels import open_channel, resolve
+from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import from_proto, wire_errors
 from cometmq.rpc.registrar import Call
+from cometmq.rpc.secret import SharedSecret
+from cometmq.telemetry import fields
 from cometmq.v1 import (
     broker_pb2,
     broker_pb2_grpc,
@@ -26,84 +29,15 @@ from cometmq.v1 import (
     namesrv_pb2,
     namesrv_pb2_grpc,
 )
+from services.pullhold.directory import Member
 from services.pullhold.model import QueueKey
 
 CALL_DEADLINE_S = 3.0
 LANES_MAX = 4  # streams that pulls of a broker are spread over: one may wait for its disk
-DIRECTORY_FRESH_S = 0.5  # how long what name servers told is taken for now
 
 Stub: TypeAlias = "namesrv_pb2_grpc.NameServiceAsyncStub"
 
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Where the writer of a broker group can be reached."""
-
-    address: str
-    internal_address: str
-    epoch: int
-
-
-class Directory:
-    """Who writes for which broker group, by all name servers that answer: the newest epoch wins."""
-
-    def __init__(self, namesrv: Sequence[str], clock: Clock) -> None:
-        self._namesrv = tuple(namesrv)
-        self._clock = clock
-        self._writers: dict[str, Writer] = {}
-        self._asked_s = float("-inf")
-        self._one_at_a_time = asyncio.Lock()
-        self._channels: dict[str, grpc.aio.Channel] = {}
-
-    async def writer(self, broker_group: str) -> Writer:
-        """Raises RouteNotFound (nobody writes for the group), PeerUnavailable (no name server)."""
-        async with self._one_at_a_time:
-            if self._clock.monotonic_s() - self._asked_s > DIRECTORY_FRESH_S:
-                self._writers = await self._ask_all()
-                self._asked_s = self._clock.monotonic_s()
-        found = self._writers.get(broker_group)
-        if found is None:
-            raise RouteNotFound(f"broker group {broker_group[:127]!r} has no live writer")
-        return found
-
-    async def _ask_all(self) -> dict[str, Writer]:
-        addresses = await resolve(self._namesrv)
-        for gone in self._channels.keys() - set(addresses):
-            await self._channels.pop(gone).close()
-        answers = await asyncio.gather(*map(self._ask, addresses), return_exceptions=True)
-        found: dict[str, Writer] = {}
-        failures = [answer for answer in answers if isinstance(answer, CometError)]
-        if len(failures) == len(answers):
-            raise PeerUnavailable("no name server answers")
-        for answer in answers:
-            if isinstance(answer, CometError):
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            for group, writer in answer.items():
-                if group not in found or found[group].epoch < writer.epoch:
-                    found[group] = writer
-        return found
-
-    async def _ask(self, address: str) -> dict[str, Writer]:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address)
-        stub = namesrv_pb2_grpc.NameServiceStub(channel)
-        with wire_errors():
-            request = namesrv_pb2.DescribeClusterRequest()
-            described = await stub.DescribeCluster(request, timeout=CALL_DEADLINE_S)
-        return {
-            status.member.broker_group: Writer(
-                status.member.address, status.member.internal_address, status.member.epoch
-            )
-            for status in described.members
-            if status.member.role == common_pb2.MEMBER_ROLE_WRITER
-        }
-
-    async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+_log = logging.getLogger(__name__)
 
 
 def register_call(cluster: str, address: str) -> Call:
@@ -156,11 +90,16 @@ class Change:
 
 
 class BrokerPeer:
-    """A broker group's writer: its client port and its internal port."""
+    """A member of a broker group: its client port and its internal port."""
 
-    def __init__(self, broker_group: str, writer: Writer) -> None:
+    def __init__(
+        self, broker_group: str, member: Member, secret: SharedSecret | None = None
+    ) -> None:
         self._broker_group = broker_group
-        self._channels = [open_channel(writer.address), open_channel(writer.internal_address)]
+        self._channels = [
+            open_channel(member.address),
+            open_channel(member.internal_address, secret),
+        ]
         self._broker = broker_pb2_grpc.BrokerServiceStub(self._channels[0])
         self._member = member_pb2_grpc.MemberServiceStub(self._channels[1])
         self._lanes: list[PullLane] = []
@@ -231,7 +170,7 @@ class PullLane:
     async def _read(self) -> None:
         try:
             while True:
-                with wire_errors():
+                with _internal_errors():
                     response = await self._call.read()
                 if response is grpc.aio.EOF:
                     raise PeerUnavailable("the broker ended the stream")
@@ -265,9 +204,22 @@ class PullLane:
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
-async def _write(call: Any, message: Any) -> None:
+@contextmanager
+def _internal_errors() -> Iterator[None]:
+    """Errors of an internal port. A secret that is wrong is ours to mend: consumers, who are told
+    why a broker cannot be reached, have none.
+    """
     try:
         with wire_errors():
+            yield
+    except Unauthenticated as error:
+        _log.warning("a broker takes no calls from here", extra=fields(error=error))
+        raise PeerUnavailable("the broker refuses this pullhold: see its log") from None
+
+
+async def _write(call: Any, message: Any) -> None:
+    try:
+        with _internal_errors():
             await call.write(message)
     except asyncio.InvalidStateError:  # the call has ended meanwhile; the reader is told why
         raise PeerUnavailable("the stream has ended") from None
@@ -291,7 +243,7 @@ class ArrivalStream:
 
     async def read(self) -> list[Told]:
         """What is told next. Raises the error that ends the stream."""
-        with wire_errors():
+        with _internal_errors():
             response = await self._call.read()
         if response is grpc.aio.EOF:
             raise PeerUnavailable("the broker ended the stream")

@@ -8,7 +8,7 @@ import pytest
 
 from cometmq.admin import brokers, ops
 from cometmq.admin.connection import Connection
-from cometmq.errors import GroupNotFound, NoFollower
+from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
 from tests.support.broker import SYNC, running_namesrv, until_async
 from tests.support.live_group import live_group
 
@@ -85,6 +85,8 @@ async def test_a_topic_gets_and_keeps_its_reserve_time(tmp_path: Path) -> None:
         live_group(tmp_path, members=1, namesrv=(namesrv,)),
         Connection(namesrv) as connection,
     ):
+        with pytest.raises(InvalidRequest, match="time of 100 h is more than the 72 h for which"):
+            await ops.create_topic(connection, "T", reserve_time_ms=100 * 3_600_000)
         [created] = await ops.create_topic(connection, "T", reserve_time_ms=3_600_000)
         assert created.reserve_time_ms == 3_600_000
         [kept] = await ops.create_topic(connection, "T", read_queue_count=2)

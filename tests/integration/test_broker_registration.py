@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import grpc
 import pytest
 
 from cometmq.errors import StaleEpoch
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import running_broker, running_namesrv, until_async
+from tests.support.broker import LiveBroker, running_broker, running_namesrv, until_async
+from tests.support.pullhold import LivePullhold, running_pullhold
 
 
 class Routes:
@@ -45,6 +47,34 @@ async def asking(address: str) -> AsyncIterator[Routes]:
         yield Routes(namesrv_pb2_grpc.NameServiceStub(channel))
 
 
+class NameServer:
+    """One that goes, and comes back at the same place."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._life = AsyncExitStack()
+        self.address = ""
+
+    async def start(self, stack: AsyncExitStack) -> Self:
+        port = int(self.address.rpartition(":")[2] or 0)
+        running = running_namesrv(self._directory, port=port)
+        self.address = await self._life.enter_async_context(running)
+        stack.push_async_callback(self.stop)
+        return self
+
+    async def stop(self) -> None:
+        await self._life.aclose()
+
+
+async def holds(pullhold: LivePullhold, broker: LiveBroker, queue_id: int) -> None:
+    """A hold of a queue that the pullhold does not watch yet is answered."""
+    lane = pullhold.lane()
+    await lane.hold(1, "T", queue_id, 0)
+    await broker.send("T", queue_id, b"x")
+    assert (await lane.answer()).response.pull.count == 1
+    lane.call.cancel()
+
+
 async def test_the_name_server_knows_every_change_at_once(tmp_path: Path) -> None:
     async with running_namesrv(tmp_path) as address, asking(address) as routes:
         options = {"namesrv": (address,), "auto_create_topic_enable": True}
@@ -69,6 +99,40 @@ async def test_a_broker_comes_back(tmp_path: Path) -> None:
                 await routes.become("T", [life + 1])
                 if life == 1:
                     broker.crash()
+
+
+async def test_a_name_server_that_comes_back_is_told_soon(tmp_path: Path) -> None:
+    """It has forgotten everything, and the next registration would be half a minute away."""
+    async with AsyncExitStack() as stack:
+        server = await NameServer(tmp_path).start(stack)
+        address = server.address
+        broker = await stack.enter_async_context(running_broker(tmp_path, namesrv=(address,)))
+        await broker.put_topic("T", 3)
+        async with asking(address) as routes:
+            await routes.become("T", [3])
+        for _ in range(2):
+            await server.stop()
+            await broker.send("T", 0, b"x")
+            await server.start(stack)
+            async with asking(address) as routes:
+                await routes.become("T", [3])
+
+
+async def test_any_name_server_may_go(tmp_path: Path) -> None:
+    """Members and pullholds use those that are left, and at last what they know."""
+    async with AsyncExitStack() as stack:
+        servers = [await NameServer(tmp_path / f"{n}").start(stack) for n in range(2)]
+        addresses = tuple(server.address for server in servers)
+        broker = await stack.enter_async_context(running_broker(tmp_path, namesrv=addresses))
+        pullhold = await stack.enter_async_context(running_pullhold(";".join(addresses)))
+        await broker.put_topic("T", 3)
+        for address in addresses:
+            async with asking(address) as routes:
+                await routes.become("T", [3])
+        for number, server in enumerate(servers):
+            await holds(pullhold, broker, number)
+            await server.stop()
+        await holds(pullhold, broker, 2)
 
 
 async def test_a_broker_starts_without_a_name_server(tmp_path: Path) -> None:

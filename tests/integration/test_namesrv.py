@@ -99,6 +99,7 @@ def _registration(*topics: str, **about: int) -> pb.RegisterMemberRequest:
             write_queue_count=4,
             permission=6,
             flush_mode=common_pb2.FLUSH_MODE_ASYNC,
+            replication_mode=common_pb2.REPLICATION_MODE_ASYNC,
         )
         for topic in topics
     ]
@@ -195,6 +196,28 @@ async def test_a_stale_epoch_is_refused(config: NamesrvConfig) -> None:
         with pytest.raises(errors.StaleEpoch):
             await running.call("UnregisterMember", _farewell(epoch=1))
         assert (await running.route("t")).groups[0].members[0].epoch == 2
+
+
+async def test_a_take_over_is_told_at_once_and_the_old_writer_is_gone(
+    config: NamesrvConfig,
+) -> None:
+    """It never said good-bye, and comes back to a group that has moved on."""
+    follower = common_pb2.MEMBER_ROLE_FOLLOWER
+    async with _running(config) as running:
+        await running.register("t")
+        await running.register(member_id=1, role=follower)
+        watch = await _watch(running, "t")
+        assert len((await _next(watch)).routes[0].groups[0].members) == 2
+        await running.register("t", member_id=1, epoch=2)
+        (now,) = (await _next(watch)).routes[0].groups[0].members
+        assert (now.member_id, now.role, now.epoch) == (1, common_pb2.MEMBER_ROLE_WRITER, 2)
+        with pytest.raises(errors.StaleEpoch):
+            await running.register("t")
+        assert list((await running.route("t")).groups[0].members) == [now]
+        await running.register(epoch=2, role=follower)
+        back = (await _next(watch)).routes[0].groups[0].members
+        assert [member.role for member in back] == [follower, common_pb2.MEMBER_ROLE_WRITER]
+        watch.cancel()
 
 
 def _farewell(epoch: int = 1) -> pb.UnregisterMemberRequest:

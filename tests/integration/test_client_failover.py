@@ -1,0 +1,333 @@
+"""Clients of a broker group whose writer goes, changes, or is far away: against brokers and name
+servers that do as ordered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cometmq.client import (
+    Message,
+    Position,
+    Producer,
+    ProducerOptions,
+    PullConsumer,
+    PullConsumerOptions,
+    PushConsumer,
+    PushConsumerOptions,
+    QueueRef,
+    ReceivedMessage,
+    routes,
+)
+from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
+from tests.support.fake_cluster import FakeBroker, FakeNameServer, until
+
+QUEUE = QueueRef("T", 0, "g1")
+QUICK: dict[str, Any] = {"retry_backoff_ms": 2, "retry_backoff_max_ms": 10}
+POLL: dict[str, Any] = {"poll_backoff_ms": 2, "poll_backoff_max_ms": 10}
+
+
+class Group:
+    """A name server, a writer with topic T of one queue, and a follower that has all it has."""
+
+    def __init__(self, namesrv: FakeNameServer, writer: FakeBroker, follower: FakeBroker) -> None:
+        self.namesrv = namesrv
+        self.writer = writer
+        self.follower = follower
+
+    async def tell(self, *members: FakeBroker) -> None:
+        """The route names these members."""
+        await self.namesrv.put("T", *members, queues=1)
+
+    async def take_over(self) -> None:
+        """The follower writes; the name server has heard of it."""
+        self.follower.role, self.follower.epoch = self.writer.role, self.writer.epoch + 1
+        await self.tell(self.follower)
+
+    async def fill(self, *bodies: bytes) -> None:
+        async with Producer(self.namesrv.address) as producer:
+            for body in bodies:
+                await producer.send(Message("T", body))
+
+
+@asynccontextmanager
+async def group() -> AsyncIterator[Group]:
+    namesrv = await FakeNameServer().start()
+    writer, follower = await FakeBroker().start(), await FakeBroker().start()
+    made = Group(namesrv, writer, follower.copy_of(writer))
+    try:
+        await made.tell(writer, follower)
+        yield made
+    finally:
+        for server in (namesrv, writer, follower):
+            await server.stop()
+
+
+@asynccontextmanager
+async def reading(namesrv: str, **changes: Any) -> AsyncIterator[PullConsumer]:
+    """A consumer that has read queue 0 of T up to its end."""
+    options = PullConsumerOptions(**{**QUICK, **POLL, **changes})
+    async with PullConsumer(namesrv, "G", options=options) as consumer:
+        await consumer.assign([QUEUE])
+        await consumer.poll()
+        yield consumer
+
+
+async def bodies(consumer: PullConsumer) -> list[bytes]:
+    return [message.body for message in await consumer.poll()]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+async def test_a_consumer_follows_what_brokers_suggest_and_comes_back() -> None:
+    async with group() as on:
+        await on.fill(*(b"%d" % n for n in range(30)))
+        on.writer.suggests = 1
+        on.follower.suggests = 1
+        async with reading(on.namesrv.address, pull_count_max=1) as consumer:
+            for number in range(1, 20):
+                assert await bodies(consumer) == [b"%d" % number]
+            assert len(on.writer.pulls) == 1, "the first answer has sent it away"
+            on.follower.suggests = on.writer.suggests = None
+            for number in range(20, 30):
+                assert await bodies(consumer) == [b"%d" % number]
+        assert len(on.writer.pulls) > 1
+        assert not on.follower.commits
+
+
+async def test_a_suggested_member_that_is_not_there_is_passed_over() -> None:
+    async with group() as on:
+        await on.fill(b"0", b"1", b"2")
+        on.writer.suggests = 7
+        async with reading(on.namesrv.address, pull_count_max=1) as consumer:
+            assert [await bodies(consumer) for _ in range(2)] == [[b"1"], [b"2"]]
+        assert not on.follower.pulls
+
+
+async def test_a_follower_that_refuses_is_left_for_the_writer() -> None:
+    async with group() as on:
+        await on.fill(b"0", b"1", b"2")
+        on.writer.suggests = 1
+        on.follower.pull_errors = [NotWriter("before what it has"), TopicNotFound("not yet")]
+        async with reading(on.namesrv.address, pull_count_max=1) as consumer:
+            assert [await bodies(consumer) for _ in range(2)] == [[b"1"], [b"2"]]
+
+
+async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
+    async with group() as on:
+        await on.fill(b"0")
+        async with reading(on.namesrv.address) as consumer:
+            await on.fill(b"1", b"2")
+            await on.tell(on.follower)
+            await until(lambda: on.follower.pulls)
+            got: list[bytes] = []
+            while len(got) < 2:
+                got += await bodies(consumer)
+            with pytest.raises(PeerUnavailable):
+                await consumer.commit()
+            assert got == [b"1", b"2"]
+            assert not on.follower.commits
+            await on.tell(on.writer, on.follower)
+            await until(lambda: consumer._routes.writer("g1"))
+            assert await consumer.commit() == {QUEUE: Position(1, 3)}
+
+
+async def test_a_writer_that_died_unseen_is_passed_over() -> None:
+    """Its route stands until name servers miss it, or somebody takes over."""
+    async with group() as on:
+        await on.fill(b"0")
+        async with reading(on.namesrv.address) as consumer:
+            await on.fill(b"1")
+            await on.writer.stop()
+            assert await bodies(consumer) == [b"1"]
+            assert on.follower.pulls
+
+
+async def test_a_writer_that_comes_back_is_read_again_at_once() -> None:
+    async with group() as on:
+        await on.fill(b"0")
+        async with reading(on.namesrv.address) as consumer:
+            fetching = asyncio.create_task(consumer.poll())
+            await on.writer.stop()
+            await until(lambda: on.follower.pulls)
+            await on.take_over()
+            await on.fill(b"1")
+            assert [message.body for message in await fetching] == [b"1"]
+            assert await consumer.commit() == {QUEUE: Position(1, 2)}
+
+
+async def test_commits_of_a_push_consumer_wait_for_a_writer() -> None:
+    seen: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.extend(message.body for message in messages)
+
+    options = PushConsumerOptions(
+        **QUICK, **POLL, rebalance_delay_ms=1, commit_interval_ms=5, rebalance_interval_ms=50
+    )
+    async with group() as on:
+        await on.fill(b"0")
+        consumer = PushConsumer(on.namesrv.address, "G", listener, options=options)
+        async with consumer:
+            await consumer.subscribe("T")
+            await until(lambda: on.writer.committed.get(("G", ("T", 0))) == (1, 1))
+            await on.fill(b"1", b"2")
+            await on.tell(on.follower)
+            await until(lambda: len(seen) == 3)
+            assert consumer.assigned == [QUEUE], "a group without a writer keeps its queues"
+            await on.take_over()
+            await until(lambda: on.follower.committed.get(("G", ("T", 0))) == (1, 3))
+            await until(lambda: on.follower.members.get("G"))
+    assert seen == [b"0", b"1", b"2"]
+
+
+async def test_what_was_done_in_a_queue_that_was_given_up_is_committed_later() -> None:
+    done = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        done.set()
+
+    options = PushConsumerOptions(
+        **QUICK, **POLL, rebalance_delay_ms=1, commit_interval_ms=20, rebalance_interval_ms=50
+    )
+    async with group() as on:
+        await on.fill(b"0")
+        consumer = PushConsumer(on.namesrv.address, "G", listener, options=options)
+        async with consumer:
+            await consumer.subscribe("T")
+            await done.wait()
+            await on.tell(on.follower)
+            await until(lambda: consumer._routes.writer("g1") is None)
+            await consumer._revoke([QUEUE])
+            assert not on.follower.commits
+            await on.take_over()
+            await until(lambda: on.follower.committed.get(("G", ("T", 0))) == (1, 1))
+            await until(lambda: not consumer._left)
+
+
+# --- sending --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def sending(namesrv: str) -> AsyncIterator[Producer]:
+    async with Producer(namesrv, options=ProducerOptions(**QUICK)) as producer:
+        await producer.send_and_wait(Message("T", b"first"))
+        yield producer
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_take_over_gets_the_same_bytes(stops: bool) -> None:
+    """Whether the old writer's connection breaks or, as when its machine is gone, says nothing."""
+    async with group() as on, sending(on.namesrv.address) as producer:
+        on.writer.answering.clear()
+        future = await producer.send(Message("T", b"second"))
+        await until(lambda: len(on.writer.batches) == 2)
+        on.follower.queues = {}
+        if stops:
+            await on.writer.stop()
+        await on.take_over()
+        await future
+        assert [batch.records for batch in on.follower.batches] == [on.writer.batches[1].records]
+        assert future.result().queue.broker_group == "g1"
+
+
+async def test_an_older_writer_takes_nobody_away() -> None:
+    """A name server that was cut off may still tell of it."""
+    async with group() as on, sending(on.namesrv.address) as producer:
+        await on.take_over()
+        await until(lambda: on.follower.streams)
+        await on.tell(on.writer)
+        await until(lambda: producer._routes.writer("g1") == on.writer.address)
+        await producer.send_and_wait(Message("T", b"second"))
+    assert len(on.writer.batches) == 1
+
+
+# --- name servers ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def two_name_servers() -> AsyncIterator[tuple[FakeNameServer, FakeNameServer, str]]:
+    """In the order in which clients ask them, and how to name both."""
+    both = [await FakeNameServer().start(), await FakeNameServer().start()]
+    first, second = sorted(both, key=lambda server: server.address)
+    try:
+        yield first, second, f"{first.address};{second.address}"
+    finally:
+        for server in both:
+            await server.stop()
+
+
+async def test_with_all_name_servers_gone_everything_goes_on() -> None:
+    async with group() as on, reading_and_sending(on) as (consumer, producer):
+        await on.namesrv.stop()
+        for number in range(20):
+            await producer.send_and_wait(Message("T", b"%d" % number))
+            assert await bodies(consumer) == [b"%d" % number]
+            await consumer.commit()
+        assert on.writer.committed["G", ("T", 0)] == (1, 21)
+
+
+@asynccontextmanager
+async def reading_and_sending(on: Group) -> AsyncIterator[tuple[PullConsumer, Producer]]:
+    async with (
+        sending(on.namesrv.address) as producer,
+        reading(on.namesrv.address) as consumer,
+    ):
+        yield consumer, producer
+
+
+async def test_a_name_server_that_tells_of_the_dead_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "DOUBT_AFTER_S", 0.02)
+    async with group() as on, two_name_servers() as (first, second, both):
+        await first.put("T", on.writer, queues=1)
+        async with sending(both) as producer:
+            await on.writer.stop()
+            on.follower.role, on.follower.epoch = on.writer.role, 2
+            await second.put("T", on.follower, queues=1)
+            await producer.send_and_wait(Message("T", b"second"))
+    assert on.follower.bodies("T")[-1] == b"second"
+
+
+async def test_the_route_of_a_topic_that_has_gone_names_no_writer_any_more() -> None:
+    """It was deleted while nobody told this client of it; then its group's writer changed."""
+    async with group() as on, two_name_servers() as (first, second, both):
+        for topic in ("U", "T"):
+            await first.put(topic, on.writer, queues=1)
+        async with sending(both) as producer:
+            await producer.send_and_wait(Message("U", b""))
+            await on.take_over()
+            await second.put("T", on.follower, queues=1)
+            await first.stop()
+            await until(lambda: producer._routes.writer("g1") == on.follower.address)
+            assert producer._routes._missing
+            await producer.send_and_wait(Message("T", b"second"))
+
+
+async def test_a_group_that_a_new_name_server_does_not_know_yet_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = await FakeBroker("g2").start()
+    try:
+        async with group() as on, two_name_servers() as (first, second, both):
+            await first.put("T", on.writer, other, queues=1)
+            await second.put("T", on.writer, queues=1)
+            async with PullConsumer(both, "G", options=PullConsumerOptions(**QUICK)) as consumer:
+                everything = [QUEUE, QueueRef("T", 0, "g2")]
+                assert await consumer.queues("T") == everything
+                await first.stop()
+                await until(lambda: consumer._routes._missing)
+                assert await consumer.queues("T") == everything
+                monkeypatch.setattr(routes, "MISSING_S_MAX", 0.0)
+                await second.put("T", on.writer, queues=2)  # anything that it has to tell
+                await until(lambda: not consumer._routes._missing)
+                assert {q.broker_group for q in await consumer.queues("T")} == {"g1"}
+    finally:
+        await other.stop()

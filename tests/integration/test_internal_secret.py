@@ -1,0 +1,133 @@
+"""The internal ports of a cluster that has a secret: its own processes and operators come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from cometmq.admin import brokers, offsets, ops
+from cometmq.admin.connection import Connection
+from cometmq.clock import SystemClock
+from cometmq.errors import ConfigInvalid, PeerUnavailable, Unauthenticated
+from cometmq.member.listen import new_ports
+from cometmq.model import FlushMode
+from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.secret import SharedSecret
+from cometmq.v1 import member_pb2
+from tests.support.broker import config_for, refusal, running_namesrv, until, until_async
+from tests.support.live_group import LiveMember, live_group
+from tests.support.pullhold import running_pullhold, sample
+
+SECRET, OTHER = "correct-horse-battery", "wrong-horse-battery-x"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(SECRET)
+    return path
+
+
+def known(file: Path, content: str = "") -> SharedSecret:
+    if content:
+        file = file.with_name(content)
+        file.write_text(content)
+    return SharedSecret(file, SystemClock())
+
+
+async def refused_count(member: LiveMember, reason: str) -> int:
+    name = "cometmq_internal_calls_refused_total"
+    return int(await sample(member.metrics_address, name, f'reason="{reason}"'))
+
+
+async def test_who_has_the_secret_operates_the_cluster(tmp_path: Path, file: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), internal_secret_file=file) as group,
+        Connection(namesrv, known(file)) as connection,
+    ):
+        await ops.create_topic(connection, "T", read_queue_count=1, flush_mode=FlushMode.SYNC)
+        await group[0].client.send("T", 0, b"copied all the same")
+        await group.in_step()
+        assert {view.equal for view in await brokers.compare_logs(connection)} == {True}
+        snapshot = await offsets.export(connection, tmp_path / "snapshots", SystemClock())
+        assert snapshot.completeness == 1
+        assert await refused_count(group[0], "missing") == 0
+        assert await refused_count(group[0], "wrong") == 0
+
+
+async def test_who_has_it_not_is_told_what_to_do(tmp_path: Path, file: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), internal_secret_file=file) as group,
+        Connection(namesrv) as stranger,
+        Connection(namesrv, known(file, OTHER)) as impostor,
+    ):
+        for connection in (stranger, impostor):
+            with pytest.raises(Unauthenticated) as refused:
+                await ops.create_topic(connection, "T")
+            assert "internal_secret_file" in refused.value.advice
+            assert SECRET not in str(refused.value)
+        for member in (group[0], group[1]):
+            request = member_pb2.ChecksumLogRequest()
+            assert isinstance(await refusal(member.members.ChecksumLog(request)), Unauthenticated)
+            call = member.members.Replicate()
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await call.read()
+            assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert isinstance(error_from(ended.value), Unauthenticated)
+            assert await refused_count(member, "missing") >= 2
+        assert await refused_count(group[0], "wrong") == 1
+        channel = group[0]._channel
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service="ready"))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING, "health stays open"
+
+
+async def test_a_follower_without_it_copies_nothing(tmp_path: Path, file: Path) -> None:
+    async with live_group(tmp_path, members=1, internal_secret_file=file) as group:
+        group[1].config = config_for(
+            tmp_path / "1",
+            member_id=1,
+            lease=group.lease.as_uri(),
+            lease_poll_s=0.05,
+            internal_secret_file=None,
+        )
+        await group[1].start("follower")
+        await until_async(lambda: _is_positive(group[0], "missing"))
+        assert group[1].store is not None
+        assert group[1].store.appended_offset == 0
+
+
+async def _is_positive(member: LiveMember, reason: str) -> bool:
+    return await refused_count(member, reason) > 0
+
+
+async def test_a_pullhold_brings_it(tmp_path: Path, file: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, members=1, namesrv=(namesrv,), internal_secret_file=file) as group,
+        Connection(namesrv, known(file)) as connection,
+        running_pullhold(namesrv, internal_secret_file=file) as pullhold,
+        running_pullhold(namesrv, unreachable_grace_s=0.05) as another,
+    ):
+        await ops.create_topic(connection, "T", read_queue_count=1, flush_mode=FlushMode.SYNC)
+        lane = pullhold.lane()
+        await lane.hold(1, "T", 0, 0)
+        await until(lambda: pullhold.waiting == 1 and pullhold.all_known)
+        await group[0].client.send("T", 0, b"x")
+        assert not (await lane.answer()).HasField("error")
+
+        refused = another.lane()
+        await refused.hold(1, "T", 0, 5)
+        answer = await refused.answer()
+        assert answer.error.code == PeerUnavailable.code, "consumers have no secret to mend"
+
+
+async def test_a_secret_that_cannot_be_read_keeps_a_member_from_starting(tmp_path: Path) -> None:
+    config = config_for(tmp_path, internal_secret_file=tmp_path / "nothing")
+    with pytest.raises(ConfigInvalid, match="internal_secret_file"):
+        new_ports(config)
