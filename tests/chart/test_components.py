@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cometmq.member.config import MemberConfig
 from tests.support.chart import (
     CHART,
     HELMS,
+    NAMESPACE,
     ROOT,
     SERVERS,
     VALUES,
@@ -55,6 +57,29 @@ def claim(workload: Object) -> Object:
     (found,) = workload["spec"]["volumeClaimTemplates"]
     spec: Object = found["spec"]
     return spec
+
+
+def test_members_know_each_other(chart: Rendered) -> None:
+    """By the names that their pods keep, as the service reads the option."""
+    services = {service["metadata"]["name"]: service for service in chart.of("Service")}
+    for group in chart.members():
+        name, options = group["metadata"]["name"], chart.options(group)
+        assert group["spec"]["serviceName"] == name
+        assert services[name]["spec"]["publishNotReadyAddresses"]
+        (port,) = (p for p in services[name]["spec"]["ports"] if p["name"] == "internal")
+        wanted = [
+            f"{number}@{name}-{number}.{name}.{NAMESPACE}.svc.{domain(chart)}:{port['port']}"
+            for number in range(group["spec"]["replicas"])
+        ]
+        assert options["peers"] == wanted
+        for number in range(len(wanted)):
+            config = MemberConfig(member_id=number, peers=tuple(options["peers"]))
+            assert len(config.peer_addresses() or {}) == len(wanted) - 1
+
+
+def domain(chart: Rendered) -> str:
+    values = yaml.safe_load((VALUES / f"{chart.values}.yaml").read_text()) or {}
+    return str(values.get("clusterDomain", default_values()["clusterDomain"]))
 
 
 def test_large_numbers_stay_whole() -> None:

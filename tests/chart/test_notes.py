@@ -15,7 +15,7 @@ def test_every_command_is_complete(values: str) -> None:
     assert len(commands) >= 6
     assert all(f"--namespace {NAMESPACE} " in command for command in commands)
     (alias,) = re.findall(r"^ +alias cometmq='(.*)'$", notes(values), re.M)
-    assert f"{alias.replace(' --stdin', '')} cluster" in commands
+    assert f"{alias.replace(' --stdin', '')} cluster members" in commands
 
 
 def test_counts_are_spoken_well() -> None:
@@ -35,3 +35,17 @@ def test_volumes_that_nobody_makes_are_told(values: str, missing: int) -> None:
 def test_groups_without_a_copy_are_told() -> None:
     assert "group a has no slave" in notes("minimal")
     assert "no slave" not in notes("defaults")
+
+
+def test_what_a_lost_node_costs_is_told() -> None:
+    assert "group a do not wait for copies" in notes("defaults")
+    assert "do not wait for copies" not in notes("minimal"), "there is nobody to copy"
+    waiting = notes("defaults", "--set", "broker.config.replication_mode=APPENDED")
+    assert "do not wait for copies" not in waiting
+
+
+@pytest.mark.parametrize(("slaves", "told"), [(1, True), (2, False)])
+def test_a_floor_that_lets_nobody_be_away_is_told(slaves: int, told: bool) -> None:
+    change = f"broker.config.min_in_sync_replicas=2,broker.groups[0].slaves={slaves}"
+    said = notes("defaults", "--set", f"broker.groups[0].name=a,{change}")
+    assert ("only while all its 2 members are in sync" in said) is told

@@ -16,6 +16,7 @@ from tests.support.chart import (
     SERVERS,
     VALUES_FILES,
     WORKLOADS,
+    Object,
     Rendered,
     component,
     containers,
@@ -46,7 +47,14 @@ def test_helm_3_and_helm_4_agree(values: str) -> None:
     first, *others = (rendered(values, major) for major in HELMS)
     key = label
     for other in others:
-        assert sorted(first.objects, key=key) == sorted(other.objects, key=key)
+        assert sorted(_settled(first), key=key) == sorted(_settled(other), key=key)
+
+
+def _settled(chart: Rendered) -> list[Object]:
+    """The objects without what is made by chance."""
+    return [
+        {**thing, "data": {}} if thing["kind"] == "Secret" else thing for thing in chart.objects
+    ]
 
 
 def test_objects_are_different_and_labelled(chart: Rendered) -> None:
@@ -172,7 +180,7 @@ def test_rights_end_at_the_lease_of_the_group(chart: Rendered) -> None:
         name = role["metadata"]["name"]
         named, creating = role["rules"]
         assert named["resourceNames"] == [name]
-        assert set(named["verbs"]) == {"get", "update", "patch"}
+        assert set(named["verbs"]) == {"get", "update"}
         assert creating["verbs"] == ["create"]
         assert {"leases"} == {*named["resources"], *creating["resources"]}
         assert {"coordination.k8s.io"} == {*named["apiGroups"], *creating["apiGroups"]}

@@ -61,9 +61,9 @@ def order(state: Path, *, job: bool) -> Path:
     commands += [
         f"{in_pod} cometmq topic create sdk",
         f"{in_pod} python -c {roundtrip} sdk",
-        f"{in_pod} cometmq cluster --output json",
+        f"{in_pod} cometmq cluster members --output json",
         f"{in_pod} cometmq broker step-down --broker-group a",
-        f"{in_pod} cometmq cluster --output json",
+        f"{in_pod} cometmq cluster members --output json",
         f"{in_pod} python -c {roundtrip} sdk",
     ]
     found = {

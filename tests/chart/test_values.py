@@ -74,6 +74,14 @@ def test_names_that_do_not_fit_are_refused(major: int) -> None:
     assert "more than 52 characters" in done.stderr
 
 
+@pytest.mark.parametrize(("floor", "fits"), [(2, True), (3, False)])
+def test_more_members_in_sync_than_there_are_are_refused(floor: int, fits: bool) -> None:
+    change = f"broker.config.min_in_sync_replicas={floor}"
+    done = run_helm(HELMS[-1], "template", "prod", CHART, "--set", change)
+    assert (done.returncode == 0) is fits
+    assert ("the group has 2 members" in done.stderr) is not fits
+
+
 def test_a_parent_chart_may_have_global_values() -> None:
     done = run_helm(HELMS[0], "template", "prod", CHART, "--set", "global.region=here")
     assert done.returncode == 0, done.stderr

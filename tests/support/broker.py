@@ -373,10 +373,10 @@ async def running_broker(directory: Path, **options: Any) -> AsyncIterator[LiveB
 
 
 @asynccontextmanager
-async def running_namesrv(directory: Path) -> AsyncIterator[str]:
+async def running_namesrv(directory: Path, port: int = 0) -> AsyncIterator[str]:
     """A name server; its address."""
     config = NamesrvConfig(
-        port=0, metrics_port=0, kv_config_path=directory / "kvConfig.json", scan_interval_s=0.05
+        port=port, metrics_port=0, kv_config_path=directory / "kvConfig.json", scan_interval_s=0.05
     )
     server = new_server(config)
     await server.start()

@@ -115,6 +115,10 @@ class Roots:
             for file, text in self.cluster.config_map(volume["configMap"]["name"]).items():
                 (folder / file).write_text(text)
                 (folder / file).chmod(0o644)
+        if "secret" in volume:
+            for file, content in self.cluster.secret(volume["secret"]["secretName"]).items():
+                (folder / file).write_bytes(content)
+                (folder / file).chmod(0o644)
         return bind(folder, mount["mountPath"], writable=not mount.get("readOnly", False))
 
 

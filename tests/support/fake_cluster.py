@@ -69,10 +69,16 @@ class FakeNameServer(_Servicer):
         await self._server.stop(0)
 
     async def put(self, topic: str, *brokers: FakeBroker, queues: int = 4, perm: int = 6) -> None:
-        """The topic's route: these brokers, each with so many queues."""
-        self.routes[topic] = namesrv_pb2.TopicRoute(
-            topic=topic, groups=[broker.route(topic, queues, perm) for broker in brokers]
-        )
+        """The topic's route: these brokers, each with so many queues; those of one name are members
+        of one group.
+        """
+        groups: dict[str, namesrv_pb2.GroupRoute] = {}
+        for broker in brokers:
+            group = broker.route(topic, queues, perm)
+            known = groups.setdefault(broker.name, group)
+            if known is not group:
+                known.members.extend(group.members)
+        self.routes[topic] = namesrv_pb2.TopicRoute(topic=topic, groups=groups.values())
         async with self._changed:
             self._changed.notify_all()
 
@@ -117,6 +123,9 @@ class FakeBroker(_Servicer):
 
     def __init__(self, name: str = "g1", *, host_bytes: int = 4) -> None:
         self.name = name
+        self.member_id, self.epoch = 0, 1
+        self.role = common_pb2.MEMBER_ROLE_WRITER
+        self.suggests: int | None = None  # the member that every pull's answer names
         self.host_bytes = host_bytes  # 4 or 16: the address length told to producers
         self.batch_max_count = 1024
         self.topics: dict[str, int] = {}  # queues of each topic
@@ -182,12 +191,20 @@ class FakeBroker(_Servicer):
                 namesrv_pb2.Member(
                     cluster="c",
                     broker_group=self.name,
-                    role=common_pb2.MEMBER_ROLE_WRITER,
+                    member_id=self.member_id,
+                    role=self.role,
                     address=self.address,
-                    epoch=1,
+                    epoch=self.epoch,
                 )
             ],
         )
+
+    def copy_of(self, writer: FakeBroker, member_id: int = 1) -> Self:
+        """This one is a follower: it has all that ``writer`` has, at any time."""
+        self.name, self.member_id, self.epoch = writer.name, member_id, writer.epoch
+        self.role = common_pb2.MEMBER_ROLE_FOLLOWER
+        self.topics, self.queues = writer.topics, writer.queues
+        return self
 
     def stored(self, topic: str) -> list[Record]:
         """All records of a topic in the order of the log."""
@@ -312,6 +329,8 @@ class FakeBroker(_Servicer):
         records = self.queues.get(key, [])
         low, offset = self.min_offsets.get(key, 0), request.position.offset
         response = broker_pb2.PullResponse(min_offset=low, max_offset=len(records))
+        if self.suggests is not None:
+            response.suggested_member_id = self.suggests
         response.next_position.generation = self.generations.get(key[0], 1)
         response.next_position.offset = offset
         if not low <= offset <= len(records):

@@ -35,8 +35,11 @@ OPTIONS = {
 class LocalGroup:
     """One broker group, ``g1``, of members 0, 1, …; :meth:`client` gives stubs for one of them."""
 
-    def __init__(self, directory: Path, slaves: int, connection: Connection) -> None:
+    def __init__(
+        self, directory: Path, slaves: int, connection: Connection, options: dict[str, str]
+    ) -> None:
         self.connection = connection
+        self._options = options
         self._directory = directory
         self._slaves = slaves
         self._clients: dict[int, BrokerClient] = {}
@@ -69,7 +72,9 @@ class LocalGroup:
 
     async def start(self) -> Self:
         """Start what does not run."""
-        await local.up(self._directory, broker_count=1, slave_count=self._slaves, options=OPTIONS)
+        await local.up(
+            self._directory, broker_count=1, slave_count=self._slaves, options=self._options
+        )
         return self
 
     async def kill(self, member_id: int) -> None:
@@ -129,13 +134,16 @@ class LocalGroup:
 
 
 @asynccontextmanager
-async def local_group(directory: Path, slaves: int = 1) -> AsyncIterator[LocalGroup]:
-    """A name server and a broker group that is complete and in step; all gone at the end."""
+async def local_group(directory: Path, slaves: int = 1, **more: str) -> AsyncIterator[LocalGroup]:
+    """A name server and a broker group that is complete and in step; all gone at the end. ``more``:
+    options of the members.
+    """
+    options = OPTIONS | more
     try:
-        cluster = await local.up(directory, broker_count=1, slave_count=slaves, options=OPTIONS)
+        cluster = await local.up(directory, broker_count=1, slave_count=slaves, options=options)
         async with Connection(cluster.namesrv) as connection:
             await ops.wait_for_brokers(connection, ("g1",), deadline_s=DEADLINE_S)
-            group = LocalGroup(directory, slaves, connection)
+            group = LocalGroup(directory, slaves, connection, options)
             try:
                 await group.in_step()
                 yield group

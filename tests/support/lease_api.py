@@ -1,14 +1,18 @@
 """A model of the Kubernetes API's Leases: optimistic locking by resourceVersion, over real HTTP.
 
 ``lose_answers`` lets the next writes be carried out and their connections break before the answer.
+``gate``: closed, calls are taken, and carried out and answered when it opens. ``accepted``: every
+object that was written, oldest first. What the model says is what a real API server says:
+tests/kube plays the same contract on both.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -23,45 +27,58 @@ class LeaseApi:
         self.lose_answers = 0
         self.failing = 0
         self.calls: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.accepted: list[dict[str, Any]] = []
         self.address = ""
         self._lock = threading.Lock()
         self._version = 100
 
     def get(self, key: tuple[str, str]) -> tuple[int, dict[str, Any]]:
         found = self.leases.get(key)
-        return (200, found) if found else (404, {"reason": "NotFound"})
+        missing = {"reason": "NotFound", "details": {"name": key[1], "kind": "leases"}}
+        return (200, found) if found else (404, missing)
 
     def put(self, key: tuple[str, str], body: dict[str, Any], *, new: bool) -> tuple[int, Any]:
+        """A replacement makes what is not there, unless it names another object by its uid."""
         with self._lock:
-            before = self.leases.get(key)
-            wanted = body["metadata"].get("resourceVersion")
-            if new != (before is None) or (new and wanted):
-                return (409 if new else 404), {"reason": "AlreadyExists"}
-            if before is not None and wanted != before["metadata"]["resourceVersion"]:
+            before = self.leases.get(key, {"metadata": {}})["metadata"]
+            wanted = body["metadata"]
+            if new and before:
+                return 409, {"reason": "AlreadyExists"}
+            if new and wanted.get("resourceVersion"):
+                return 500, {"message": "resourceVersion should not be set"}
+            if wanted.get("uid", before.get("uid")) != before.get("uid"):
+                return 409, {"reason": "Conflict"}
+            if before and not wanted.get("resourceVersion"):
+                return 422, {"reason": "Invalid"}
+            if before and wanted["resourceVersion"] != before["resourceVersion"]:
                 return 409, {"reason": "Conflict"}
             self._version += 1
-            body["metadata"]["resourceVersion"] = str(self._version)
-            body["metadata"].setdefault("uid", "made-here")
+            body["metadata"] = {**wanted, "resourceVersion": str(self._version)}
+            body["metadata"]["uid"] = before.get("uid", f"made-at-{self._version}")
             self.leases[key] = body
-            return (201 if new else 200), body
+            self.accepted.append(copy.deepcopy(body))
+            return (200 if before else 201), body
 
 
 @contextmanager
-def lease_api() -> Iterator[LeaseApi]:
-    """The model, served on a free port."""
+def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
+    """The model, served on a free port of ``host``."""
     api = LeaseApi()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(api.get(self._key()))
+            self._answer(lambda: api.get(self._key()))
 
         def do_POST(self) -> None:
             body = self._body()
             namespace = self.path.removeprefix(PATH).split("/")[0]
-            self._answer(api.put((namespace, body["metadata"]["name"]), body, new=True))
+            self._answer(lambda: api.put((namespace, body["metadata"]["name"]), body, new=True))
 
         def do_PUT(self) -> None:
-            self._answer(api.put(self._key(), self._body(), new=False))
+            body = self._body()
+            self._answer(lambda: api.put(self._key(), body, new=False))
 
         def _key(self) -> tuple[str, str]:
             namespace, _, name = self.path.removeprefix(PATH).split("/")
@@ -71,27 +88,28 @@ def lease_api() -> Iterator[LeaseApi]:
             body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             return body
 
-        def _answer(self, answer: tuple[int, object]) -> None:
+        def _answer(self, act: Callable[[], tuple[int, object]]) -> None:
+            assert api.gate.wait(30), "the test forgot to let the calls go"
             api.calls.append(self.command)
-            status, body = answer
+            failure = {"reason": "Failing", "message": "failing"}
+            status, body = (api.failing, failure) if api.failing else act()
             if self.command != "GET" and api.lose_answers:
                 api.lose_answers -= 1
                 self.close_connection = True
                 return
-            if api.failing:
-                status, body = api.failing, {"reason": "Failing"}
             text = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text)
+            with suppress(ConnectionError):  # who asked may have gone
+                self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
             """Silence."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    api.address = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer((host, 0), Handler)
+    api.address = f"http://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

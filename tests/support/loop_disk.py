@@ -37,13 +37,14 @@ LOOP_INFO_BYTES, SIZE_LIMIT_AT = 232, 32  # struct loop_info64, its field lo_siz
 class LoopDisk:
     """A mounted file system. Made by :func:`loop_disk`."""
 
-    def __init__(self, directory: Path, kind: str) -> None:
+    def __init__(self, directory: Path, kind: str, size_bytes: int = 0) -> None:
+        """``size_bytes`` 0: the least that a test needs."""
         self.kind = kind
         self.mount_point = directory / kind
         self._image = directory / f"{kind}.img"
         self.mount_point.mkdir()
         with self._image.open("wb") as image:
-            image.truncate(SIZE_BYTES[kind])
+            image.truncate(size_bytes or SIZE_BYTES[kind])
         _run(f"mkfs.{kind}", "-q", "-F" if kind == "ext4" else "-f", str(self._image))
 
     def mount(self) -> None:
@@ -100,7 +101,8 @@ def _run(*command: str) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
-def _missing(kind: str) -> str:
+def missing(kind: str) -> str:
+    """Why there can be no such disk here; empty when there can."""
     if os.geteuid() != 0:
         return "run as root"
     if not Path("/dev/loop-control").exists():
@@ -113,8 +115,8 @@ def _missing(kind: str) -> str:
 @contextmanager
 def loop_disk(directory: Path, kind: str) -> Iterator[LoopDisk]:
     """An empty file system of ``kind``, mounted; the test is skipped where there can be none."""
-    if missing := _missing(kind):
-        pytest.skip(f"a power cut needs an {kind} of its own: {missing}")
+    if reason := missing(kind):
+        pytest.skip(f"a power cut needs an {kind} of its own: {reason}")
     disk = LoopDisk(directory, kind)
     try:
         disk.mount()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,10 @@ class Cluster:
         (found,) = (o for o in self._kind("ConfigMap") if o["metadata"]["name"] == name)
         data: dict[str, str] = found["data"]
         return data
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        (found,) = (o for o in self._kind("Secret") if o["metadata"]["name"] == name)
+        return {key: b64decode(value) for key, value in found["data"].items()}
 
     def hosts(self, domain: str) -> str:
         """The text of /etc/hosts that stands in for the cluster's DNS.

@@ -153,7 +153,13 @@ async def rpc_count(metrics_address: str, method: str) -> int:
 async def running_pullhold(namesrv: str, **options: Any) -> AsyncIterator[LivePullhold]:
     """A pullhold, ready and registered; stopped in order at the end of the block."""
     config = PullholdConfig(
-        **{"namesrv": (namesrv,), "port": 0, "metrics_port": 0, "drain_grace_s": 2.0, **options}
+        **{
+            "namesrv": tuple(namesrv.split(";")),
+            "port": 0,
+            "metrics_port": 0,
+            "drain_grace_s": 2.0,
+            **options,
+        }
     )
     server = new_server(config)
     try:

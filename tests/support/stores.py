@@ -9,6 +9,7 @@ from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.format.indexfile import Sizes
 from cometmq.format.properties import encode as encode_properties
+from cometmq.native.interface import Levels
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath
 from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
@@ -99,6 +100,9 @@ class FaultyFile:
             raise StoreFailed(f"cannot sync {self.path}")
         self._disk.synced.append(self.path)
         self._file.sync()
+
+    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+        return False  # so :meth:`sync` is called, every time
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         return self._file.data_extents(start, end)

@@ -127,6 +127,36 @@ checksum/config: {{ .config | sha256sum }}
     sizeLimit: {{ .Values.scratch.sizeLimit }}
 {{- end }}
 
+{{/* The secret of the internal ports, as a file. A folder, not a file of it (subPath): that would stay as it was when the
+Secret changes. */}}
+{{- define "cometmq.secretFile" -}}
+/etc/cometmq-internal/{{ .Values.internalSecret.key }}
+{{- end }}
+
+{{- define "cometmq.secretMounts" -}}
+{{- if .Values.internalSecret.enabled }}
+- name: internal-secret
+  mountPath: /etc/cometmq-internal
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "cometmq.secretVolumes" -}}
+{{- if .Values.internalSecret.enabled }}
+- name: internal-secret
+  secret:
+    secretName: {{ .Values.internalSecret.existingSecret | default (include "cometmq.name" (dict "root" . "component" "internal")) }}
+{{- end }}
+{{- end }}
+
+{{/* For the cometmq command. */}}
+{{- define "cometmq.secretEnv" -}}
+{{- if .Values.internalSecret.enabled }}
+- name: COMETMQ_INTERNAL_SECRET_FILE
+  value: {{ include "cometmq.secretFile" . }}
+{{- end }}
+{{- end }}
+
 {{/* Options that every service gets: {root, settings}. */}}
 {{- define "cometmq.serviceOptions" -}}
 listen_host: {{ .root.Values.listenHost | quote }}
