@@ -2,7 +2,7 @@
 
 A process never switches roles, it is replaced. What it has to tell its successor travels in one
 environment variable, which the successor takes out again: why, which ports were bound, where a log
-was handed over, and when roles changed before.
+was handed over, when roles changed before, and what metrics go on with.
 
 What survives an exec and must not: blocked signals, ignored signals, open descriptors. Only the
 signals to stop stay blocked, so that one that comes between two programs waits for the second to
@@ -45,6 +45,8 @@ class RoleChange:
     ports: Mapping[str, int] = field(default_factory=dict)  # option name → the port that was bound
     log_end: int | None = None  # where a writer handed its log over; None: nobody did
     changed_s: tuple[float, ...] = ()
+    heard_s: float | None = None  # CLOCK_BOOTTIME of the newest frame of the writer before us
+    elections: Mapping[str, int] = field(default_factory=dict)  # by reason, since the process began
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

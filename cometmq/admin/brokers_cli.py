@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import click
 
-from cometmq.admin import brokers
+from cometmq.admin import brokers, reigns
 from cometmq.admin.commandline import Group, cluster_command
 from cometmq.admin.connection import Connection
-from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
+from cometmq.admin.views import (
+    BrokerMemberView,
+    CleanedView,
+    ElectedView,
+    HandoverView,
+    LogChecksumView,
+)
 from cometmq.errors import InvalidRequest
 
 
@@ -35,6 +41,21 @@ async def broker_step_down(
     No message and no committed offset is lost; clients go on by themselves.
     """
     return await brokers.step_down(connection, name or await _only(connection), member_id)
+
+
+@cluster_command(broker_group, "elect")
+@click.argument("name", metavar="GROUP")
+@click.argument("member_id", metavar="MEMBER", type=int)
+@click.option("--force", is_flag=True, help="Acknowledged messages may be lost: yes, do it.")
+async def broker_elect(
+    connection: Connection, name: str, member_id: int, force: bool
+) -> ElectedView:
+    """Make MEMBER the writer of GROUP, which has lost its writer and has nobody electable.
+
+    Waits until the lease counts as abandoned. What MEMBER does not have is lost to consumers;
+    whoever has it keeps it in a file when it comes back.
+    """
+    return await reigns.elect(connection, name, member_id, force=force)
 
 
 @cluster_command(broker_group, "checksum")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,17 +22,19 @@ from cometmq.admin import (
     messages,
     offsets_cli,
     ops,
+    reigns,
     render,
     store_cli,
 )
 from cometmq.admin.commandline import (
     Group,
     cluster_command,
+    connection_to,
     directory_option,
-    known_namesrv,
     namesrv_option,
     output_option,
     pairs,
+    secret_option,
 )
 from cometmq.admin.connection import Connection
 from cometmq.admin.convert import permission_bits
@@ -40,6 +43,7 @@ from cometmq.admin.views import (
     CreatedTopicView,
     DeletedTopicView,
     GroupProgressView,
+    GroupStatusView,
     GroupView,
     LocalView,
     MemberView,
@@ -51,7 +55,7 @@ from cometmq.admin.views import (
     StoppedView,
     TopicView,
 )
-from cometmq.model import FlushMode, Message, QueueRef
+from cometmq.model import FlushMode, Message, QueueRef, ReplicationMode
 
 FOLLOW_INTERVAL_S = 0.2
 PATIENCE_ROUNDS_MAX = 25  # 5 s for what is appended to become readable
@@ -77,12 +81,10 @@ def local_group() -> None:
 
 @local_group.command("up")
 @directory_option
-@click.option("--namesrvs", default=1, show_default=True, type=click.IntRange(1, 8))
-@click.option("--brokers", default=2, show_default=True, type=click.IntRange(0, 32))
-@click.option(
-    "--slaves", default=0, show_default=True, type=click.IntRange(0, 8), help="Of each broker."
-)
-@click.option("--pullholds", default=0, show_default=True, type=click.IntRange(0, 8))
+@click.option("--namesrvs", type=click.IntRange(1, 8), help="Default: 1.")
+@click.option("--brokers", type=click.IntRange(0, 32), help="Default: 2.")
+@click.option("--slaves", type=click.IntRange(0, 8), help="Of each broker. Default: 0.")
+@click.option("--pullholds", type=click.IntRange(0, 8), help="Default: 0.")
 @click.option(
     "--option", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
     help="A broker option, e.g. flush_disk_type=SYNC_FLUSH. May be repeated.",
@@ -90,14 +92,20 @@ def local_group() -> None:
 @output_option
 def local_up(
     directory: Path,
-    namesrvs: int,
-    brokers: int,
-    slaves: int,
-    pullholds: int,
+    namesrvs: int | None,
+    brokers: int | None,
+    slaves: int | None,
+    pullholds: int | None,
     options: dict[str, str],
     output: str,
 ) -> None:
-    """Start it, or what of it has died. Returns when it is ready."""
+    """Start it, or what of it has died. Returns when it is ready.
+
+    What is not given is as it was when this folder's cluster was started, and is told.
+    """
+    before = local.status(directory)
+    if before is not None and output == render.TABLE:
+        click.echo(f"This cluster was started with {_as_given(before)}", err=True)
 
     async def run() -> LocalView:
         cluster = await local.up(
@@ -108,12 +116,20 @@ def local_up(
             pullhold_count=pullholds,
             options=options,
         )
-        async with Connection(cluster.namesrv) as connection:
+        async with connection_to(cluster.namesrv, cluster.secret_file) as connection:
             groups = cluster.broker_groups
             await ops.wait_for_brokers(connection, groups, deadline_s=REGISTERED_WAIT_S)
         return _local_view(directory, cluster)
 
     render.show(asyncio.run(run()), output)
+
+
+def _as_given(cluster: local.LocalCluster) -> str:
+    """How a cluster was started, as options of `up`."""
+    counts = [f"--{name} {count}" for name, count in asdict(cluster.shape).items()]
+    return " ".join(
+        [*counts, *(f"--option {name}={value}" for name, value in cluster.options.items())]
+    )
 
 
 @local_group.command("down")
@@ -156,8 +172,19 @@ def _local_view(directory: Path, cluster: local.LocalCluster | None) -> LocalVie
 # --- cluster and topics -------------------------------------------------------------------------
 
 
-@cluster_command(cli, "cluster")
-async def cluster_command_(connection: Connection) -> list[MemberView]:
+@cli.group("cluster", cls=Group)
+def cluster_group() -> None:
+    """The cluster: its broker groups and their members."""
+
+
+@cluster_command(cluster_group, "status")
+async def cluster_status(connection: Connection) -> list[GroupStatusView]:
+    """Every broker group at a glance: who writes, who is in sync, who may take over."""
+    return await reigns.describe(connection)
+
+
+@cluster_command(cluster_group, "members")
+async def cluster_members(connection: Connection) -> list[MemberView]:
     """Every registered member, its role and its log."""
     return await ops.describe_cluster(connection)
 
@@ -186,6 +213,11 @@ broker_groups_option = click.option(
     "--flush", type=click.Choice(["async", "sync"]), help="When a message is acknowledged."
 )
 @click.option(
+    "--replication",
+    type=click.Choice(["async", "appended", "flushed"]),
+    help="Which copies an acknowledgement waits for.",
+)
+@click.option(
     "--reserve-hours",
     type=click.FloatRange(min=0),
     help="Do not show messages that are older; 0 = show what the log has.",
@@ -199,12 +231,15 @@ async def topic_create(
     write_queues: int | None,
     permission: str,
     flush: str | None,
+    replication: str | None,
     reserve_hours: float | None,
     broker_groups: tuple[str, ...],
 ) -> list[CreatedTopicView]:
     """Create topic NAME, or change its settings. What is not given is the broker's default.
 
     --flush async acknowledges a message when it is in the page cache; sync, when it is on disk.
+    --replication async does not wait for copies; appended and flushed wait until every in-sync
+    member has it in its page cache, or on its disk.
     --reserve-hours may not be longer than the broker keeps its log, which all topics share.
     """
     return await ops.create_topic(
@@ -214,6 +249,7 @@ async def topic_create(
         write_queue_count=_first(write_queues, queues, 0),
         permission=permission_bits(permission),
         flush_mode=FlushMode[flush.upper()] if flush else None,
+        replication_mode=ReplicationMode[replication.upper()] if replication else None,
         reserve_time_ms=None if reserve_hours is None else round(reserve_hours * 3_600_000),
         broker_groups=broker_groups,
     )
@@ -340,6 +376,7 @@ def _queue(topic: str, text: str) -> QueueRef:
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated.")
 @click.option("--queue", metavar="BROKER_GROUP/NUMBER", help="Only this queue.")
 @namesrv_option
+@secret_option
 @output_option
 def message_consume(
     topic: str, start: str, tags: tuple[str, ...], queue: str | None, **options: Any
@@ -351,7 +388,7 @@ def message_consume(
     only = _queue(topic, queue) if queue else None
 
     async def run() -> None:
-        async with Connection(known_namesrv(options["namesrv"])) as connection:
+        async with connection_to(options["namesrv"], options["secret_file"]) as connection:
             reader = await open_reader(
                 connection,
                 topic,

@@ -13,7 +13,9 @@ import click
 
 from cometmq.admin import local, render
 from cometmq.admin.connection import Connection
+from cometmq.clock import SystemClock
 from cometmq.errors import CometError
+from cometmq.rpc.secret import open_secret
 
 EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 DEFAULT_DIRECTORY = ".cometmq"
@@ -44,6 +46,14 @@ namesrv_option = click.option(
     show_envvar=True,
     help="Name servers. Default: those of the local cluster in --dir of `cometmq local`.",
 )
+secret_option = click.option(
+    "--internal-secret-file",
+    "secret_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="COMETMQ_INTERNAL_SECRET_FILE",
+    show_envvar=True,
+    help="File with the secret of the internal ports. Default: the local cluster's, if it has one.",
+)
 
 
 class Command(click.Command):
@@ -69,11 +79,14 @@ def cluster_command(group: click.Group, name: str) -> Decorator:
     def decorate(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         @group.command(name)
         @namesrv_option
+        @secret_option
         @output_option
         @functools.wraps(work)
-        def command(namesrv: str | None, output: str, **arguments: Any) -> None:
+        def command(
+            namesrv: str | None, secret_file: Path | None, output: str, **arguments: Any
+        ) -> None:
             async def run() -> Any:
-                async with Connection(known_namesrv(namesrv)) as connection:
+                async with connection_to(namesrv, secret_file) as connection:
                     return await work(connection, **arguments)
 
             render.show(asyncio.run(run()), output)
@@ -83,10 +96,16 @@ def cluster_command(group: click.Group, name: str) -> Decorator:
     return decorate
 
 
-def known_namesrv(given: str | None) -> str:
-    """The name servers to ask: those given, else the local cluster's, else a usage error."""
-    if given:
-        return given
+def connection_to(namesrv: str | None, secret_file: Path | None) -> Connection:
+    """The way to the cluster that was named, else to the local one, else a usage error."""
+    if not namesrv:
+        cluster = _local_cluster()
+        namesrv = cluster.namesrv
+        secret_file = secret_file or cluster.secret_file
+    return Connection(namesrv, open_secret(secret_file, SystemClock()))
+
+
+def _local_cluster() -> local.LocalCluster:
     directory = Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY)
     cluster = local.status(directory)
     if cluster is None or not cluster.namesrv:
@@ -94,7 +113,7 @@ def known_namesrv(given: str | None) -> str:
             "no name server is known: give --namesrv HOST:PORT or set COMETMQ_NAMESRV,"
             " or start a cluster here with: cometmq local up"
         )
-    return cluster.namesrv
+    return cluster
 
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

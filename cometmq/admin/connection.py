@@ -12,6 +12,7 @@ import grpc
 from cometmq.errors import CometError, GroupNotFound, PeerUnavailable, RouteNotFound, TopicNotFound
 from cometmq.rpc.channels import open_channel, parse_addresses
 from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (
     broker_pb2_grpc,
     common_pb2,
@@ -43,10 +44,11 @@ class Connection:
     that names the address which does not answer.
     """
 
-    def __init__(self, namesrv: str) -> None:
-        """``namesrv``: addresses as ``host:port;host:port``."""
+    def __init__(self, namesrv: str, secret: SharedSecret | None = None) -> None:
+        """``namesrv``: addresses as ``host:port;host:port``; ``secret`` is for internal ports."""
         self._namesrvs = parse_addresses(namesrv)
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._secret = secret
+        self._channels: dict[tuple[str, SharedSecret | None], grpc.aio.Channel] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,15 +101,21 @@ class Connection:
         return broker_pb2_grpc.BrokerServiceStub(self._channel(member.address))
 
     def admin(self, member: namesrv_pb2.Member) -> broker_pb2_grpc.BrokerAdminServiceAsyncStub:
-        return broker_pb2_grpc.BrokerAdminServiceStub(self._channel(member.internal_address))
+        return broker_pb2_grpc.BrokerAdminServiceStub(self._internal(member))
 
     def member(self, member: namesrv_pb2.Member) -> member_pb2_grpc.MemberServiceAsyncStub:
-        return member_pb2_grpc.MemberServiceStub(self._channel(member.internal_address))
+        return member_pb2_grpc.MemberServiceStub(self._internal(member))
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = open_channel(address)
-        return self._channels[address]
+    def _internal(self, member: namesrv_pb2.Member) -> grpc.aio.Channel:
+        return self._channel(member.internal_address, self._secret)
+
+    def _channel(self, address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
+        # A process tells its addresses itself: a client port must not get the secret because
+        # somebody calls it an internal one too, nor the other way round.
+        known = self._channels.get((address, secret))
+        if known is None:
+            known = self._channels[address, secret] = open_channel(address, secret)
+        return known
 
 
 async def call(

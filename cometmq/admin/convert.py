@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from cometmq.admin.views import MessageView, TopicView
-from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2
 
 SYS_FLAG_COMPRESSED = 1
@@ -27,6 +27,10 @@ def flush_mode_name(mode: int) -> str:
     return FlushMode(mode).name.lower()
 
 
+def replication_mode_name(mode: int) -> str:
+    return ReplicationMode(mode or ReplicationMode.ASYNC).name.lower()
+
+
 def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
     return TopicView(
         topic=topic.name,
@@ -35,6 +39,7 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
         write_queue_count=topic.write_queue_count,
         permission=permission_name(topic.permission),
         flush_mode=flush_mode_name(topic.flush_mode),
+        replication_mode=replication_mode_name(topic.replication_mode),
         reserve_time_ms=topic.reserve_time_ms,
     )
 

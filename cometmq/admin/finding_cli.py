@@ -70,9 +70,25 @@ def _add_query(group: click.Group) -> None:
         """
         if (key is None) == (unique_id is None):
             raise click.UsageError("give either --key or --unique-id")
+        _check_range(limits["begin_ms"], limits["end_ms"])
         return await finding.query_messages(
             connection, topic, key=key, unique_id=unique_id, **limits
         )
+
+
+def _check_range(begin_ms: int | None, end_ms: int | None) -> None:
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise click.UsageError(
+            f"--begin {_local_time(begin_ms)} is later than --end {_local_time(end_ms)}"
+        )
+
+
+def _local_time(time_ms: int) -> str:
+    """As it could be given; beyond what calendars have, as it was given."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
 
 
 def _add_offset_by_time(group: click.Group) -> None:

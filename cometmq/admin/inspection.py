@@ -75,10 +75,10 @@ def place(directory: Path, log_offset: int) -> PlaceView:
     return PlaceView(path, offset, found.kind.value, found.size, found.reason, goes_on, view)
 
 
-def verify(directory: Path, index_sizes: Sizes) -> VerifiedView:
-    """Everything read and compared."""
+def verify(directory: Path, index_sizes: Sizes | None) -> VerifiedView:
+    """Everything read and compared. ``index_sizes`` None: those that the store was opened with."""
     began_s = _CLOCK.monotonic_s()
-    report = verification.verify(directory, index_sizes=index_sizes)
+    report = verification.verify(directory, index_sizes=index_sizes, observer=QueueChanges())
     fields = {name: getattr(report, name) for name in report.__slots__}
     faults = [FaultView(*fault) for fault in fields.pop("faults")]
     return VerifiedView(**fields, faults=faults, seconds=_CLOCK.monotonic_s() - began_s)
@@ -88,7 +88,7 @@ def repair(
     directory: Path,
     accepted: Accepted,
     *,
-    index_sizes: Sizes,
+    index_sizes: Sizes | None,
     queue_file_bytes: int | None,
 ) -> RepairedView:
     """Mend a store that nobody has open."""

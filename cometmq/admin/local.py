@@ -31,6 +31,7 @@ from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed
 
 STATE_FILE = "local.json"
 LEASES = "leases"
+SECRET_OPTION = "internal_secret_file"  # the one broker option that pullholds get too
 NAMESRV = "namesrv"
 BROKER = "broker"  # stands alone
 MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
@@ -42,6 +43,8 @@ BROKER_OPTIONS = {
     "mapped_file_size_commit_log": str(64 * 1024 * 1024),
     "max_hash_slot_num": "100000",
     "max_index_num": "400000",
+    # The whole cluster stops at once: nobody is left to go on.
+    "hand_over_at_stop": "false",
 }
 _LOG_TAIL_LINES = 15
 
@@ -79,12 +82,23 @@ class LocalProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """How many processes of each kind a cluster has."""
+
+    namesrvs: int = 1
+    brokers: int = 2  # broker groups
+    slaves: int = 0  # of each broker group; without any its broker stands alone
+    pullholds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LocalCluster:
     """What runs in a folder."""
 
     directory: Path
     processes: tuple[LocalProcess, ...]
     options: dict[str, str] = field(default_factory=dict)  # broker options, name → value
+    shape: Shape = field(default_factory=Shape)  # that it was started with
 
     def of_kind(self, kind: str) -> tuple[LocalProcess, ...]:
         return tuple(process for process in self.processes if process.kind == kind)
@@ -107,6 +121,12 @@ class LocalCluster:
         """The name servers' addresses in the form that every client takes."""
         return ";".join(process.address for process in self.of_kind(NAMESRV))
 
+    @property
+    def secret_file(self) -> Path | None:
+        """The option of that name: what its internal ports want, and who calls them brings."""
+        given = self.options.get(SECRET_OPTION)
+        return Path(given) if given else None
+
     def log(self, name: str) -> Path:
         return self.directory / name / "log.txt"
 
@@ -114,30 +134,41 @@ class LocalCluster:
 async def up(
     directory: Path,
     *,
-    namesrv_count: int = 1,
-    broker_count: int = 2,
-    slave_count: int = 0,
-    pullhold_count: int = 0,
+    namesrv_count: int | None = None,
+    broker_count: int | None = None,
+    slave_count: int | None = None,
+    pullhold_count: int | None = None,
     options: Mapping[str, str] | None = None,
     deadline_s: float = 60.0,
 ) -> LocalCluster:
     """Start a local cluster, or what of it does not run; returns when every process is ready.
 
     ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves its broker
-    stands alone.
+    stands alone. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
+    before BROKER_OPTIONS and the brokers' own defaults. What is not given is as it was when the
+    folder's cluster was started; in a folder without one it is as :class:`Shape` has it.
 
-    ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go before
-    BROKER_OPTIONS and the brokers' own defaults. Raises ClusterRunning
-    when another shape of cluster runs in the folder, ProcessFailed with the end of its log when a
-    process dies or is not ready in time; then nothing that this call started goes on.
+    Raises ClusterRunning when what is given contradicts a cluster that runs in the folder,
+    ProcessFailed with the end of its log when a process dies or is not ready in time; then nothing
+    that this call started goes on.
     """
-    names = _names(namesrv_count, broker_count, slave_count, pullhold_count)
     before = status(directory) or _nothing(directory)
-    _refuse_another_shape(before, names, dict(options or {}))
+    wished = {
+        "namesrvs": namesrv_count,
+        "brokers": broker_count,
+        "slaves": slave_count,
+        "pullholds": pullhold_count,
+    }
+    counts = {name: count for name, count in wished.items() if count is not None}
+    options = _whole_paths(options or {})
+    shape = replace(before.shape, **counts)
+    names = _names(shape)
+    _refuse_contradictions(before, {**counts, **options})
     known = {process.name: process for process in before.processes}
     cluster = replace(
         before,
-        options=dict(options or {}),
+        options={**before.options, **options},
+        shape=shape,
         processes=tuple(known[name] for name in names if name in known and known[name].alive),
     )
     started: list[LocalProcess] = []
@@ -152,6 +183,9 @@ async def up(
             _save(cluster)
     except BaseException:
         await processes.stop([process.id for process in started], grace_s=5.0)
+        # What has failed is not what the next `up` goes by.
+        failed = status(directory) or before
+        _save(replace(failed, options=before.options, shape=before.shape))
         raise
     return cluster
 
@@ -183,33 +217,40 @@ def status(directory: Path) -> LocalCluster | None:
     except FileNotFoundError:
         return None
     members = tuple(LocalProcess(**process) for process in state["processes"])
-    return LocalCluster(directory.resolve(), members, state["options"])
+    shape = Shape(**state.get("shape", {}))
+    return LocalCluster(directory.resolve(), members, state["options"], shape)
 
 
 def _nothing(directory: Path) -> LocalCluster:
     return LocalCluster(directory.resolve(), ())
 
 
-def _names(
-    namesrv_count: int, broker_count: int, slave_count: int, pullhold_count: int
-) -> dict[str, str]:
+def _whole_paths(options: Mapping[str, str]) -> dict[str, str]:
+    """Good also for those who stand in another folder later."""
+    found = dict(options)
+    if found.get(SECRET_OPTION):
+        found[SECRET_OPTION] = str(Path(found[SECRET_OPTION]).resolve())
+    return found
+
+
+def _names(shape: Shape) -> dict[str, str]:
     """The wanted processes: name → kind, in the order of their start."""
-    counts = (namesrv_count - 1, broker_count, slave_count, pullhold_count)
-    total = namesrv_count + broker_count * (1 + slave_count) + pullhold_count
+    counts = (shape.namesrvs - 1, shape.brokers, shape.slaves, shape.pullholds)
+    total = shape.namesrvs + shape.brokers * (1 + shape.slaves) + shape.pullholds
     if min(counts) < 0 or total > PROCESSES_MAX:
         raise InvalidRequest(
             f"a local cluster has 1 or more name servers and at most {PROCESSES_MAX} processes, "
-            f"not {namesrv_count} name servers, {broker_count} brokers with {slave_count} slaves "
-            f"each, and {pullhold_count} pullholds"
+            f"not {shape.namesrvs} name servers, {shape.brokers} brokers with {shape.slaves} "
+            f"slaves each, and {shape.pullholds} pullholds"
         )
-    names = {f"namesrv-{n}": NAMESRV for n in range(1, namesrv_count + 1)}
-    groups = [f"g{n}" for n in range(1, broker_count + 1)]
-    if slave_count:
-        for member_id in range(slave_count + 1):
+    names = {f"namesrv-{n}": NAMESRV for n in range(1, shape.namesrvs + 1)}
+    groups = [f"g{n}" for n in range(1, shape.brokers + 1)]
+    if shape.slaves:
+        for member_id in range(shape.slaves + 1):
             names |= {f"{group}-{member_id}": MEMBER for group in groups}
     else:
         names |= dict.fromkeys(groups, BROKER)
-    return names | {f"pullhold-{n}": PULLHOLD for n in range(1, pullhold_count + 1)}
+    return names | {f"pullhold-{n}": PULLHOLD for n in range(1, shape.pullholds + 1)}
 
 
 def _waves(names: Mapping[str, str]) -> Iterator[list[str]]:
@@ -243,15 +284,19 @@ def _with(
     return replace(cluster, processes=tuple(known[name] for name in names if name in known))
 
 
-def _refuse_another_shape(
-    running: LocalCluster, names: Iterable[str], options: dict[str, str]
-) -> None:
-    living = [process.name for process in running.processes if process.alive]
-    same = {process.name for process in running.processes} == set(names)
-    if living and not (same and running.options == options):
+def _refuse_contradictions(before: LocalCluster, wished: Mapping[str, object]) -> None:
+    if not any(process.alive for process in before.processes):
+        return
+    had: dict[str, object] = {**asdict(before.shape), **before.options}
+    wrong = [
+        f"{name} {value}, but with {had.get(name, 'its default')}"
+        for name, value in wished.items()
+        if had.get(name) != value
+    ]
+    if wrong:
         raise ClusterRunning(
-            f"{running.directory} holds a running cluster of another shape "
-            f"({', '.join(living)}; options {running.options})"
+            f"{before.directory} holds a running cluster that was not started with "
+            f"{'; nor with '.join(wrong)}"
         )
 
 
@@ -297,9 +342,11 @@ def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess |
             **BROKER_OPTIONS,
             **cluster.options,
         }
+    if kind == PULLHOLD and cluster.secret_file:
+        flags |= {SECRET_OPTION: str(cluster.secret_file)}
     if kind == MEMBER:
         lease = cluster.directory / LEASES / f"{_group_and_id(name, kind)[0]}.json"
-        flags |= {"lease": lease.as_uri()}
+        flags.setdefault("lease", lease.as_uri())
     flat = [text for key, value in flags.items() for text in (f"--{key}", value)]
     return [sys.executable, "-P", "-m", f"services.{kind}", *flat]
 
@@ -359,6 +406,7 @@ def _failed(cluster: LocalCluster, process: LocalProcess, what: str) -> ProcessF
 def _save(cluster: LocalCluster) -> None:
     """Write the state file in one step: a reader sees the old state or the new one."""
     state = {
+        "shape": asdict(cluster.shape),
         "options": cluster.options,
         "processes": [asdict(process) for process in cluster.processes],
     }

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 
 from cometmq.admin import offsets, render
-from cometmq.admin.commandline import Group, known_namesrv, namesrv_option
-from cometmq.admin.connection import Connection
+from cometmq.admin.commandline import Group, connection_to, namesrv_option, secret_option
 from cometmq.admin.offsets import Snapshot
 from cometmq.clock import SystemClock
 
@@ -53,12 +52,14 @@ def offsets_group() -> None:
     help="Form of the answer, and of errors.",
 )
 @namesrv_option
+@secret_option
 def offsets_export(
     directory: Path,
     interval_s: float | None,
     forget: tuple[str, ...],
     output: str,
     namesrv: str | None,
+    secret_file: Path | None,
 ) -> None:
     """Write a snapshot of all offsets as Parquet into DIR.
 
@@ -75,7 +76,7 @@ def offsets_export(
             return
 
     async def run() -> Snapshot:
-        async with Connection(known_namesrv(namesrv)) as connection:
+        async with connection_to(namesrv, secret_file) as connection:
             return await offsets.export(connection, directory, clock, forget=forget)
 
     _show(directory, asyncio.run(run()), output)

@@ -18,7 +18,12 @@ from cometmq.admin.connection import (
     each_that_knows,
     until,
 )
-from cometmq.admin.convert import flush_mode_name, permission_name, topic_view
+from cometmq.admin.convert import (
+    flush_mode_name,
+    permission_name,
+    replication_mode_name,
+    topic_view,
+)
 from cometmq.admin.views import (
     CreatedTopicView,
     DeletedTopicView,
@@ -31,9 +36,16 @@ from cometmq.admin.views import (
     RouteView,
     TopicView,
 )
-from cometmq.errors import GroupNotFound, PeerUnavailable, RouteNotFound, TopicNotFound
+from cometmq.errors import (
+    BrokerDraining,
+    BrokerStarting,
+    GroupNotFound,
+    PeerUnavailable,
+    RouteNotFound,
+    TopicNotFound,
+)
 from cometmq.messaging.topics import is_system
-from cometmq.model import FlushMode
+from cometmq.model import FlushMode, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 ROUTE_WAIT_S = 5.0  # a change of a topic reaches the name servers well within this
@@ -51,7 +63,7 @@ async def describe_cluster(connection: Connection) -> list[MemberView]:
 async def _describe_member(connection: Connection, status: namesrv_pb2.MemberStatus) -> MemberView:
     member = status.member
     said: broker_pb2.DescribeBrokerResponse | None = None
-    with suppress(PeerUnavailable):
+    with suppress(PeerUnavailable, BrokerStarting, BrokerDraining):  # it changes its role, say
         said = await describe_broker(connection, member)
     return MemberView(
         cluster=member.cluster,
@@ -109,6 +121,7 @@ async def create_topic(
     write_queue_count: int = 0,
     permission: int = 0,
     flush_mode: FlushMode | None = None,
+    replication_mode: ReplicationMode | None = None,
     reserve_time_ms: int | None = None,
     broker_groups: tuple[str, ...] = (),
 ) -> list[CreatedTopicView]:
@@ -124,6 +137,7 @@ async def create_topic(
         write_queue_count=write_queue_count,
         permission=permission,
         flush_mode=common_pb2.FlushMode.ValueType(flush_mode.value if flush_mode else 0),
+        replication_mode=common_pb2.ReplicationMode.ValueType(replication_mode or 0),
         reserve_time_ms=reserve_time_ms,
     )
     request = broker_pb2.PutTopicRequest(topic=wanted)
@@ -145,6 +159,7 @@ async def create_topic(
             write_queue_count=answer.topic.write_queue_count,
             permission=permission_name(answer.topic.permission),
             flush_mode=flush_mode_name(answer.topic.flush_mode),
+            replication_mode=replication_mode_name(answer.topic.replication_mode),
             reserve_time_ms=answer.topic.reserve_time_ms,
             created=answer.created,
         )
@@ -224,6 +239,7 @@ def _route_view(group: namesrv_pb2.GroupRoute) -> RouteView:
         write_queue_count=group.topic.write_queue_count,
         permission=permission_name(group.topic.permission),
         flush_mode=flush_mode_name(group.topic.flush_mode),
+        replication_mode=replication_mode_name(group.topic.replication_mode),
         writer=writers[0] if writers else "",
         followers=[m.address for m in group.members if m.address not in writers],
     )

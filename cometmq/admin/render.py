@@ -42,6 +42,8 @@ def show(result: Any, form: str) -> None:
             show_message(result, form)
         case [views.MessageView(), *_]:
             _show_messages(result)
+        case [views.GroupStatusView(), *_]:
+            _show_groups(result)
         case list():
             _print_table(result)
         case _ if type(result) in forms:
@@ -118,6 +120,24 @@ def _show_progress(view: views.GroupProgressView) -> None:
     _print_table(view.members, empty="No member is alive.")
     _print_table(view.queues, empty="Nothing was committed, and no member subscribes.")
     print(f"lag {view.lag_count:,}")
+
+
+def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
+    """A table that fits into 80 columns, and a line for each group."""
+    _print_table(groups)
+    for group in groups:
+        name = _printable(group.broker_group)
+        print(
+            f"{name}: {'; '.join([*_reign_of(group), *([group.advice] if group.advice else [])])}"
+        )
+
+
+def _reign_of(group: views.GroupStatusView) -> list[str]:
+    facts = [f"member {number} does not answer" for number in group.silent]
+    if group.writer is None:
+        return facts
+    since = f" since {_time(group.since_ms)[:-4]} ({group.reason})" if group.since_ms else ""
+    return [f"member {group.writer} leads{since}", *facts]
 
 
 def _show_store(view: views.StoreView) -> None:
@@ -259,6 +279,7 @@ _SETTINGS: tuple[Column, ...] = (
     ("write queues", lambda v: v.write_queue_count),
     ("permission", lambda v: v.permission),
     ("flush", lambda v: v.flush_mode),
+    ("copies", lambda v: v.replication_mode),
 )
 _STORED: tuple[Column, ...] = (
     *_SETTINGS,
@@ -274,6 +295,18 @@ _QUEUE: tuple[Column, ...] = (
     ("queue", lambda v: v.queue_id),
     ("generation", lambda v: v.generation),
 )
+
+
+def _numbers(values: list[int] | None) -> str | None:
+    return None if values is None else " ".join(map(str, values)) or "–"
+
+
+def _in_sync(group: views.GroupStatusView) -> str | None:
+    """Who is, and how many must be where one is not enough."""
+    floor = f" (min {group.min_in_sync})" if (group.min_in_sync or 1) > 1 else ""
+    return None if group.in_sync is None else f"{_numbers(group.in_sync)}{floor}"
+
+
 # What a table shows of a view; JSON has every field.
 _COLUMNS: dict[type, tuple[Column, ...]] = {
     views.MemberView: (
@@ -300,6 +333,21 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("on disk", lambda v: v.log_flushed_offset),
         ("behind", lambda v: v.behind_bytes),
         ("refuses sends", lambda v: v.refusal or ""),
+    ),
+    views.GroupStatusView: (
+        ("group", lambda v: v.broker_group),
+        ("status", lambda v: v.status),
+        ("writer", lambda v: v.writer),
+        ("epoch", lambda v: v.epoch),
+        ("in sync", _in_sync),
+        ("electable", lambda v: _numbers(v.electable)),
+        ("members", lambda v: _numbers(v.members)),
+        ("behind", lambda v: v.behind_bytes_max),
+    ),
+    views.ElectedView: (
+        ("broker group", lambda v: v.broker_group),
+        ("writer", lambda v: v.member_id),
+        ("epoch", lambda v: v.epoch),
     ),
     views.CleanedView: (
         ("broker group", lambda v: v.broker_group),

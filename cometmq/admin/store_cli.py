@@ -13,6 +13,7 @@ from cometmq.admin.commandline import Group, output_option
 from cometmq.admin.views import LogFileView, PlaceView, RecordView, StoreView, UnitView
 from cometmq.format.indexfile import Sizes
 from cometmq.store.tools.repair import Accepted
+from cometmq.store.tools.smallfiles import NEW_STORE_ID, STORE_ID
 
 EXIT_FAULTY = 3  # what `verify` ends with when it found faults
 RANGE = re.compile(r"(\d+)-(\d+)")
@@ -21,13 +22,20 @@ directory_argument = click.argument(
     "directory", type=click.Path(path_type=Path, exists=True, file_okay=False, readable=True)
 )
 slots_option = click.option(
-    "--hash-slots", type=click.IntRange(1), default=Sizes().hash_slots, show_default=True,
-    help="The broker's max_hash_slot_num.",
+    "--hash-slots", type=click.IntRange(1),
+    help="The broker's max_hash_slot_num. Default: as the store was opened with last.",
 )  # fmt: skip
 entries_option = click.option(
-    "--index-entries", type=click.IntRange(2), default=Sizes().entries, show_default=True,
-    help="The broker's max_index_num.",
+    "--index-entries", type=click.IntRange(2),
+    help="The broker's max_index_num. Default: as the store was opened with last.",
 )  # fmt: skip
+
+
+def _index_sizes(hash_slots: int | None, index_entries: int | None) -> Sizes | None:
+    """None: neither was given."""
+    if hash_slots is None and index_entries is None:
+        return None
+    return Sizes(hash_slots or Sizes().hash_slots, index_entries or Sizes().entries)
 
 
 @click.group("store", cls=Group)
@@ -89,13 +97,17 @@ def _dump(
 @output_option
 @click.pass_context
 def store_verify(
-    ctx: click.Context, directory: Path, hash_slots: int, index_entries: int, output: str
+    ctx: click.Context,
+    directory: Path,
+    hash_slots: int | None,
+    index_entries: int | None,
+    output: str,
 ) -> None:
     """Read everything in DIRECTORY and compare it: log, queues, key index, marks.
 
     Changes nothing, and may run beside a broker. Ends with status 3 when something is wrong.
     """
-    found = inspection.verify(directory, Sizes(hash_slots, index_entries))
+    found = inspection.verify(directory, _index_sizes(hash_slots, index_entries))
     render.show(found, output)
     if found.faults:
         ctx.exit(EXIT_FAULTY)
@@ -109,6 +121,13 @@ def _ranges(
     if None in found:
         raise click.BadParameter(f"{values[found.index(None)]!r} is not START-END")
     return tuple((int(match[1]), int(match[2])) for match in found if match is not None)
+
+
+def _store_id(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """The ``--store-id`` option."""
+    if value is None or value == NEW_STORE_ID or STORE_ID.fullmatch(value):
+        return value
+    raise click.BadParameter(f"{value!r} is neither 32 hexadecimal digits nor {NEW_STORE_ID}")
 
 
 @store_group.command("repair")
@@ -129,31 +148,35 @@ def _ranges(
     "--epoch", type=click.IntRange(1), metavar="NUMBER",
     help="Where cometmq.epochs is gone: a number above every epoch that the group ever had.",
 )  # fmt: skip
+@click.option(
+    "--store-id", callback=_store_id, metavar=f"ID|{NEW_STORE_ID}",
+    help="Where cometmq.json is gone: the id that it named, or a new one.",
+)  # fmt: skip
 @slots_option
 @entries_option
 @click.option(
     "--queue-file-bytes", type=click.IntRange(20),
-    help="The broker's mapped_file_size_consume_queue. Default: that of the queues there are.",
+    help="The broker's mapped_file_size_consume_queue. Default: as the store was opened with last.",
 )  # fmt: skip
 @output_option
 def store_repair(
     directory: Path,
     *,
-    hash_slots: int,
-    index_entries: int,
+    hash_slots: int | None,
+    index_entries: int | None,
     queue_file_bytes: int | None,
     output: str,
     **accepted: Any,
 ) -> None:
     """Make queues and key index of DIRECTORY anew from its log; the broker must be down.
 
-    A damaged log is refused, and the options are told that would give up what is lost. Take a copy
-    of the folder first.
+    A damaged log is refused, and the options are told that would give up what is lost; so are log
+    files that are missing or cut short. Take a copy of the folder first.
     """
     done = inspection.repair(
         directory,
         Accepted(**accepted),
-        index_sizes=Sizes(hash_slots, index_entries),
+        index_sizes=_index_sizes(hash_slots, index_entries),
         queue_file_bytes=queue_file_bytes,
     )
     render.show(done, output)

@@ -52,6 +52,34 @@ class BrokerMemberView:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStatusView:
+    """A broker group at a glance. What only its writer knows is None while that does not answer."""
+
+    broker_group: str
+    status: str  # ok, degraded, refusing, waiting or no writer
+    writer: int | None  # member id
+    epoch: int  # the highest that is known
+    reason: str | None  # why that member leads
+    since_ms: int | None
+    in_sync: list[int] | None  # member ids
+    electable: list[int] | None
+    min_in_sync: int | None
+    members: list[int]  # that are registered
+    silent: list[int]  # of those, who do not answer
+    behind_bytes_max: int | None  # of the follower that is furthest behind
+    advice: str  # what to do; empty: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ElectedView:
+    """What `broker elect` has come to."""
+
+    broker_group: str
+    member_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class CleanedView:
     """What `broker clean` removed at a member."""
 
@@ -99,6 +127,7 @@ class TopicView:
     write_queue_count: int
     permission: str  # rw, r or w
     flush_mode: str  # async or sync
+    replication_mode: str  # async, appended or flushed
     reserve_time_ms: int  # older messages are not shown; 0 = whatever the log has is
 
 
@@ -112,6 +141,7 @@ class CreatedTopicView:
     write_queue_count: int
     permission: str
     flush_mode: str
+    replication_mode: str
     reserve_time_ms: int
     created: bool  # False: it was there, and has these settings now
 
@@ -134,6 +164,7 @@ class RouteView:
     write_queue_count: int
     permission: str
     flush_mode: str
+    replication_mode: str
     writer: str  # its address; empty = nothing can be sent there now
     followers: list[str]
 

@@ -199,7 +199,12 @@ class MemberApp(ABC):
         finally:
             for wait in waits:
                 wait.cancel()
-        return self._change
+        if stop.is_set and self._change is None:
+            await self._retire()
+        return None if stop.is_set else self._change
+
+    async def _retire(self) -> None:
+        """A signal to stop has come; what the role would do for others before it drains."""
 
     async def ended(self) -> RoleChange:
         """Wait for the end of this role, for tests."""

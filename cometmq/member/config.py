@@ -307,6 +307,13 @@ class MemberConfig(ServiceConfig):
         default=0.5,
         metadata=about("Time between looks of a follower at the lease.", unit="s", minimum=0.02),
     )
+    hand_over_at_stop: bool = field(
+        default=True,
+        metadata=about(
+            "A writer that is told to stop (SIGTERM) hands its role to a follower first, if one has "
+            "caught up."
+        ),
+    )
     peers: tuple[str, ...] = field(
         default=(),
         metadata=about(

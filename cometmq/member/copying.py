@@ -96,8 +96,9 @@ class CopyStorage(BaseStorage):
 
     def _sync_as_the_writer(self) -> None:
         # What the writer has on disk we sync at once too: somebody waited for it there, or its
-        # interval was over. So a follower needs no rule of its own.
-        told = self.watermarks.told_position
+        # interval was over. So a follower needs no rule of its own. What is seen because it was
+        # copied, without anybody's disk, is synced when a reader here is hungry for it.
+        told = self.watermarks.told_on_disk
         self._flusher.demand(min(told, self.store.appended_offset))
 
     def _flushed(self, position: int) -> None:
@@ -107,8 +108,9 @@ class CopyStorage(BaseStorage):
         self._show()
 
     def _show(self) -> None:
-        # State first: a message of a new topic can only be read when the topic is known.
-        for topic in self._state.advance(self.watermarks.visible(STRICTEST)):
+        # State first, whatever it demands itself: a message of a new topic can only be read when
+        # the topic is known, and one of a new writer only under that writer's generation.
+        for topic in self._state.advance(self.watermarks.most_visible):
             self.arrivals.topic_changed(topic)
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
 

@@ -26,7 +26,7 @@ from cometmq.replication.lease import LeaseRecord, record_from
 
 T = TypeVar("T")
 
-DEADLINE_S = 5.0  # of one reading or writing
+DEADLINE_S = 2.0  # of one reading or writing: a lease lasts long enough for several
 NOT_THERE = ""  # the version of a lease that nobody has written
 
 

@@ -329,6 +329,10 @@ class MemberStorage(BaseStorage):
         self._alone = alone
         self.watermarks.copied_to(copied, copied_flushed)
 
+    def hold_copies(self) -> None:
+        """Too few are in sync: nothing counts as copied, until :meth:`copied_to` is called."""
+        self._alone = False
+
     def settle(self) -> None:
         """Acknowledge and show what may be."""
         if not self.is_only_writer():

@@ -100,7 +100,9 @@ class InSyncSet:
     def refresh(self) -> None:
         """Something is known that may let acknowledgements go on."""
         holder = self._holder
-        if holder is not None and self.size >= self._policy.size_min:
+        if self.size < self._policy.size_min:
+            self._storage.hold_copies()
+        elif holder is not None:
             bounding = holder.bounding()
             own = self._own(holder)
             # Where nobody waits for copies, it is no matter who else might lead.

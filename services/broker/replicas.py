@@ -34,6 +34,8 @@ from cometmq.store.cleaner import Pin
 from cometmq.store.log.commitlog import Chunk
 
 COLD_READ_THREADS = 2
+# What consumers of followers may see is told with the next bytes, or so long after the last frame.
+MARKS_S = 0.005
 
 T = TypeVar("T")
 
@@ -181,18 +183,18 @@ class Sender:
         replicas.changed.ring()
 
     async def next_frame(self) -> Frame | None:
-        """What to send next, when there is something, and once a second anyway. None: a newer
-        stream of the member has come.
+        """What to send next: bytes and waits for its disk at once, marks soon, and once a second
+        something anyway. None: a newer stream of the member has come.
         """
         replicas = self._replicas
         while replicas.is_current(self):
             self.wake.clear()
             chunk = await self._chunk()
             now_s = replicas.clock.boottime_s()
-            due_s = self._told_s + HEARTBEAT_S - now_s
+            due_s = self._due_s() - now_s
             if chunk is not None:
                 await self._keep_pace(chunk)
-            if chunk is not None or self._to_tell() != self._told or due_s <= 0:
+            if chunk is not None or due_s <= 0:
                 return self._frame(chunk, replicas.clock.boottime_s())
             try:
                 async with asyncio.timeout(due_s):
@@ -200,6 +202,13 @@ class Sender:
             except TimeoutError:
                 continue
         return None
+
+    def _due_s(self) -> float:
+        """When a frame is due that has no bytes."""
+        shown, flush_to = self._to_tell()
+        if self._told is None or self._told[1] != flush_to:
+            return self._told_s
+        return self._told_s + (HEARTBEAT_S if self._told[0] == shown else MARKS_S)
 
     async def _chunk(self) -> Chunk | None:
         room = self.replica.room()

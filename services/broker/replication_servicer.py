@@ -79,7 +79,7 @@ class ReplicationServicer:
                 tasks.create_task(self._read_acks(sender, context))
                 tasks.create_task(self._end_when_draining())
                 while (frame := await sender.next_frame()) is not None:
-                    await context.write(member_pb2.ReplicateResponse(chunk=self._chunk(frame)))
+                    await context.write(self._response(frame))
                 raise InvalidRequest("member_id: another stream of this member has come")
 
     async def _read_acks(self, sender: Sender, context: Context) -> None:
@@ -125,20 +125,21 @@ class ReplicationServicer:
             promise_ms=self._promise_ms,
         )
 
-    def _chunk(self, frame: Frame) -> member_pb2.LogChunk:
-        return member_pb2.LogChunk(
-            epoch=self._store.epoch,
-            offset=frame.offset,
-            data=frame.data,
-            data_crc32=crc32(frame.data),
-            writer_end_offset=frame.writer_end,
-            visible_flushed_offset=frame.visible.flushed,
-            visible_copied_offset=frame.visible.copied,
-            visible_copied_flushed_offset=frame.visible.copied_flushed,
-            flush_to_offset=frame.flush_to,
-            sent_boot_ms=frame.sent_boot_ms,
-            sent_ms=self._replicas.clock.wall_ms(),
-        )
+    def _response(self, frame: Frame) -> member_pb2.ReplicateResponse:
+        response = member_pb2.ReplicateResponse()
+        chunk = response.chunk  # filled in place: handed over as a whole it would be copied again
+        chunk.epoch = self._store.epoch
+        chunk.offset = frame.offset
+        chunk.data = frame.data
+        chunk.data_crc32 = crc32(frame.data)
+        chunk.writer_end_offset = frame.writer_end
+        chunk.visible_flushed_offset = frame.visible.flushed
+        chunk.visible_copied_offset = frame.visible.copied
+        chunk.visible_copied_flushed_offset = frame.visible.copied_flushed
+        chunk.flush_to_offset = frame.flush_to
+        chunk.sent_boot_ms = frame.sent_boot_ms
+        chunk.sent_ms = self._replicas.clock.wall_ms()
+        return response
 
     async def StepDown(
         self, request: member_pb2.StepDownRequest, context: Context

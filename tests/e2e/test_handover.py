@@ -109,7 +109,7 @@ async def kill_follower(group: LocalGroup) -> None:
 
 
 async def kill_writer(group: LocalGroup) -> None:
-    """Nobody else takes over; the writer comes back as what the lease says that it is."""
+    """It is back before its lease is over, so it goes on as what the lease says that it is."""
     writer = await group.writer()
     await group.kill(writer)
     await asyncio.sleep(BETWEEN_S)
@@ -155,3 +155,21 @@ async def test_nothing_is_lost_when_the_role_goes_to_and_fro(tmp_path: Path) -> 
         f"{len(ledger.seen)} seen ({ledger.repeated} repeated), {compared} bytes of log equal"
     )
     assert not failed
+
+
+async def test_a_writer_that_is_told_to_stop_hands_over_first(tmp_path: Path) -> None:
+    options = {"hand_over_at_stop": "true", "lease_duration_s": "60"}
+    async with local_group(tmp_path / "cluster", **options) as group:
+        assert await group.writer() == 0
+        client = group.client(0)
+        await client.put_topic("S", 1, SYNC)
+        for number in range(20):
+            await client.send("S", 0, b"%d" % number)
+        await group.in_step()
+        await group.stop(0)
+        assert "handed over before the stop" in group.log(0)
+        assert await group.writer() == 1, "long before the lease is over"
+        assert len(await group.client(1).bodies("S", 0)) == 20
+        await group.start()
+        await group.in_step()
+        await group.assert_logs_equal()

@@ -83,6 +83,10 @@ class LocalGroup:
         process.id.signal(signal.SIGKILL)
         await processes.stop([process.id], grace_s=5.0)
 
+    async def stop(self, member_id: int) -> None:
+        """SIGTERM, then wait until it is gone."""
+        await processes.stop([self.process(member_id).id], grace_s=DEADLINE_S)
+
     async def members(self) -> dict[int, BrokerMemberView]:
         return {view.member_id: view for view in await brokers.describe(self.connection)}
 

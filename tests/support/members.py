@@ -20,7 +20,7 @@ from cometmq.member.storage import MemberStorage, Segment, Ticket
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.engine import MessageStore
-from tests.support.broker import config_for, encoded
+from tests.support.broker import config_for, encoded, until
 from tests.support.stores import HOST, WallClock
 
 NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
@@ -59,6 +59,11 @@ class Member:
         records = b"".join(encoded(topic, queue_id, body, **fields) for body in bodies)
         segment = Segment(topic, queue_id, len(bodies), demands)
         return self.storage.append(records, [segment], born_host=HOST, store_host=HOST)
+
+    async def on_disk_alone(self) -> None:
+        """Without waiting for what the writer may say."""
+        end = self.store.appended_offset
+        await until(lambda: self.storage.watermarks.flushed >= end)
 
     async def on_disk(self) -> None:
         await self.storage.on_disk(self.store.appended_offset)

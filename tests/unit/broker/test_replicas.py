@@ -15,7 +15,7 @@ from cometmq.replication.follower import Ack, LogView
 from cometmq.replication.lease import Seat
 from cometmq.replication.watermarks import Marks
 from services.broker import replicas as module
-from services.broker.replicas import Replicas
+from services.broker.replicas import MARKS_S, Replicas
 from tests.support.stores import WallClock, append, open_store
 
 
@@ -60,6 +60,8 @@ async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> 
 
 
 async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) -> None:
+    clock = replicas.clock
+    assert isinstance(clock, WallClock)
     end = grow(replicas)
     with replicas.join(Seat(1, "store"), 0) as sender:
         first = await sender.next_frame()
@@ -67,10 +69,35 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
         assert first.visible == Marks()
         waiting = asyncio.create_task(sender.next_frame())
         await asyncio.sleep(0)
+        clock.now_ms += int(MARKS_S * 1000) + 1
         flush(replicas)
         second = await waiting
         assert second is not None
         assert (second.data, second.visible) == (b"", Marks(end, end, end))
+
+
+async def test_bytes_do_not_wait_with_the_marks(replicas: Replicas) -> None:
+    end = grow(replicas)
+    with replicas.join(Seat(1, "store"), 0) as sender:
+        assert await sender.next_frame() is not None
+        flush(replicas)
+        waiting = asyncio.create_task(sender.next_frame())
+        await asyncio.sleep(0)
+        grow(replicas)
+        frame = await waiting
+        assert frame is not None
+        assert frame.data
+        assert frame.visible == Marks(end, end, end)
+
+
+async def test_who_waits_for_its_disk_is_told_at_once(replicas: Replicas) -> None:
+    end = grow(replicas)
+    with replicas.join(Seat(1, "store"), 0) as sender:
+        assert await sender.next_frame() is not None
+        replicas.storage.copies_wanted = end
+        frame = await sender.next_frame()
+        assert frame is not None
+        assert (frame.data, frame.flush_to) == (b"", end)
 
 
 async def test_a_heartbeat_comes_when_nothing_happens(replicas: Replicas) -> None:

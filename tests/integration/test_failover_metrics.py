@@ -1,0 +1,72 @@
+"""What Prometheus sees of a take-over, at who leads now and at who comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cometmq.v1 import member_pb2
+from tests.integration.test_takeover import (
+    COPIED,
+    QUICK,
+    UNFLUSHED,
+    acknowledged,
+    all_in_sync,
+    reasons,
+)
+from tests.support.broker import ASYNC, until
+from tests.support.live_group import LiveMember, live_group
+from tests.support.pullhold import sample
+
+
+async def told(member: LiveMember, name: str, label: str = "") -> float:
+    return await sample(member.metrics_address, f"cometmq_{name}", label)
+
+
+async def test_a_take_over_is_counted_and_timed(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED, min_in_sync_replicas=2) as group:
+        await all_in_sync(group, 0, 1)
+        assert await told(group[0], "elections_total", 'reason="first"') == 1
+        assert await told(group[0], "in_sync_members") == 2
+        assert await told(group[0], "in_sync_members_min") == 2
+        assert await told(group[0], "electable_members") == 2
+        assert await told(group[0], "writer_valid") == 1
+        assert await told(group[1], "elections_total") == 0
+        await group[0].crash()
+        await group[1].until_role("writer")
+        assert await told(group[1], "elections_total", 'reason="takeover"') == 1
+        assert await told(group[1], "elections_total") == 1
+        assert await told(group[1], "in_sync_members") == 1
+        silent_s = await told(group[1], "takeover_seconds", 'since="writer_heard"')
+        leading_s = await told(group[1], "takeover_seconds", 'since="lease_taken"')
+        # It promised not to stand for a duration after what it heard last.
+        assert silent_s > QUICK["lease_duration_s"]
+        assert 0 < leading_s < silent_s
+
+
+async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        for old, new in ((0, 1), (1, 0)):
+            await group[old].members.StepDown(member_pb2.StepDownRequest())
+            await group[new].until_role("writer")
+            await all_in_sync(group, 0, 1)
+        assert await told(group[0], "elections_total", 'reason="first"') == 1
+        assert await told(group[0], "elections_total", 'reason="handover"') == 1
+
+
+async def test_what_a_member_cut_off_is_shown_until_somebody_removes_it(tmp_path: Path) -> None:
+    async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await all_in_sync(group, 0, 1)
+        await group.in_step()
+        await group[1].stop()
+        await acknowledged(group[0], b"lost " * 100)
+        await group[0].crash()
+        await group[1].start("writer")
+        await group[0].start("follower")
+        await until(lambda: "cut" in reasons(group[0]))
+        await group[0].until_role("follower")
+        assert await told(group[0], "lost_range_bytes") > 500
+        for file in (tmp_path / "0" / "store" / "lost").iterdir():
+            file.unlink()
+        assert await told(group[0], "lost_range_bytes") == 0

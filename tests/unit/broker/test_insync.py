@@ -1,0 +1,155 @@
+"""The in-sync set of a writer over a small store; its followers are told of by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import SlaveNotAvailable
+from cometmq.member.leases import Reading
+from cometmq.member.pacing import CatchUpPace
+from cometmq.member.tenure import LeaseHolder
+from cometmq.model import ReplicationMode, TopicConfig
+from cometmq.replication.follower import Ack
+from cometmq.replication.insync import SetPolicy
+from cometmq.replication.lease import Seat
+from services.broker.insync import InSyncSet
+from services.broker.replicas import Replicas, Sender
+from tests.support.broker import until
+from tests.support.leases import HELD, MemoryLease
+from tests.support.members import Member, living_member
+from tests.support.stores import WallClock
+
+FOLLOWER = Seat(1, "store-1")
+
+
+@dataclass
+class Writer:
+    """What :class:`InSyncSet` stands between."""
+
+    member: Member
+    lease: MemoryLease
+    holder: LeaseHolder
+    replicas: Replicas
+    clock: WallClock
+
+    def in_sync(self, policy: SetPolicy) -> InSyncSet:
+        topics = self.member.state.topics
+        return InSyncSet(
+            self.member.storage, self.replicas, self.holder, topics, policy, self.clock
+        )
+
+    def tell(self, sender: Sender, *, appended: int, flushed: int, promise_ms: int = 0) -> None:
+        """The follower has taken everything that was sent, and answers at once."""
+        replica = sender.replica
+        if appended > replica.sent:
+            replica.sent_to(appended)
+        sent_ms = int(self.clock.boottime_s() * 1000)
+        replica.framed(sent_ms, self.member.store.appended_offset)
+        sender.acked(Ack(appended, flushed, sent_ms, promise_ms))
+
+
+@pytest.fixture
+async def writer(tmp_path: Path) -> AsyncIterator[Writer]:
+    clock, lease = WallClock(), MemoryLease()
+    async with living_member(tmp_path) as member:
+        config = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        await member.keeper.put_topic(config)
+        replicas = Replicas(member.storage, CatchUpPace(0), clock)
+        holder = LeaseHolder(lease, Reading(HELD, "1"), 1.0, clock)
+        await holder.begin(4, "host:1")
+        yield Writer(member, lease, holder, replicas, clock)
+        replicas.close()
+
+
+async def kept(in_sync: InSyncSet) -> asyncio.Task[None]:
+    return asyncio.create_task(in_sync.run())
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_follower_that_keeps_step_is_waited_for(writer: Writer) -> None:
+    in_sync = writer.in_sync(SetPolicy())
+    running = await kept(in_sync)
+    end = writer.member.store.appended_offset
+    with writer.replicas.join(FOLLOWER, 0) as sender:
+        writer.tell(sender, appended=end, flushed=end)
+        await until(lambda: in_sync.size == 2)
+        ticket = writer.member.append("C", 0, b"x")
+        assert ticket.acked is not None
+        await writer.member.on_disk()
+        assert not ticket.acked.done()
+        writer.tell(sender, appended=ticket.appended.end_offset, flushed=end)
+        await ticket.acked
+    await ended(running)
+
+
+async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwise(
+    writer: Writer,
+) -> None:
+    in_sync = writer.in_sync(SetPolicy(lag_s_max=1.0))
+    running = await kept(in_sync)
+    end = writer.member.store.appended_offset
+    with writer.replicas.join(FOLLOWER, 0) as sender:
+        writer.tell(sender, appended=end, flushed=end)
+        await until(lambda: in_sync.size == 2)
+        ticket = writer.member.append("C", 0, b"x")
+        assert ticket.acked is not None
+        writer.lease.readable, writer.lease.plan = False, ["lost"] * 1000
+        writer.clock.now_ms += 5_000
+        await until(lambda: not writer.holder.held)
+        assert (in_sync.size, ticket.acked.done()) == (2, False)
+        writer.lease.readable, writer.lease.plan = True, []
+        await until(lambda: in_sync.size == 1)
+        await ticket.acked
+    assert in_sync.shrinks == 1
+    await ended(running)
+
+
+async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
+    in_sync = writer.in_sync(SetPolicy(size_min=2))
+    with pytest.raises(SlaveNotAvailable):
+        in_sync.check_copies()
+    ticket = writer.member.append("C", 0, b"x")
+    assert ticket.acked is not None
+    await writer.member.on_disk()
+    assert not ticket.acked.done()
+    marks = writer.member.storage.watermarks
+    assert marks.marks.copied < marks.flushed
+
+
+async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> None:
+    in_sync = writer.in_sync(SetPolicy())
+    running = await kept(in_sync)
+    end = writer.member.store.appended_offset
+    with writer.replicas.join(FOLLOWER, 0) as sender:
+        writer.tell(sender, appended=end, flushed=end)
+        await until(lambda: in_sync.size == 2)
+        await ended(running)
+        writer.clock.now_ms += 60_000  # nobody has renewed the lease
+        ticket = writer.member.append("C", 0, b"x")
+        assert ticket.acked is not None
+        end = ticket.appended.end_offset
+        writer.tell(sender, appended=end, flushed=end)
+        await writer.member.on_disk_alone()
+        assert not ticket.acked.done()
+        assert writer.member.storage.shown.copied < end
+        writer.tell(sender, appended=end, flushed=end, promise_ms=6_000)
+        await ticket.acked
+        assert writer.member.storage.shown.copied == end
+
+
+async def test_what_is_told_of_it(writer: Writer) -> None:
+    in_sync = writer.in_sync(SetPolicy(size_min=2))
+    reign = in_sync.reign()
+    assert reign is not None
+    assert (list(reign.in_sync), reign.min_in_sync, reign.only_writer) == ([0], 2, True)
