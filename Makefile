@@ -20,7 +20,7 @@ ARGS ?=
 .PHONY: help
 help:  ## Show this list
 	@echo "usage: make TARGET"; echo
-	@sed -n 's/^\([a-z][a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-14s %s\n", $$1, $$2}'
 
 # --- run ----------------------------------------------------------------------------------------------------------
 
@@ -124,9 +124,27 @@ test-faults: $(STAMP)  ## Power cuts, kill -9, failing and full disks, damaged f
 	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) \
 		tests/faults tests/regressions tests/model/test_store_model.py $(ARGS)
 
+.PHONY: test-chaos
+test-chaos: $(STAMP)  ## Real clusters: kills, pauses, partitions, bad disks, power cuts; a fixed list, counted (root)
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: chaos
+chaos: $(STAMP)  ## The same at random: MINUTES=n (5), SEED=n replays, ARGS="--keep FOLDER"
+	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: test-sim
+test-sim: $(STAMP)  ## Fail-over in a simulated cluster: SEEDS=2000 runs; SEED=n tells one of them line by line
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),$(if $(SEEDS),--seeds $(SEEDS)))
+
 .PHONY: test-compat
 test-compat: $(STAMP)  ## Apache RocketMQ 4.9.8 and 5.5.1 on our folders, and we on theirs; needs a JDK and Maven
 	@$(PYTEST) -q --slow --timeout 600 tests/compat
+
+.PHONY: test-e2e
+test-e2e: $(STAMP)  ## Leases and members with a real API server of Kubernetes; needs Go, builds it once (minutes)
+	@mkdir -p build
+	@$(BIN)/python -m scripts.kube || true
+	@$(PYTEST) -q -s --slow --timeout 600 tests/kube
 
 .PHONY: test-native
 test-native: $(STAMP)  ## The C extension against plain Python under gcc's sanitizers; a few minutes

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import holds, stage
+from bench import failover, holds, replication, stage
 from bench.processes import Child, Line
 from bench.profiling import Recorder, summary
 from bench.report import (
@@ -36,6 +36,7 @@ from cometmq.model import FlushMode
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
 PROFILE_BODY_BYTES = 1024
+OTHERS = {"holds": holds.main, "replication": replication.main, "failover": failover.main}
 PROFILE_PRODUCE_S = 12.0
 PROFILE_CONSUME_S = 2.0  # must end before everything is read
 
@@ -206,8 +207,8 @@ def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-    if argv[:1] == ["holds"]:
-        holds.main(argv[1:])
+    if argv and argv[0] in OTHERS:
+        OTHERS[argv[0]](argv[1:])
         return
     arguments = arguments_of(argv)
     folder: Path = arguments.folder.resolve()

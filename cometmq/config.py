@@ -35,7 +35,7 @@ ENVIRONMENT_PREFIX = "COMETMQ_"
 CONFIG_FILE_BYTES_MAX = 1024 * 1024
 
 # What the command, the tests and cometmq/native read: it must not keep a service from starting.
-_READ_BY_OTHERS = frozenset({"namesrv", "native", "profile", "seed"})
+_READ_BY_OTHERS = frozenset({"internal_secret_file", "namesrv", "native", "profile", "seed"})
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 

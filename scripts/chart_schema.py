@@ -34,6 +34,7 @@ CHART_OWNED = frozenset(
         "cluster",
         "drain_grace_s",
         "internal_port",
+        "internal_secret_file",
         "kv_config_path",
         "lease",
         "listen_host",
@@ -42,6 +43,7 @@ CHART_OWNED = frozenset(
         "member_id",
         "metrics_port",
         "namesrv",
+        "peers",
         "port",
         "store_path",
     }

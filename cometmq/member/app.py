@@ -203,7 +203,7 @@ class MemberApp(ABC):
             await self._retire()
         return None if stop.is_set else self._change
 
-    async def _retire(self) -> None:
+    async def _retire(self) -> None:  # noqa: B027  most have nothing to do
         """A signal to stop has come; what the role would do for others before it drains."""
 
     async def ended(self) -> RoleChange:

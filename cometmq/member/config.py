@@ -310,8 +310,8 @@ class MemberConfig(ServiceConfig):
     hand_over_at_stop: bool = field(
         default=True,
         metadata=about(
-            "A writer that is told to stop (SIGTERM) hands its role to a follower first, if one has "
-            "caught up."
+            "A writer that is told to stop (SIGTERM) hands its role to a follower first, if one "
+            "has caught up."
         ),
     )
     peers: tuple[str, ...] = field(

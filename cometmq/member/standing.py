@@ -35,7 +35,7 @@ def standing_of(
         former_store_id=store.former_store_id,
         epoch=store.epoch,
         log_min_offset=store.min_offset,
-        log_end_offset=store.flushed_offset,
+        log_end_offset=store.appended_offset,
         role=role,
     )
 

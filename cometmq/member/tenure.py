@@ -110,13 +110,16 @@ class LeaseHolder:
                     return
                 await self._try(self._tenure.renewal())
 
-    async def put_sets(self, in_sync: Seats, electable: Seats) -> None:
+    async def put_sets(self, wanted: Callable[[], tuple[Seats, Seats]]) -> None:
         """Try to change who is in sync and who is electable; what came of it shows in
         :meth:`bounding` and :meth:`rivals`. Raises Deposed.
+
+        ``wanted`` is asked when the turn has come, right before the write: while we waited, more
+        may have been acknowledged than somebody has who could have been added before.
         """
         async with self._one_at_a_time:
             if not self._released:
-                await self._try(self._tenure.with_sets(in_sync, electable))
+                await self._try(self._tenure.with_sets(*wanted()))
 
     async def release(self, transfer_to: int, log_end: int) -> None:
         """Give the lease to another member. The log must be sealed.

@@ -26,7 +26,7 @@ class Standing:
     store_id: str
     address: str  # of its internal port
     epoch: int  # the highest that its store knows; 0 = it never had a writer
-    log_end: int  # on its disk
+    log_end: int
     former_store_id: str = ""  # of the store before it lost its end; empty: it lost nothing
     promised_until_s: float = 0.0  # it does not stand before
     peers: frozenset[int] | None = None  # the group's other members; None: that is not configured

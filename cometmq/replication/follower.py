@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.replication.epochs import Epoch
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import CLOCK_DRIFT_MAX, Seat
 
 PROTOCOL_VERSION = 2
 FORMAT_VERSION = 1
@@ -145,6 +145,7 @@ class Replica:
         "_framed_ms",
         "_unanswered",
         "appended",
+        "caught_up",
         "connected",
         "flushed",
         "heard_s",
@@ -158,7 +159,8 @@ class Replica:
         self.seat = seat
         self.connected = False
         self.heard_s: float | None = None  # sending time of the newest frame that it answered
-        self.in_step_s = now_s  # as of when it had everything
+        self.in_step_s = now_s  # as of when it had everything; when it came, until …
+        self.caught_up = False  # … it has told that it had
         self.promised_until_s = 0.0  # it does not stand before
         # Frames that were sent and not answered: when, and the end of the log then.
         self._unanswered: deque[tuple[int, int]] = deque()
@@ -212,13 +214,17 @@ class Replica:
         self.heard_s = max(self.heard_s or 0.0, answers_s)
         if ack.promise_ms:
             # The follower counts from when it sent the ack, which is later.
-            until_s = answers_s + ack.promise_ms / 1000
+            until_s = answers_s + ack.promise_ms / 1000 * (1.0 - CLOCK_DRIFT_MAX)
             self.promised_until_s = max(self.promised_until_s, until_s)
         waiting = self._unanswered
         while waiting and waiting[0][0] <= ack.answers_ms and waiting[0][1] <= ack.appended:
-            self.in_step_s = waiting.popleft()[0] / 1000
+            self._in_step(waiting.popleft()[0] / 1000)
         if ack.appended >= writer_end:
-            self.in_step_s = max(self.in_step_s, answers_s)
+            self._in_step(answers_s)
+
+    def _in_step(self, as_of_s: float) -> None:
+        self.in_step_s = max(self.in_step_s, as_of_s)
+        self.caught_up = True
 
     def behind_bytes(self, writer_end: int) -> int:
         return max(0, writer_end - self.appended)

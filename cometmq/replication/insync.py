@@ -74,7 +74,9 @@ def _stays(replica: Replica | None, own: Own, policy: SetPolicy, now_s: float) -
 
 
 def _joins(replica: Replica, own: Own, now_s: float) -> bool:
-    in_step = replica.heard_s is not None and now_s - replica.in_step_s <= JOIN_LAG_S_MAX
+    # That it has what counts as copied says little: of a new writer nothing does yet, though there
+    # is what the writer before has acknowledged. So it must have had all that was there.
+    in_step = replica.caught_up and now_s - replica.in_step_s <= JOIN_LAG_S_MAX
     return replica.connected and in_step and _has(replica, own.marks)
 
 

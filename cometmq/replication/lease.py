@@ -12,6 +12,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 
+# How much faster another member's clock may run: time that is counted on is that much shorter.
+CLOCK_DRIFT_MAX = 0.01
+
+
 class Seat(NamedTuple):
     """A member with its store. A store id names an unbroken history: whoever lost a disk, or the
     end of a log, comes back on another seat.

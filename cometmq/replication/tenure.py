@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from cometmq.replication.lease import LeaseRecord, Seat, Seats
+from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, Seat, Seats
 
 
 class Tenure:
@@ -97,7 +97,7 @@ class Tenure:
         self._attempts.clear()
         self.record = record
         if not record.released:
-            self.valid_until_s = max(self.valid_until_s, sent_s + record.duration_s)
+            self.valid_until_s = max(self.valid_until_s, sent_s + record.duration_s * (1.0 - CLOCK_DRIFT_MAX))
 
     def refused(self, record: LeaseRecord) -> None:
         """It was certainly not written, and will not be: the version has moved on."""

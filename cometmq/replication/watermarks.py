@@ -152,14 +152,25 @@ class CopyWatermarks:
         assert self.flushed <= position <= self.appended
         self.flushed = position
 
+    def agreed(self) -> None:
+        """Another stream begins, maybe of another writer. What was told of bytes that are not here
+        yet was told of other bytes.
+        """
+        self._told = Marks(*(min(mark, self.appended) for mark in self._told))
+
     def told(self, marks: Marks) -> None:
         """The writer has told by what consumers may see."""
         self._told = self._told.raised(marks)
 
     @property
     def told_position(self) -> int:
-        """Up to here the writer, or another member, has it on its disk."""
+        """Up to here the writer shows messages, of whichever class."""
         return max(self._told)
+
+    @property
+    def told_on_disk(self) -> int:
+        """Up to here the writer has it on its disk, for others to see."""
+        return max(self._told.flushed, self._told.copied_flushed)
 
     @property
     def most_visible(self) -> int:

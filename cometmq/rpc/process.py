@@ -16,6 +16,7 @@ from typing import Any
 from cometmq import reexec
 from cometmq.errors import CometError
 from cometmq.reexec import STOP_SIGNALS, RoleChange
+from cometmq.rpc.memory import keep_freed
 
 
 class StopSignal:
@@ -66,6 +67,7 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     signal to stop has come, the process is replaced.
     """
     stop = StopSignal()
+    keep_freed()
     try:
         import uvloop
 

@@ -251,7 +251,8 @@ class OpenedStore:
         self.last = rebuild.last
         self.log.end = (rebuild.end, self.last.store_time_ms)
         self.log.flushed = (min(plan.start, rebuild.end), 0)
-        self.log.trusted_from = min(plan.start, rebuild.end)
+        # Where damage was passed over, not all that is behind the plan's start was good.
+        self.log.trusted_from = rebuild.end if rebuild.damages else min(plan.start, rebuild.end)
         self.dispatcher.reached(self.log.end)
 
     def _warn_of_memory(self, last: identity.LastOptions | None) -> None:

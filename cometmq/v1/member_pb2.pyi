@@ -344,7 +344,7 @@ class FollowerHello(_message.Message):
     LAST_RECORD_CRC32_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 1."""
+    """Version of this protocol, 2."""
     format_version: _builtins.int
     """Version of the log's format, 1."""
     broker_group: _builtins.str
@@ -471,7 +471,7 @@ class WriterHello(_message.Message):
     LOG_FILE_BYTES_FIELD_NUMBER: _builtins.int
     PROMISE_MS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 1."""
+    """Version of this protocol, 2."""
     format_version: _builtins.int
     """Version of the log's format, 1."""
     start_offset: _builtins.int
@@ -611,7 +611,7 @@ class StandingResponse(_message.Message):
     log_min_offset: _builtins.int
     """Lowest log offset it keeps."""
     log_end_offset: _builtins.int
-    """End of its log on its disk."""
+    """End of its log."""
     role: _common_pb2.MemberRole.ValueType
     """What it does."""
     @_builtins.property

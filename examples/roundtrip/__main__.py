@@ -38,8 +38,10 @@ The cluster is still up, with all messages in it. Look at it with:
   .venv/bin/cometmq store dump "$COMETMQ_LOCAL_DIR/{member}/store"
   curl -s http://{metrics}/metrics | grep ^rocketmq_
 
-Change the writer of {changing} again, and compare the logs of all members:
+Change the writer of {changing} again, or kill it (`cometmq local up` starts it again), and compare
+the logs of all members:
 
+  .venv/bin/cometmq cluster status
   .venv/bin/cometmq broker step-down --broker-group {changing}
   .venv/bin/cometmq broker checksum
 

@@ -55,6 +55,8 @@ def arrival(message: ReceivedMessage, received_ms: int) -> Arrival:
         message.born_time_ms,
         message.store_time_ms,
         message.queue.broker_group,
+        message.queue.queue_id,
+        message.queue_offset,
     )
 
 

@@ -12,21 +12,23 @@ from rich.console import Console
 from cometmq.admin import ops
 from cometmq.admin.connection import Connection, until
 from cometmq.admin.local import LocalCluster
-from cometmq.admin.views import QueueProgressView, QueueView
-from examples.roundtrip import comparing, handover, lagging, logs, metrics, sources
+from cometmq.admin.views import GroupProgressView, QueueProgressView, QueueView
+from examples.roundtrip import comparing, handover, lagging, logs, metrics, sources, takeover
 from examples.roundtrip.handover import HandOver
 from examples.roundtrip.lagging import Lag
 from examples.roundtrip.outcome import Outcome, Trip
 from examples.roundtrip.sources import SourceFile
-from examples.roundtrip.stage import Folder, cluster_in
+from examples.roundtrip.stage import LEASE_S, Folder, cluster_in
+from examples.roundtrip.takeover import TakeOver
 from examples.roundtrip.traffic import PRODUCER_COUNT, Traffic
 
 TOPIC = "stdlib_lines"
 GROUP = "roundtrip"
 QUEUES_PER_BROKER = 4
-CHANGING = "g1"  # the broker group that is handed over
+CHANGING = "g1"  # the broker group that is handed over, and loses its writer
 # Shares of the messages that are stored when
-HAND_OVER_AT = 0.3  # … the group is handed over,
+HAND_OVER_AT = 0.25  # … the group is handed over,
+KILL_AT = 0.5  # … its new writer is killed,
 HOLD_AT = 0.85  # … and consumers are held back, so that there is a backlog.
 READY_S_MAX = 30.0
 
@@ -65,13 +67,28 @@ async def run(wishes: Wishes, console: Console) -> Outcome:
             change = await traffic.beside(handover.hand_over(connection, CHANGING))
             console.print(f"{CHANGING}: {change.text}")
 
-            lag = await backlog(traffic, connection, folder, console) if wishes.lag else None
+            await traffic.until(
+                lambda: (
+                    traffic.share_stored >= KILL_AT
+                    and traffic.tally.stored_after(CHANGING, change.answered_ms)
+                )
+            )
+            scrapes.append(await metrics.scrape(cluster))
+            loss = await traffic.beside(
+                takeover.kill_writer(connection, cluster, CHANGING, LEASE_S)
+            )
+            console.print(f"{CHANGING}: {loss.text}")
+
+            progress = await backlog(traffic, connection, folder, console) if wishes.lag else None
+            cluster = await traffic.beside(takeover.bring_back(folder.cluster))
+            console.print(f"{CHANGING}: member {loss.killed_member} is back, a slave")
+            lag = await count_lag(traffic, folder, progress, console) if progress else None
             await traffic.finish()
-        progress = await ops.group_progress(connection, GROUP, topic=TOPIC)
+        done = await ops.group_progress(connection, GROUP, topic=TOPIC)
         queues = await ops.topic_status(connection, TOPIC)
         told = await logs.compare(connection)
         scrapes.append(await metrics.scrape(cluster))
-    trip = trip_of(files, traffic, change, uncommitted(queues, progress.queues))
+    trip = trip_of(files, traffic, change, loss, uncommitted(queues, done.queues))
     steady = sum(queue.message_count for queue in queues if queue.broker_group != CHANGING)
     wanted = metrics.expectations(cluster, CHANGING, steady, trip.byte_count)
     return Outcome(
@@ -85,9 +102,9 @@ async def run(wishes: Wishes, console: Console) -> Outcome:
 
 async def backlog(
     traffic: Traffic, connection: Connection, folder: Folder, console: Console
-) -> Lag:
-    """Holds the consumers back until something is left to be read and everything stands still; has
-    it counted while they go on.
+) -> GroupProgressView:
+    """Holds the consumers back until something is left to be read and everything stands still; how
+    far they are then, with the offsets exported. They go on.
     """
     await traffic.until(lambda: traffic.share_stored >= HOLD_AT)
     traffic.hold()
@@ -97,6 +114,13 @@ async def backlog(
         f"offsets exported, while the consumers are {progress.lag_count:,} messages behind"
     )
     traffic.go_on()
+    return progress
+
+
+async def count_lag(
+    traffic: Traffic, folder: Folder, progress: GroupProgressView, console: Console
+) -> Lag:
+    """Has the backlog counted while the consumers work through it."""
     lag = await traffic.beside(lagging.compute(folder, progress, TOPIC))
     console.print(f"Spark took {lag.spark_s:.1f} s beside them; its report is in {lag.report}")
     return lag
@@ -134,7 +158,9 @@ def uncommitted(queues: Iterable[QueueView], progress: Iterable[QueueProgressVie
     return lag
 
 
-def trip_of(files: Sequence[SourceFile], traffic: Traffic, change: HandOver, lag: int) -> Trip:
+def trip_of(
+    files: Sequence[SourceFile], traffic: Traffic, change: HandOver, loss: TakeOver, lag: int
+) -> Trip:
     """What became of the messages."""
     placer, tally = traffic.placer, traffic.tally
     return Trip(
@@ -142,7 +168,7 @@ def trip_of(files: Sequence[SourceFile], traffic: Traffic, change: HandOver, lag
         line_count=sum(file.line_count for file in files),
         byte_count=sum(file.byte_count for file in files),
         message_count=placer.expected,
-        duplicates=placer.duplicates,
+        duplicates=traffic.sightings.explained(CHANGING, loss.killed_ms),
         strays=placer.strays,
         missing=placer.expected - placer.placed,
         produce_seconds=traffic.produce_seconds,
@@ -150,5 +176,6 @@ def trip_of(files: Sequence[SourceFile], traffic: Traffic, change: HandOver, lag
         p50_ms=tally.latency_ms(0.5),
         p99_ms=tally.latency_ms(0.99),
         uncommitted=lag,
-        pause_ms=change.pause_ms(tally),
+        hand_over_ms=change.pause_ms(tally),
+        take_over_ms=loss.pause_ms(tally),
     )

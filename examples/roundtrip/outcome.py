@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.roundtrip import logs
+from examples.roundtrip.duplicates import Explained
 from examples.roundtrip.lagging import Lag
 from examples.roundtrip.logs import LogCopy
 from examples.roundtrip.metrics import Movement
@@ -21,7 +22,7 @@ class Trip:
     line_count: int
     byte_count: int
     message_count: int  # lines, and one for each empty file
-    duplicates: int
+    duplicates: Explained
     strays: int  # messages that belong to no line of the plan
     missing: int
     produce_seconds: float
@@ -29,7 +30,9 @@ class Trip:
     p50_ms: int
     p99_ms: int
     uncommitted: int  # messages that the group has not committed, after its members have left
-    pause_ms: int | None  # that the group which changed its writer stored nothing; None: ever since
+    # How long the group which changed its writer stored nothing; None: ever since.
+    hand_over_ms: int | None
+    take_over_ms: int | None
 
     def complaints(self) -> list[str]:
         found = []
@@ -39,25 +42,32 @@ class Trip:
             found.append(f"{self.strays:,} messages came back that nobody sent")
         if self.uncommitted:
             found.append(f"the group left {self.uncommitted:,} messages uncommitted")
-        if self.pause_ms is None:
-            found.append("the new writer stored no message")
+        if self.duplicates.unexplained:
+            found.append(f"{self.duplicates.unexplained:,} messages came twice for no known reason")
+        if self.hand_over_ms is None:
+            found.append("the writer after the hand-over stored no message")
+        if self.take_over_ms is None:
+            found.append("the writer after the take-over stored no message")
         return found
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) of the table."""
-        received = self.message_count - self.missing + self.duplicates
+        received = self.message_count - self.missing + self.duplicates.count
         return [
             ("files", f"{self.file_count:,}"),
             ("lines", f"{self.line_count:,}"),
             ("bytes", f"{self.byte_count:,}"),
             ("messages", f"{self.message_count:,}"),
-            ("duplicates", f"{self.duplicates:,}"),
+            ("duplicates", f"{self.duplicates.count:,}"),
+            ("  sent again, stored twice", f"{self.duplicates.sent_again:,}"),
+            ("  delivered again", f"{self.duplicates.delivered_again:,}"),
             ("in", f"{_rate(self.message_count, self.produce_seconds):,.0f} messages/s"),
             ("out", f"{_rate(received, self.consume_seconds):,.0f} messages/s"),
             ("end to end, p50", f"{self.p50_ms:,} ms"),
             ("end to end, p99", f"{self.p99_ms:,} ms"),
             ("uncommitted", f"{self.uncommitted:,}"),
-            ("nothing stored during the hand-over", _pause(self.pause_ms)),
+            ("nothing stored during the hand-over", _pause(self.hand_over_ms)),
+            ("nothing stored during the take-over", _pause(self.take_over_ms)),
         ]
 
 

@@ -159,6 +159,8 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print(lag_table(outcome.lag))
     console.print(logs_table(outcome.logs))
     console.print(trip_table(outcome.trip))
+    for sentence in outcome.trip.duplicates.sentences():
+        console.print(sentence)
     for complaint in outcome.complaints():
         console.print(f"[bold red]✗[/] {escape(complaint)}")
     if outcome.good:

@@ -5,6 +5,8 @@ A frame is a header (big-endian) followed by the file's name, the broker group's
     received_ms  u64   when the listener got the message, milliseconds since 1970
     born_ms      u64   when the producer made it
     stored_ms    u64   when the broker stored it
+    queue_offset u64   its place in its queue
+    queue_id     u32   the queue
     line         u32   line number
     body_bytes   u32   length of the line
     name_bytes   u16   length of the file's name
@@ -18,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-HEADER = struct.Struct(">QQQIIHB")
+HEADER = struct.Struct(">QQQQIIIHB")
 READ_BYTES_MAX = 8 * 1024 * 1024  # more than the largest frame: a body is at most 4 MiB
 
 
@@ -32,6 +34,8 @@ class Arrival(NamedTuple):
     born_ms: int
     stored_ms: int
     broker_group: str
+    queue_id: int
+    queue_offset: int
 
 
 def pack(arrival: Arrival) -> bytes:
@@ -40,6 +44,8 @@ def pack(arrival: Arrival) -> bytes:
         arrival.received_ms,
         arrival.born_ms,
         arrival.stored_ms,
+        arrival.queue_offset,
+        arrival.queue_id,
         arrival.line_number,
         len(arrival.body),
         len(name),
@@ -53,7 +59,7 @@ def unpack(data: bytes) -> tuple[list[Arrival], int]:
     arrivals: list[Arrival] = []
     place = 0
     while place + HEADER.size <= len(data):
-        received, born, stored, line, *lengths = HEADER.unpack_from(data, place)
+        received, born, stored, offset, queue, line, *lengths = HEADER.unpack_from(data, place)
         body_bytes, name_bytes, group_bytes = lengths
         name_end = place + HEADER.size + name_bytes
         group_end = name_end + group_bytes
@@ -62,7 +68,8 @@ def unpack(data: bytes) -> tuple[list[Arrival], int]:
             break
         name = data[place + HEADER.size : name_end].decode()
         group = data[name_end:group_end].decode()
-        arrivals.append(Arrival(name, line, data[group_end:end], received, born, stored, group))
+        body = data[group_end:end]
+        arrivals.append(Arrival(name, line, body, received, born, stored, group, queue, offset))
         place = end
     return arrivals, place
 

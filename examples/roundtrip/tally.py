@@ -50,6 +50,10 @@ class Tally:
                 return latency_ms
         return 0
 
+    def stored_after(self, broker_group: str, at_ms: int) -> bool:
+        """Whether a message has come that the group stored later than that."""
+        return any(stored_ms > at_ms for stored_ms in self._stored_ms[broker_group])
+
     def pause_ms(self, broker_group: str, from_ms: int, to_ms: int) -> int | None:
         """The longest time without a store in the group that overlaps ``from_ms`` to ``to_ms``;
         None when nothing was stored before or nothing after it.

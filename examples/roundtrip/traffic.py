@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from rich.console import Console
 
 from examples.roundtrip import comparing, consuming
+from examples.roundtrip.duplicates import Sightings
 from examples.roundtrip.placing import Placer
 from examples.roundtrip.screen import Bars
 from examples.roundtrip.sources import SourceFile
@@ -57,6 +58,7 @@ class Traffic:
         self._held_since_s = 0.0
         self._held_s = 0.0
         self.placer = Placer(files, partial(comparing.write_back, folder.copies))
+        self.sightings = Sightings(files)
         self.tally = Tally()
         self._bars = Bars(console, self.placer.expected)
 
@@ -148,12 +150,13 @@ class Traffic:
         )
 
     def _read_spools(self) -> None:
-        place = self.placer.place
+        place, note = self.placer.place, self.sightings.note
         for reader in self._readers:
             for arrivals in reader.read():
                 self.tally.add(arrivals)
                 for arrival in arrivals:
                     place(*arrival[:3])
+                    note(arrival)
 
     @property
     def share_stored(self) -> float:

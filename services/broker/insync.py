@@ -129,7 +129,7 @@ class InSyncSet:
         wanted = self._wanted(holder)
         if holder.settled and wanted == (before.in_sync, before.electable):
             return LOOK_S
-        await holder.put_sets(*wanted)
+        await holder.put_sets(lambda: self._wanted(holder))
         if not holder.settled:
             return RETRY_S
         self._tell(set(before.in_sync), set(holder.record.in_sync))

@@ -91,7 +91,7 @@ class App(MemberApp):
                 store.store_id,
                 around.internal_address,
                 store.epoch,
-                store.flushed_offset,
+                store.appended_offset,
                 store.former_store_id,
                 promised_until_s,
                 peers.ids,

@@ -180,6 +180,7 @@ class Following:
                 raise CutNeeded(start, anew=True)
         epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
+        self._storage.watermarks.agreed()
         self.connected = True
         self.adopted.set()
         log.info("following", extra=fields(epoch=self._store.epoch, start=start))
@@ -235,11 +236,12 @@ class Following:
             await asyncio.gather(acking, return_exceptions=True)
 
     async def _take(self, chunk: member_pb2.LogChunk) -> None:
-        self._check_chunk(chunk)
-        if chunk.data:
+        data = chunk.data  # each time it is asked for it is copied
+        self._check_chunk(chunk, data)
+        if data:
             with self.refusals.counting(Reason.RECORDS):
-                await self._storage.copy(chunk.offset, chunk.data)
-            self.bytes_copied += len(chunk.data)
+                await self._storage.copy(chunk.offset, data)
+            self.bytes_copied += len(data)
         visible = Marks(
             chunk.visible_flushed_offset,
             chunk.visible_copied_offset,
@@ -253,18 +255,18 @@ class Following:
         if not self.behind_bytes:
             self._in_step_s = self._clock.monotonic_s()
 
-    def _check_chunk(self, chunk: member_pb2.LogChunk) -> None:
+    def _check_chunk(self, chunk: member_pb2.LogChunk, data: bytes) -> None:
         end = self._store.appended_offset
         with self.refusals.counting(Reason.EPOCH):
             if chunk.epoch != self._store.epoch:
                 raise ReplicationBroken(f"a chunk of epoch {chunk.epoch} in {self._store.epoch}")
         with self.refusals.counting(Reason.OFFSET):
-            if chunk.data and chunk.offset != end:
+            if data and chunk.offset != end:
                 raise ReplicationBroken(f"a chunk of {chunk.offset} came, this log ends at {end}")
-            if chunk.writer_end_offset < chunk.offset + len(chunk.data):
+            if chunk.writer_end_offset < chunk.offset + len(data):
                 raise ReplicationBroken(f"a chunk beyond its log's end, {chunk.writer_end_offset}")
         with self.refusals.counting(Reason.CHECKSUM):
-            if crc32(chunk.data) != chunk.data_crc32:
+            if crc32(data) != chunk.data_crc32:
                 raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
 
     async def _tell(self, call: Stream) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ async def test_nothing_is_lost_when_the_role_goes_to_and_fro(tmp_path: Path) -> 
 
 
 async def test_a_writer_that_is_told_to_stop_hands_over_first(tmp_path: Path) -> None:
-    options = {"hand_over_at_stop": "true", "lease_duration_s": "60"}
+    options: dict[str, Any] = {"hand_over_at_stop": "true", "lease_duration_s": "60"}
     async with local_group(tmp_path / "cluster", **options) as group:
         assert await group.writer() == 0
         client = group.client(0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-LINES = 8_000
-RATE = 800  # messages a second of a producer: long enough for a hand-over in between
+LINES = 20_000
+RATE = 800  # messages a second of a producer: long enough for both changes of the writer
 EXTRA = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 
 
@@ -53,6 +53,8 @@ def test_every_file_comes_back(library: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "all 4 files came back, byte for byte" in result.stdout
     assert "g1: member 0 handed over to member 1" in result.stdout
+    assert "g1: member 1, the writer, was killed; member 0 took over: epoch 3" in result.stdout
+    assert "g1: member 1 is back, a slave" in result.stdout
     assert result.stdout.count("the same") >= 4  # members' logs
     assert ("counted by `cometmq group progress` and by Spark" in result.stdout) == EXTRA
     copies = {p.relative_to(folder / "files") for p in (folder / "files").rglob("*") if p.is_file()}

@@ -60,7 +60,10 @@ async def call(number):
     while True:
         body = b"%d of %d " % (number, store.appended_offset)
         record = encoded("A", 0, body + bytes(600))
-        ticket = storage.append(record, [segment], born_host=HOST, store_host=HOST)
+        try:
+            ticket = storage.append(record, [segment], born_host=HOST, store_host=HOST)
+        except StoreFailed:  # which storage.run tells, in its turn
+            return
         await ticket.acked
         say(f"acked {ticket.appended.queue_offsets[0]} {body.decode()}")
 

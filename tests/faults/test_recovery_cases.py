@@ -232,6 +232,20 @@ def test_what_was_on_the_disk_is_passed_over_after_a_restart_too(
     store.close()
 
 
+def test_the_lost_first_messages_of_a_queue_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queue then begins late, as behind log files that retention took."""
+    starts = grown(tmp_path)
+    for start in starts[:4]:
+        damage_body(tmp_path, start)
+    shutil.rmtree(tmp_path / "consumequeue")
+    open_store(tmp_path).close()
+    for queue_id in (0, 1):
+        told = f"lost: 2 messages from offset 0 on of queue {queue_id} of A, damaged at 0"
+        assert told in caplog.text
+
+
 @pytest.mark.parametrize("at", [0, 4, 28])
 def test_a_damaged_head_costs_one_message_too(tmp_path: Path, at: int) -> None:
     """Size, magic, log offset: the log goes on at the next good record, found by looking for it."""

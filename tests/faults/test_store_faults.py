@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.clock import SystemClock
-from cometmq.errors import CometError, DiskFull, StoreForeignFile, StoreLocked
+from cometmq.errors import CometError, DiskFull, StoreDamaged, StoreForeignFile, StoreLocked
 from cometmq.format import record
 from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.layout import offset_name

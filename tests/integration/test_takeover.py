@@ -21,16 +21,16 @@ from cometmq.v1 import common_pb2, member_pb2
 from tests.support.broker import ASYNC, refusal, until, until_async
 from tests.support.live_group import LiveGroup, LiveMember, live_group
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "lease_duration_s": 1.0,
     "lease_renew_s": 0.1,
     "lease_poll_s": 0.05,
     "in_sync_lag_s_max": 0.5,
     "slave_timeout": 300,
 }
-COPIED = {**QUICK, "replication_mode": ReplicationOption.APPENDED}
+COPIED: dict[str, Any] = {**QUICK, "replication_mode": ReplicationOption.APPENDED}
 NEVER_MS = 3_600_000
-UNFLUSHED = {
+UNFLUSHED: dict[str, Any] = {
     "flush_interval_commit_log": NEVER_MS,
     "flush_commit_log_thorough_interval": NEVER_MS,
 }
@@ -130,7 +130,7 @@ async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_pa
         await group.in_step()
         await group[1].stop()
         await acknowledged(group[0], b"lost " * 100)
-        lost_from, lost_end = group[1].store.appended_offset, group[0].store.appended_offset
+        lost_from, lost_end = group[1].opened.appended_offset, group[0].opened.appended_offset
         await group[0].crash()
         await group[1].start("writer")
         assert await bodies(group[1]) == [b"kept"]
@@ -148,7 +148,7 @@ async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_pa
 
 
 async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) -> None:
-    options = {**QUICK, "promote_async": PromoteAsync.NEVER}
+    options: dict[str, Any] = {**QUICK, "promote_async": PromoteAsync.NEVER}
     async with live_group(tmp_path, **options) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -188,10 +188,10 @@ async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: P
         await acknowledged(group[0], b"a")
         await group[1].crash()
         await all_in_sync(group, 0)
-        end = group[0].store.appended_offset
+        end = group[0].opened.appended_offset
         refused = await refusal(group[0].client.send("T", 0, b"refused"))
         assert isinstance(refused, errors.SlaveNotAvailable)
-        assert group[0].store.appended_offset == end
+        assert group[0].opened.appended_offset == end
         await group[1].start("follower")
         await all_in_sync(group, 0, 1)
         await acknowledged(group[0], b"b")
@@ -217,14 +217,14 @@ async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: P
         await all_in_sync(group, 0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
-        before = group[0].store.store_id
+        before = group[0].opened.store_id
         await group[0].crash()
         with rebooted(2):
             await group[0].start("follower")
-            assert group[0].store.store_id != before
+            assert group[0].opened.store_id != before
             await group[1].until_role("writer")
             await all_in_sync(group, 0, 1)
-            assert group[0].store.former_store_id == ""
+            assert group[0].opened.former_store_id == ""
         assert await bodies(group[1]) == [b"a"]
 
 
@@ -270,7 +270,7 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
         await all_in_sync(group, 0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
-        store_id = group[1].store.store_id
+        store_id = group[1].opened.store_id
         content = json.loads(group.lease.read_text())
         content["record"] |= {
             "holder_id": 1,
@@ -301,7 +301,7 @@ async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
             common_pb2.MEMBER_ROLE_FOLLOWER,
         ]
         for number, answer in enumerate(found):
-            assert (answer.member_id, answer.store_id) == (number, group[number].store.store_id)
+            assert (answer.member_id, answer.store_id) == (number, group[number].opened.store_id)
             assert answer.epoch == 1
 
 

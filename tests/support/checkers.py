@@ -53,8 +53,15 @@ class Verdict:
         self.broken += [f"{what}: {finding}" for finding in found]
 
 
-def judge(history: History, final: Mapping[Queue, Held], firm: frozenset[str]) -> Verdict:
-    """All checkers that need nothing but the history. ``firm``: the firm topics."""
+def judge(
+    history: History,
+    final: Mapping[Queue, Held],
+    firm: frozenset[str],
+    hasty: frozenset[str] = frozenset(),
+) -> Verdict:
+    """All checkers that need nothing but the history. ``firm``: the firm topics. ``hasty``: see
+    :func:`disorder`.
+    """
     verdict = Verdict(counts=counted(history, final))
     losses = list(missing(history, final))
     verdict.add("acknowledged messages lost", (s.message for s in losses if s.queue[0] in firm))
@@ -62,7 +69,8 @@ def judge(history: History, final: Mapping[Queue, Held], firm: frozenset[str]) -
     verdict.counts["acknowledged messages lost where the mode allows it"] += len(loose)
     verdict.add("messages from nowhere", phantoms(history, final))
     verdict.add("places with two messages", disagreements(history, final, firm))
-    verdict.add("messages out of order", disorder(history, final))
+    verdict.add("places acknowledged twice", shared_receipts(history, firm))
+    verdict.add("messages out of order", disorder(history, final, hasty))
     verdict.add("copies without a cause", unexplained_copies(history, final))
     verdict.add("seen and taken back", taken_back(history, final, firm))
     verdict.add("silent skips and rewinds", reader_faults(history))
@@ -111,36 +119,43 @@ def phantoms(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:
 def disagreements(
     history: History, final: Mapping[Queue, Held], firm: frozenset[str]
 ) -> Iterator[str]:
-    """One place, two messages: in acknowledgements, deliveries, or the end. In topics that are not
-    firm a place may get another message with another generation.
+    """One place, two messages, in deliveries or in the end. In topics that are not firm a place may
+    get another message with another generation, so only who is told of generations counts.
     """
     held: dict[tuple[Queue, int, int], str] = {}
     for queue, generation, offset, message in _places(history, final):
         known = 0 if queue[0] in firm else generation
-        if not known and queue[0] not in firm:
-            continue  # a reader that is not told of generations
-        before = held.setdefault((queue, known, offset), message)
-        if before != message:
-            yield f"{queue} {offset} of generation {generation}: {before} and {message}"
+        if known or queue[0] in firm:
+            before = held.setdefault((queue, known, offset), message)
+            if before != message:
+                yield f"{queue} {offset} of generation {generation}: {before} and {message}"
+
+
+def shared_receipts(history: History, firm: frozenset[str]) -> Iterator[str]:
+    """One place of the log, acknowledged for two messages: two writers."""
     logged: dict[int, str] = {}
     for send in history.sends.values():
         if send.outcome is Outcome.OK and send.queue[0] in firm:
             before = logged.setdefault(send.log_offset, send.message)
             if before != send.message:
-                yield f"log offset {send.log_offset} was acknowledged for {before}, {send.message}"
+                yield f"log offset {send.log_offset}: {before} and {send.message}"
 
 
-def disorder(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:
-    """A producer's messages in a queue begin to appear in the order in which they were sent."""
+def disorder(history: History, final: Mapping[Queue, Held], hasty: frozenset[str]) -> Iterator[str]:
+    """A producer's messages in a queue begin to appear in the order in which they were sent.
+    ``hasty``: producers with several unanswered batches, whose order a refusal may change.
+    """
     for queue, held in final.items():
         newest: dict[str, int] = {}
         for message in dict.fromkeys(held.messages):
             send = history.sends.get(message)
             if send is None:
                 continue  # a phantom
-            if send.number <= newest.get(send.producer, -1):
-                yield f"{queue}: {message} behind number {newest[send.producer]}"
-            newest[send.producer] = max(send.number, newest.get(send.producer, -1))
+            before = newest.get(send.producer, -1)
+            newest[send.producer] = max(send.number, before)
+            excused = send.producer in hasty and _disturbed(history, send.began_s, send.ended_s)
+            if send.number < before and not excused:
+                yield f"{queue}: {message} behind number {before}"
 
 
 def unexplained_copies(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:

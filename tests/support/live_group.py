@@ -113,6 +113,12 @@ class LiveMember:
         self.config = replace(self.config, **options)
 
     @property
+    def opened(self) -> BaseStore:
+        """The store of its present life, or of its last."""
+        assert self.store is not None
+        return self.store
+
+    @property
     def internal_address(self) -> str:
         """Where other members reach it, in this life and the next."""
         assert self._internal_address

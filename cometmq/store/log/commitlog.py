@@ -359,7 +359,10 @@ class CommitLog:
             if size > left:
                 raise StoreDamaged(f"no record of {size} bytes can stand at {offset} of the log")
             data = self.read(offset, size, nowait=nowait)
-        whole = _whole_records(data)
+        # What was written just now and is in memory is whole, and ends with a record; an end mark
+        # ends a file.
+        is_newest = nowait and self.trusted_from <= offset and offset + len(data) == end
+        whole = len(data) if is_newest and end < segment.end else _whole_records(data)
         if not whole:
             raise StoreDamaged(f"no record stands at {offset} of the log")
         return Chunk(data[:whole], offset + whole)

@@ -193,8 +193,13 @@ class Rebuild:
         Raises StoreDamaged when more should be there, and OutOfStep.
         """
         # Without a tally a queue that lacks its beginning may lack it by mistake.
-        is_whole = start == self._log.segments.start or self._plan.tally.is_known
-        replay = Replay(self._dispatcher, self._observer, may_start_late=is_whole)
+        log_start = self._log.segments.start
+        replay = Replay(
+            self._dispatcher,
+            self._observer,
+            may_start_late=start == log_start or self._plan.tally.is_known,
+            is_from_first=start == 0 or start > log_start,
+        )
         if start == self._plan.start:
             replay.last = self._plan.last
         scan = LogScan(self._log.segments, start, replay.topics)

@@ -88,6 +88,7 @@ class Replay:
         settled: Callable[[str, int, int, int], None] | None = None,
         *,
         may_start_late: bool = True,
+        is_from_first: bool = False,
     ) -> None:
         self.last = LastRecord()
         self.record_count = 0
@@ -100,6 +101,8 @@ class Replay:
         self._settled = settled
         # A queue without messages may go on at any offset: the older ones went with log files.
         self._may_start_late = may_start_late
+        # None went with log files: what a queue without messages begins without was lost.
+        self._is_from_first = is_from_first
         self._lost_at = 0  # the damaged place that was passed last
         # How many messages the places that were passed can have held, less those that were missed
         # since: a queue offset has no checksum, so a gap alone is no proof of a loss.
@@ -181,11 +184,10 @@ class Replay:
             # The topic was deleted and created again. Whoever deletes observes the deletion and
             # drops the topic, so this is only for a record that slipped in between, and for a
             # deletion that was lost to damage together with the successor's first messages.
-            self._lost_count_max -= offset
             self._dispatcher.restart(queue)
             queue = self._dispatcher.get(run.topic, run.queue_id)
         if queue.next_offset == 0 and offset > 0 and self._may_start_late:
-            self._dispatcher.start_at(queue, offset)  # the older ones went with older log files
+            self._start_late(queue, offset, is_loss=is_anew or self._is_from_first)
         elif 0 < offset - queue.next_offset <= self._lost_count_max:
             self._lose(queue, offset - queue.next_offset)
         if offset != queue.next_offset:
@@ -198,12 +200,22 @@ class Replay:
             )
         return queue
 
+    def _start_late(self, queue: ConsumeQueue, offset: int, *, is_loss: bool) -> None:
+        """Without its first messages, which went with older log files unless damage took them."""
+        if is_loss and offset <= self._lost_count_max:
+            self._note_loss(queue, offset)
+        self._dispatcher.start_at(queue, offset)
+
     def _lose(self, queue: ConsumeQueue, count: int) -> None:
+        self._note_loss(queue, count)
+        self._dispatcher.dispatch(queue, lost_unit(self._lost_at) * count)
+
+    def _note_loss(self, queue: ConsumeQueue, count: int) -> None:
+        """The queue's next ``count`` messages are lost."""
         assert 0 < count <= self._lost_count_max, (count, self._lost_count_max)
-        place = self._lost_at
         self._lost_count_max -= count
-        self.losses.append(Loss(queue.topic, queue.queue_id, queue.next_offset, count, place))
-        self._dispatcher.dispatch(queue, lost_unit(place) * count)
+        first, place = queue.next_offset, self._lost_at
+        self.losses.append(Loss(queue.topic, queue.queue_id, first, count, place))
 
     def settle(self) -> None:
         """Put all that was taken into the queues."""

@@ -22,7 +22,7 @@ from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import abortfile, checkpoint, epochs, identity
 from cometmq.store.folder.checkpoint import Checkpoint
-from cometmq.store.folder.identity import LastOptions
+from cometmq.store.folder.identity import Identity, LastOptions
 from cometmq.store.folder.logmark import UNKNOWN
 from cometmq.store.following import FollowerStore
 from cometmq.store.log.scanning import find_good, found_at
@@ -263,11 +263,30 @@ class _Repair:
         # An open mark without `abort` would mean that another program was here.
         failed = abortfile.tells_of_failure(self._files, self._paths.abort)
         abortfile.write(self._files, self._paths.abort, failed=failed)
-        now = dataclasses.replace(known.identity, boot_id="", clean=None)
+        now = self._left_open(known.identity, whole=not self._breaks_history(found))
         identity.save(self._files, self._paths.identity, now)
         for path in (self._paths.consume_queue, self._paths.index):
             self._files.remove_tree(path)
         self._files.sync_directory(self._paths.root)
+
+    def _breaks_history(self, found: Survey) -> bool:
+        """Something is given up, or the log's epochs are made up."""
+        accepted = self._accepted
+        is_cut = found.ends_too_early or accepted.cut_at is not None
+        return is_cut or bool(found.damages) or accepted.epoch is not None
+
+    def _left_open(self, known: Identity, *, whole: bool) -> Identity:
+        """As a crash would have left the store: of the machine, which costs it its name, or, where
+        it is ``whole``, of the process, unless it had lost its name already.
+        """
+        if not whole:
+            return dataclasses.replace(known, boot_id="", clean=None)
+        if known.clean is None:
+            return known
+        # A close in order left nothing in memory alone.
+        options = known.options and dataclasses.replace(known.options, transient_bytes_max=0)
+        boot_id = self._files.boot_id()
+        return dataclasses.replace(known, boot_id=boot_id, clean=None, options=options)
 
     # --- after it ---------------------------------------------------------------------------------
 

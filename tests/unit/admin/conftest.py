@@ -20,7 +20,7 @@ from cometmq.errors import (
 )
 from cometmq.rpc.interceptors import ERROR_METADATA, to_proto
 from cometmq.v1 import broker_pb2 as b
-from cometmq.v1 import broker_pb2_grpc, namesrv_pb2_grpc
+from cometmq.v1 import broker_pb2_grpc, member_pb2_grpc, namesrv_pb2_grpc
 from cometmq.v1 import common_pb2 as c
 from cometmq.v1 import namesrv_pb2 as n
 
@@ -54,6 +54,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
             write_queue_count=queue_count,
             permission=6,
             flush_mode=c.FLUSH_MODE_ASYNC,
+            replication_mode=c.REPLICATION_MODE_ASYNC,
         )
 
     def add(self, topic: str, queue_id: int, body: bytes, **fields: Any) -> b.StoredMessage:
@@ -219,7 +220,7 @@ class FakeNamesrv(namesrv_pb2_grpc.NameServiceServicer):
 
     brokers: list[FakeBroker]
     address: str = ""
-    ghosts: list[n.Member] = field(default_factory=list)  # registered, but gone
+    ghosts: list[n.Member] = field(default_factory=list)  # registered beside them, or gone
 
     def member(self, broker: FakeBroker) -> n.Member:
         return n.Member(
@@ -273,6 +274,8 @@ async def serve() -> AsyncIterator[Serve]:
         server = grpc.aio.server()
         if isinstance(servicer, FakeNamesrv):
             namesrv_pb2_grpc.add_NameServiceServicer_to_server(servicer, server)
+        elif isinstance(servicer, member_pb2_grpc.MemberServiceServicer):
+            member_pb2_grpc.add_MemberServiceServicer_to_server(servicer, server)
         else:
             broker_pb2_grpc.add_BrokerServiceServicer_to_server(servicer, server)
             broker_pb2_grpc.add_BrokerAdminServiceServicer_to_server(servicer, server)

@@ -10,8 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cometmq.admin import commandline
+from cometmq.admin import commandline, local
 from cometmq.admin.cli import cli
+from cometmq.errors import ClusterRunning
 
 SILENT = "127.0.0.1:1"
 
@@ -35,9 +36,11 @@ def test_the_commands_are_these() -> None:
     assert sorted(" ".join(path) for path in COMMANDS) == [
         "broker checksum",
         "broker clean",
+        "broker elect",
         "broker status",
         "broker step-down",
-        "cluster",
+        "cluster members",
+        "cluster status",
         "group list",
         "group progress",
         "local down",
@@ -91,12 +94,12 @@ def test_the_local_clusters_name_servers_are_the_default(nowhere: Path) -> None:
     folder.mkdir()
     process = {"name": "namesrv-1", "kind": "namesrv", "pid": 1, "start_ticks": 1, "address": "h:1"}
     (folder / "local.json").write_text(json.dumps({"options": {}, "processes": [process]}))
-    assert commandline.known_namesrv(None) == "h:1"
-    assert commandline.known_namesrv("other:2") == "other:2"
+    assert commandline.connection_to(None, None)._namesrvs == ("h:1",)
+    assert commandline.connection_to("other:2", None)._namesrvs == ("other:2",)
 
 
 def test_a_refusal_is_exit_code_1_with_advice() -> None:
-    result = run("cluster", "--namesrv", SILENT)
+    result = run("cluster", "members", "--namesrv", SILENT)
     assert result.exit_code == 1
     assert result.stdout == ""
     assert "PEER_UNAVAILABLE" in result.stderr
@@ -104,13 +107,13 @@ def test_a_refusal_is_exit_code_1_with_advice() -> None:
 
 
 def test_a_refusal_as_json() -> None:
-    result = run("cluster", "--output", "json", COMETMQ_NAMESRV=SILENT)
+    result = run("cluster", "members", "--output", "json", COMETMQ_NAMESRV=SILENT)
     assert result.exit_code == 1
     assert json.loads(result.stderr)["error"]["name"] == "PEER_UNAVAILABLE"
 
 
 def test_a_bad_address_is_told_as_such() -> None:
-    result = run("cluster", "--namesrv", "nonsense")
+    result = run("cluster", "members", "--namesrv", "nonsense")
     assert result.exit_code == 1
     assert "not host:port" in result.stderr
 
@@ -129,7 +132,7 @@ def test_a_bad_address_is_told_as_such() -> None:
         ["message", "consume", "T", "--queue", "g1/x"],
         ["local", "up", "--brokers", "-1"],
         ["local", "up", "--option", "=x"],
-        ["cluster", "--output", "xml"],
+        ["cluster", "members", "--output", "xml"],
         ["nonsense"],
     ],
     ids=" ".join,
@@ -156,6 +159,32 @@ def test_status_of_nothing(tmp_path: Path) -> None:
     assert json.loads(document.stdout) == expected
 
 
+def test_up_again_says_what_the_cluster_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object, **given: object) -> None:
+        assert given.pop("options") == {}
+        assert set(given.values()) == {None}
+        raise ClusterRunning("it is enough to know how it was called")
+
+    monkeypatch.setattr(local, "up", refused)
+    folder = ("--dir", str(tmp_path))
+    assert "started with" not in run("local", "up", *folder).stderr
+    shape = {"namesrvs": 1, "brokers": 3, "slaves": 1, "pullholds": 0}
+    state = {"shape": shape, "options": {"a": "b"}, "processes": []}
+    (tmp_path / "local.json").write_text(json.dumps(state))
+    told = "started with --namesrvs 1 --brokers 3 --slaves 1 --pullholds 0 --option a=b\n"
+    assert told in run("local", "up", *folder).stderr
+    assert json.loads(run("local", "up", *folder, "--output", "json").stderr)["error"]
+
+
+@pytest.mark.parametrize("text", ["old", "0" * 31, "G" * 32])
+def test_a_store_id_is_32_digits_or_new(tmp_path: Path, text: str) -> None:
+    result = run("store", "repair", str(tmp_path), "--store-id", text)
+    assert result.exit_code == 2
+    assert "32 hexadecimal digits" in result.stderr
+
+
 def test_down_of_nothing(tmp_path: Path) -> None:
     result = run("local", "down", "--dir", str(tmp_path), "--output", "json")
     assert json.loads(result.stdout)["stopped_count"] == 0
@@ -171,3 +200,23 @@ def test_an_interrupted_command_says_so() -> None:
 
 def test_the_version() -> None:
     assert run("--version").stdout.startswith("CometMQ ")
+
+
+def test_the_local_clusters_secret_goes_with_its_name_servers(nowhere: Path) -> None:
+    folder, secret = nowhere / ".cometmq", nowhere / "secret"
+    folder.mkdir()
+    secret.write_text("secret" * 3)
+    process = {"name": "namesrv-1", "kind": "namesrv", "pid": 1, "start_ticks": 1, "address": "h:1"}
+    options = {"internal_secret_file": str(secret)}
+    (folder / "local.json").write_text(json.dumps({"options": options, "processes": [process]}))
+    assert commandline.connection_to(None, None)._secret is not None
+    assert commandline.connection_to("other:2", None)._secret is None, "another cluster's"
+    assert commandline.connection_to("other:2", secret)._secret is not None
+
+
+def test_a_secret_that_is_no_good_is_told(nowhere: Path) -> None:
+    (nowhere / "secret").write_text("too short")
+    result = run("cluster", "members", "--namesrv", SILENT, COMETMQ_INTERNAL_SECRET_FILE="secret")
+    assert result.exit_code == 1
+    assert "internal_secret_file" in result.stderr
+    assert "too short" not in result.stderr

@@ -42,3 +42,14 @@ def test_one_thing_is_looked_for(arguments: list[str]) -> None:
     result = CliRunner().invoke(cli, command)
     assert result.exit_code == 2
     assert "--key or --unique-id" in result.output
+
+
+def test_a_range_that_ends_before_it_begins_is_told_as_it_could_be_given() -> None:
+    command = ["message", "query", "--topic", "T", "--key", "k", "--namesrv", "127.0.0.1:1"]
+    times = ["--begin", "2026-01-02T00:00:00", "--end", "2026-01-01T00:00:00.5"]
+    result = CliRunner().invoke(cli, [*command, *times])
+    assert result.exit_code == 2
+    complaint = "--begin 2026-01-02T00:00:00.000 is later than --end 2026-01-01T00:00:00.500"
+    assert complaint in result.output
+    far = CliRunner().invoke(cli, [*command, "--begin", "9" * 20, "--end", "5"])
+    assert f"--begin {'9' * 20} is later than --end 1970" in far.output

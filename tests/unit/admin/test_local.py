@@ -95,8 +95,8 @@ async def test_groups_with_slaves_and_pullholds(directory: Path) -> None:
     assert "'--member_id', '1'" in slave
     assert f"'--namesrv', '{cluster.namesrv}'" in pullhold
     assert "store_path" not in pullhold
-    with pytest.raises(ClusterRunning):
-        await local.up(directory, broker_count=2)
+    with pytest.raises(ClusterRunning, match="slaves 0, but with 1"):
+        await local.up(directory, slave_count=0)
 
 
 async def test_up_again_starts_only_what_died_on_its_port(directory: Path) -> None:
@@ -111,11 +111,33 @@ async def test_up_again_starts_only_what_died_on_its_port(directory: Path) -> No
 
 
 async def test_another_shape_is_refused_while_one_runs(directory: Path) -> None:
-    await local.up(directory, broker_count=1)
-    with pytest.raises(ClusterRunning, match="namesrv-1, g1"):
+    await local.up(directory, broker_count=1, options={"c": "d"})
+    with pytest.raises(ClusterRunning, match="not started with brokers 2, but with 1"):
         await local.up(directory, broker_count=2)
-    with pytest.raises(ClusterRunning, match="options"):
-        await local.up(directory, broker_count=1, options={"a": "b"})
+    with pytest.raises(ClusterRunning, match="pullholds 1, but with 0; nor with a b, but with its"):
+        await local.up(directory, pullhold_count=1, options={"a": "b"})
+    with pytest.raises(ClusterRunning, match="c e, but with d"):
+        await local.up(directory, options={"c": "e"})
+
+
+async def test_up_again_goes_by_what_the_cluster_was_started_with(directory: Path) -> None:
+    options = {"a": "b", "c": "d"}
+    before = await local.up(directory, broker_count=1, slave_count=1, options=options)
+    again = await local.up(directory)
+    assert again == before
+    assert again == await local.up(directory, slave_count=1, options={"c": "d"})
+    await processes.stop([process.id for process in again.processes], grace_s=5)
+    dead = await local.up(directory, options={"c": "e"})
+    assert list(pids(dead)) == list(pids(before))
+    assert dead.options == {"a": "b", "c": "e"}
+
+
+async def test_what_has_failed_is_not_gone_by(directory: Path) -> None:
+    with pytest.raises(ProcessFailed):
+        await local.up(directory, broker_count=1, options={"broken": "yes"})
+    cluster = await local.up(directory)
+    assert cluster.options == {}
+    assert cluster.broker_groups == ("g1", "g2")
 
 
 async def test_a_process_that_dies_is_told_with_its_log(directory: Path) -> None:
@@ -169,3 +191,15 @@ def test_the_real_command_line() -> None:
     assert flags["--internal_port"] == "71"
     assert flags["--store_path"] == "/data/g1/store"
     assert flags["--flush_disk_type"] == "SYNC_FLUSH"
+
+
+async def test_the_secret_is_known_to_brokers_and_pullholds(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"internal_secret_file": "secret"}
+    cluster = await local.up(directory, broker_count=1, pullhold_count=1, options=options)
+    assert cluster.secret_file == tmp_path / "secret", "also for who stands elsewhere"
+    for process in cluster.processes:
+        knows = str(tmp_path / "secret") in cluster.log(process.name).read_text()
+        assert knows == (process.kind != local.NAMESRV)

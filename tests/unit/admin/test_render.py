@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cometmq.admin import render, views
 from cometmq.errors import TopicNotFound
@@ -31,7 +33,7 @@ MESSAGE = views.MessageView(
     body_text="[red]",
     body_base64="W3JlZF0=",
 )
-TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", 3_600_000)
+TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", "appended", 3_600_000)
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
     views.GroupProgressView,
@@ -136,3 +138,50 @@ def test_messages_of_a_list_are_shown_one_by_one(capsys: pytest.CaptureFixture[s
     assert shown == capsys.readouterr().out * 2
     render.show([MESSAGE, MESSAGE], render.JSON)
     assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(MESSAGE)] * 2
+
+
+HEALTHY = views.GroupStatusView(
+    broker_group="g1",
+    status="ok",
+    writer=0,
+    epoch=7,
+    reason="takeover",
+    since_ms=1_700_000_000_123,
+    in_sync=[0, 1],
+    electable=[0, 1, 2],
+    min_in_sync=2,
+    members=[0, 1, 2],
+    silent=[],
+    behind_bytes_max=1_500,
+    advice="",
+)
+
+
+def test_a_group_is_seen_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([HEALTHY], render.TABLE)
+    table, _, told = capsys.readouterr().out.partition("g1: ")
+    for text in ("ok", "0 1 (min 2)", "0 1 2", "1,500"):
+        assert text in table
+    assert told.startswith("member 0 leads since 2023-11-1")
+    assert told.endswith("(takeover)\n")
+
+
+def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = dataclasses.replace(
+        HEALTHY, status="no writer", writer=None, in_sync=None, silent=[0, 2], advice="mend it"
+    )
+    render.show([lost], render.TABLE)
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "g1: member 0 does not answer; member 2 does not answer; mend it"
+
+
+def test_groups_fit_into_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With names and numbers of a usual length."""
+    terminal = Console(width=80, file=io.StringIO())
+    monkeypatch.setattr(render, "_console", lambda: terminal)
+    usual = dataclasses.replace(HEALTHY, broker_group="broker-a", status="no writer", min_in_sync=1)
+    render._print_table([usual])
+    assert isinstance(terminal.file, io.StringIO)
+    assert [line for line in terminal.file.getvalue().splitlines() if "broker-a" in line] == [
+        " broker-a   no writer        0       7   0 1       0 1 2       0 1 2      1,500 "
+    ]

@@ -101,6 +101,24 @@ def test_state_takes_effect_when_it_is_visible(tmp_path: Path) -> None:
     pair.close()
 
 
+def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) -> None:
+    """A new writer's full copy waits for all in sync; an asynchronous topic's messages do not."""
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.follow()
+    pair.show(pair.writer.appended_offset)
+    before = pair.copied.generations.of("T", 0).current
+    [raised] = pair.state.plan_raise(lambda *_queue: 0)
+    pair.change(raised)
+    sent = pair.send("T", b"a")
+    pair.follow()
+    pair.copy._synced(pair.copy.store.flush_log(), 0.0)
+    pair.copy.told(Marks(sent, 0, 0), 0)
+    assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
+    assert pair.copied.generations.of("T", 0).current > before
+    pair.close()
+
+
 def test_what_is_there_at_a_start_is_shown_when_the_writer_shows_all_of_it(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))

@@ -40,6 +40,12 @@ class Copied:
     async def StepDown(self, request: Any, context: Any) -> member_pb2.StepDownResponse:
         return member_pb2.StepDownResponse(member_id=1)
 
+    async def Standing(self, request: Any, context: Any) -> member_pb2.StandingResponse:
+        return member_pb2.StandingResponse(epoch=4)
+
+    async def Elect(self, request: Any, context: Any) -> member_pb2.ElectResponse:
+        return member_pb2.ElectResponse()
+
     async def ChecksumLog(self, request: Any, context: Any) -> member_pb2.ChecksumLogResponse:
         return member_pb2.ChecksumLogResponse(log_end_offset=9)
 
@@ -57,6 +63,8 @@ async def outcomes(servicer: MemberServicer) -> dict[str, Any]:
             "PullStream": stub.PullStream().read(),
             "Replicate": stub.Replicate().read(),
             "StepDown": stub.StepDown(member_pb2.StepDownRequest()),
+            "Standing": stub.Standing(member_pb2.StandingRequest()),
+            "Elect": stub.Elect(member_pb2.ElectRequest()),
             "ChecksumLog": stub.ChecksumLog(member_pb2.ChecksumLogRequest()),
         }
         found = {}
@@ -80,7 +88,8 @@ async def test_a_part_that_is_missing_is_not_served(
     missing = {name for name, answer in found.items() if answer is grpc.StatusCode.UNIMPLEMENTED}
     expected = set() if arrivals else {"WatchArrivals"}
     expected |= set() if pulls else {"PullStream"}
-    expected |= set() if replication else {"Replicate", "StepDown", "ChecksumLog"}
+    of_replication = {"Replicate", "StepDown", "Standing", "Elect", "ChecksumLog"}
+    expected |= set() if replication else of_replication
     assert missing == expected
     if arrivals:
         assert found["WatchArrivals"].arrivals[0].max_offset == 7
@@ -89,4 +98,5 @@ async def test_a_part_that_is_missing_is_not_served(
     if replication:
         assert found["Replicate"].chunk.epoch == 3
         assert found["StepDown"].member_id == 1
+        assert found["Standing"].epoch == 4
         assert found["ChecksumLog"].log_end_offset == 9

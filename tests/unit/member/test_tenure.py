@@ -9,7 +9,7 @@ from cometmq.errors import LeaseUnavailable
 from cometmq.member import tenure
 from cometmq.member.leases import Reading
 from cometmq.member.tenure import Deposed, LeaseHolder
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import Seat, Seats
 from tests.support.broker import until
 from tests.support.leases import HELD, TAKEN, MemoryLease
 from tests.support.stores import WallClock
@@ -96,13 +96,29 @@ async def test_who_is_in_sync_is_changed_by_a_write(lease: MemoryLease) -> None:
     changes: list[int] = []
     held.on_change = lambda: changes.append(len(held.bounding()))
     both = (HELD.holder, Seat(1, "store-1"))
-    await held.put_sets(both, both)
+    await held.put_sets(lambda: (both, both))
     assert (lease.record and lease.record.in_sync) == both
     assert changes == [2, 2], "who is added is waited for from the attempt on"
     lease.plan = ["unanswered"]
-    await held.put_sets((HELD.holder,), (HELD.holder,))
+    await held.put_sets(lambda: ((HELD.holder,), (HELD.holder,)))
     assert changes[2:] == [2, 1], "who is removed until it is known"
     assert held.settled
+
+
+async def test_who_shall_be_in_sync_is_asked_when_the_turn_has_come(lease: MemoryLease) -> None:
+    held = holder(lease)
+    asked: list[bool] = []
+
+    def wanted() -> tuple[Seats, Seats]:
+        asked.append(held._one_at_a_time.locked())
+        return (HELD.holder,), (HELD.holder,)
+
+    async with held._one_at_a_time:
+        changing = asyncio.create_task(held.put_sets(wanted))
+        await asyncio.sleep(0)
+        assert not asked
+    await changing
+    assert asked == [True]
 
 
 async def test_a_set_that_may_or_may_not_be_written_counts_at_its_stricter(
@@ -111,10 +127,10 @@ async def test_a_set_that_may_or_may_not_be_written_counts_at_its_stricter(
     held = holder(lease)
     lease.plan = ["lost"]
     both = (HELD.holder, Seat(1, "store-1"))
-    await held.put_sets(both, both)
-    assert (held.bounding(), held.settled) == (set(both), False)
-    await held.put_sets((HELD.holder,), (HELD.holder,))
-    assert (held.bounding(), held.settled) == ({HELD.holder}, True)
+    await held.put_sets(lambda: (both, both))
+    assert (set(held.bounding()), held.settled) == (set(both), False)
+    await held.put_sets(lambda: ((HELD.holder,), (HELD.holder,)))
+    assert (set(held.bounding()), held.settled) == ({HELD.holder}, True)
 
 
 async def test_it_is_renewed_while_the_store_is_opened(lease: MemoryLease) -> None:

@@ -194,12 +194,22 @@ class TestCopyWatermarks:
             60,
             50,
         ]
-        assert marks.told_position == 80
+        assert marks.told_position == marks.told_on_disk == marks.most_visible == 80
+        marks.told(Marks(80, 90, 50))
+        assert (marks.told_position, marks.told_on_disk) == (90, 80)
         marks.append_to(200)
         marks.told(Marks(200, 200, 200))
-        assert marks.visible(FLUSHED) == 100
+        assert marks.visible(FLUSHED) == marks.most_visible == 100
         marks.flush_to(150)
         assert marks.visible(COPIED_FLUSHED) == 150
+
+    def test_what_was_told_of_bytes_that_never_came_is_not_said_of_others(self) -> None:
+        marks = CopyWatermarks(100, 100)
+        marks.told(Marks(180, 170, 90))
+        marks.agreed()
+        marks.append_to(200)
+        marks.flush_to(200)
+        assert (marks.visible(ASYNC), marks.visible(COPIED_FLUSHED)) == (100, 90)
 
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
         marks = CopyWatermarks(100, 100)

@@ -16,7 +16,8 @@ def message(number: int) -> SimpleNamespace:
         body=b"x\n",
         born_time_ms=number,
         store_time_ms=number + 10,
-        queue=SimpleNamespace(broker_group="g1"),
+        queue=SimpleNamespace(broker_group="g1", queue_id=3),
+        queue_offset=number + 100,
     )
 
 
@@ -30,6 +31,7 @@ async def test_messages_go_to_the_spool_in_order() -> None:
         ("a.py", 2, b"x\n", 2, 12),
     ]
     assert {arrival.broker_group for arrival in arrivals} == {"g1"}
+    assert [(a.queue_id, a.queue_offset) for a in arrivals] == [(3, 101), (3, 102)]
     assert used == len(file.getvalue())
     assert spooler.received == 2
 

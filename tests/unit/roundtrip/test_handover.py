@@ -13,7 +13,7 @@ CHANGE = HandOver(HandoverView("g1", 0, 1, 12_345, 7), asked_ms=1_000, answered_
 def test_the_pause_of_its_own_group() -> None:
     tally = Tally()
     times = [("g1", 900), ("g1", 1_100), ("g2", 2_000), ("g1", 3_400), ("g1", 3_600)]
-    tally.add(Arrival("a", 1, b"", 1, 1, stored_ms, group) for group, stored_ms in times)
+    tally.add(Arrival("a", 1, b"", 1, 1, stored_ms, group, 0, 0) for group, stored_ms in times)
     assert CHANGE.pause_ms(tally) == 2_300
 
 

@@ -19,6 +19,8 @@ ARRIVALS = st.lists(
         born_ms=st.integers(0, 2**64 - 1),
         stored_ms=st.integers(0, 2**64 - 1),
         broker_group=st.text(max_size=5),
+        queue_id=st.integers(0, 2**32 - 1),
+        queue_offset=st.integers(0, 2**64 - 1),
     )
 )
 
@@ -41,8 +43,8 @@ def test_the_reader_follows_a_growing_file(tmp_path: Path) -> None:
     path = tmp_path / "spool"
     reader = SpoolReader(path)
     assert list(reader.read()) == []
-    first = Arrival("a.py", 1, b"x\n", 5, 3, 4, "g1")
-    second = Arrival("b.py", 2, b"", 8, 6, 7, "g2")
+    first = Arrival("a.py", 1, b"x\n", 5, 3, 4, "g1", 2, 10)
+    second = Arrival("b.py", 2, b"", 8, 6, 7, "g2", 0, 11)
     path.write_bytes(pack(first) + pack(second)[:7])
     assert list(reader.read()) == [[first]]
     assert list(reader.read()) == []

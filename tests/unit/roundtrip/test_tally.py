@@ -13,7 +13,7 @@ from examples.roundtrip.tally import Tally
 
 
 def arrival(received_ms: int, born_ms: int, stored_ms: int = 0, group: str = "g1") -> Arrival:
-    return Arrival("a", 1, b"", received_ms, born_ms, stored_ms, group)
+    return Arrival("a", 1, b"", received_ms, born_ms, stored_ms, group, 0, 0)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1), st.sampled_from([0.5, 0.99, 1.0]))
@@ -77,6 +77,12 @@ def test_the_pause_is_the_longest_gap_that_touches_the_hand_over(
     from_ms, to_ms = span
     tally = stored_at(*times_ms)
     assert tally.pause_ms("g1", from_ms, to_ms) == longest_gap(times_ms, from_ms, to_ms)
+
+
+def test_what_a_group_has_stored_since() -> None:
+    assert stored_at(1, 9).stored_after("g1", 8)
+    assert not stored_at(1, 9).stored_after("g1", 9)
+    assert not stored_at(1, 9).stored_after("g3", 0)
 
 
 def test_a_pause_that_never_ends_is_none() -> None:

@@ -50,7 +50,7 @@ def traffic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traffic:
 def arrive(folder: Path, *numbers: int) -> None:
     with (folder / "consumer-0.spool").open("ab") as spool:
         for number in numbers:
-            spool.write(pack(Arrival("a.py", number, b"x\n", 2, 1, 1, "g1")))
+            spool.write(pack(Arrival("a.py", number, b"x\n", 2, 1, 1, "g1", 0, number)))
 
 
 async def test_what_came_back_was_stored(traffic: Traffic, tmp_path: Path) -> None:

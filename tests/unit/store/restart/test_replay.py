@@ -111,6 +111,23 @@ def test_a_re_created_queue_whose_beginning_was_lost_goes_on(dispatcher: Dispatc
     replay.settle()
     queue = dispatcher.get("A", 0)
     assert (queue.min_offset, queue.next_offset) == (2, 3)
+    assert replay.losses == [Loss("A", 0, 0, 2, 500)]
+
+
+@pytest.mark.parametrize(
+    ("is_from_first", "losses"), [(True, [Loss("B", 0, 0, 2, 100)]), (False, [])]
+)
+def test_first_messages_are_lost_where_none_went_with_log_files(
+    dispatcher: Dispatcher, is_from_first: bool, losses: list[Loss]
+) -> None:
+    replay = Replay(dispatcher, None, is_from_first=is_from_first)
+    replay.take(run(0, ("A", 0, 0, 1)))
+    replay.pass_over(100, 100 + 3 * 91)
+    replay.take(run(500, ("B", 0, 2, 1), ("C", 0, 2, 1)))
+    replay.settle()
+    assert replay.losses == losses, "of C there was no room for two"
+    queue = dispatcher.get("B", 0)
+    assert (queue.min_offset, queue.next_offset) == (2, 3)
 
 
 @pytest.mark.parametrize("offset", [1, 7, 2**31])

@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreForeignFile, StoreLocked
+from cometmq.store.following import FollowerStore
 from cometmq.store.layout import offset_name
 from cometmq.store.restart.replay import Loss
 from cometmq.store.tools.repair import Accepted, Repaired, repair
@@ -16,6 +18,7 @@ from tests.support.stores import (
     INDEX_SIZES,
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
+    SMALL,
     Deletions,
     FaultyFiles,
     WallClock,
@@ -553,6 +556,57 @@ def test_an_identity_can_be_given_back_its_id(store: Path, spoilt: str) -> None:
         mended(store, store_id=store_id)
 
 
+def names_of(root: Path) -> tuple[str, str]:
+    """What the store is called, and was."""
+    fields = json.loads((root / "cometmq.json").read_bytes())
+    return fields["store_id"], fields["former_store_id"]
+
+
+@pytest.mark.parametrize("transient_bytes_max", [0, 1 << 20])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_store_that_lost_nothing_keeps_its_name(
+    store: Path, clean: bool, transient_bytes_max: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its name a group knows that it has what it had, unless a crash had cost it that."""
+    opened = open_store(store, replace(SMALL, transient_bytes_max=transient_bytes_max))
+    before = opened.store_id
+    if clean:
+        opened.close()
+    else:
+        opened.abandon()
+    (store / "checkpoint").write_bytes(b"short")
+    shutil.rmtree(store / "consumequeue")
+    mended(store)
+    has_lost = transient_bytes_max > 0 and not clean
+    assert (names_of(store) == (before, "")) == (not has_lost)
+    assert ("transient store pool" in caplog.text) == has_lost
+
+
+def test_a_store_that_lost_power_has_lost_its_name_when_it_is_repaired(store: Path) -> None:
+    elsewhere = open_store(store, files=FaultyFiles(boot="another"))
+    elsewhere.abandon()
+    mended(store)
+    assert names_of(store)[1] == elsewhere.store_id != names_of(store)[0]
+
+
+@pytest.mark.parametrize("taken", ["written off", "end", "cut", "epochs"])
+def test_a_store_that_something_is_taken_from_has_another_name(store: Path, taken: str) -> None:
+    before, starts = names_of(store)[0], starts_of(store)
+    accepted: dict[str, object] = {"cut_at": starts[30]}
+    if taken == "written off":
+        damage(store, starts[5])
+        accepted = {"write_off": [(starts[5], starts[6])]}
+    elif taken == "end":
+        damage(store, starts[-1])
+        accepted = {"end": starts[-1]}
+    elif taken == "epochs":
+        (store / "cometmq.epochs").unlink()
+        accepted = {"epoch": 9}
+    mended(store, **accepted)
+    after, former = names_of(store)
+    assert former == before != after
+
+
 def test_an_identity_can_be_drawn_anew(store: Path) -> None:
     before = json.loads((store / "cometmq.json").read_bytes())["store_id"]
     (store / "cometmq.json").write_bytes(b"{")
@@ -560,3 +614,15 @@ def test_an_identity_can_be_drawn_anew(store: Path) -> None:
     after = json.loads((store / "cometmq.json").read_bytes())["store_id"]
     assert re.fullmatch("[0-9a-f]{32}", after)
     assert after != before
+
+
+def test_a_restored_copy_is_another_store(store: Path) -> None:
+    """As docs/runbooks.md has it: a lease may name its id as one that has everything."""
+    identity = store / "cometmq.json"
+    before = json.loads(identity.read_text())["store_id"]
+    identity.unlink()
+    mended(store, store_id=before)
+    restored = FollowerStore.open(store, SMALL)
+    assert restored.store_id != before == restored.former_store_id
+    assert len(bodies(restored, "A", 0)) == MESSAGES // 2
+    restored.close()

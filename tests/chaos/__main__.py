@@ -1,0 +1,96 @@
+"""Chaos on real processes. ``make test-chaos`` plays the acts, ``make chaos`` at random.
+
+``python -m tests.chaos [--run NAME]… [--minutes N] [--seed N] [--keep FOLDER]``. A name is that of
+an act, or ``random-<number>`` of a run at random; with the seed that was printed it is played
+again. As root every node gets a network namespace of its own and every member a disk of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.chaos.acts import ACTS
+from tests.chaos.faults import FAULTS
+from tests.chaos.play import command
+from tests.support import network
+from tests.support.checkers import Verdict
+
+SHOWN_MAX = 20  # broken promises
+RUN_S_MAX = 900
+
+
+def main() -> int:
+    options = _parse(sys.argv[1:])
+    if reason := network.why_not():
+        print(f"behind proxies, without network namespaces: {reason}")
+    for fault in FAULTS.values():
+        if reason := fault.left_out():
+            print(f"left out: {fault.name}: {reason}")
+    seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
+    print(f"SEED={seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
+        total = _play(_names(options), seed, options.keep or Path(scratch))
+    return 1 if total.broken else 0
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.chaos", description="Chaos on real processes.")
+    parser.add_argument("--run", action="append", help=f"of {', '.join(ACTS)}, random-<number>")
+    parser.add_argument("--minutes", type=float, help="at random, for so long")
+    parser.add_argument("--seed", type=int, help="replays a run")
+    parser.add_argument("--keep", type=Path, help="where logs and stores stay")
+    return parser.parse_args(words)
+
+
+def _names(options: argparse.Namespace) -> Iterator[str]:
+    """The runs, one after the other."""
+    if options.run or options.minutes is None:
+        yield from options.run or ACTS
+        return
+    end_s = time.monotonic() + options.minutes * 60
+    for number in itertools.takewhile(lambda _: time.monotonic() < end_s, itertools.count()):
+        yield f"random-{number}"
+
+
+def _play(names: Iterator[str], seed: int, folder: Path) -> Verdict:
+    total = Verdict()
+    began_s = time.monotonic()
+    for name in names:
+        verdict = _run(name, seed, folder / name)
+        _show(verdict)
+        total.broken += verdict.broken
+        total.counts.update(verdict.counts)
+    print(f"\nall of it, in {time.monotonic() - began_s:.0f} s:")
+    _show(total)
+    return total
+
+
+def _run(name: str, seed: int, folder: Path) -> Verdict:
+    folder.mkdir(parents=True)
+    subprocess.run(command(name, seed, folder), check=False, timeout=RUN_S_MAX)
+    told = folder / "verdict.json"
+    if not told.exists():
+        return Verdict(broken=[f"{name} ended without a verdict"])
+    return Verdict(**json.loads(told.read_text()))
+
+
+def _show(verdict: Verdict) -> None:
+    width = max((len(f"{number:,}") for number in verdict.counts.values()), default=1)
+    for what, number in verdict.counts.items():
+        print(f"  {number:>{width},} {what}")
+    for finding in verdict.broken[:SHOWN_MAX]:
+        print(f"  BROKEN: {finding}")
+    print(f"  {len(verdict.broken) or 'no'} promises broken", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""A whole cluster for a chaos run: two name servers, a broker group of three members, a pullhold,
+clients that write a history, and the lease, which is an object of a Kubernetes API (a model of
+one) at an address of its own, so that it can be cut off from anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from cometmq.admin import brokers
+from cometmq.admin.connection import Connection
+from cometmq.admin.views import BrokerMemberView
+from cometmq.errors import CometError
+from tests.chaos.machines import (
+    AnyNetwork,
+    Machine,
+    Member,
+    Server,
+    Service,
+    write_kubeconfig,
+)
+from tests.chaos.workload import GROUP, QUEUES
+from tests.support.broker import ANY_DISK, BrokerClient
+from tests.support.history import Recorder
+from tests.support.lease_api import lease_api
+from tests.support.network import Network
+from tests.support.proxies import ProxyNetwork
+
+MEMBERS = 3
+CLIENTS, LEASE = "clients", "lease"
+PREFIX = "cometmq.io/"  # of the lease's annotations
+FLOWING_COUNT = 50  # acknowledged messages
+QUIET_S = 150.0  # within which clients come to the end
+HEALED_S = 60.0  # within which all must be well again when nothing is wrong any more
+NEAR_BYTES = 64 * 1024  # a copy so near to its writer's end is in step
+# Small files, so that logs cross their ends; short intervals, so that nothing waits.
+OPTIONS: dict[str, object] = {
+    "broker_group": GROUP,
+    "lease": f"kubernetes://chaos/{GROUP}",
+    "register_namesrv_period": 2_000,
+    "mapped_file_size_commit_log": 1024 * 1024,
+    "mapped_file_size_consume_queue": 40_000,
+    "max_hash_slot_num": 1_000,
+    "max_index_num": 4_000,
+    "flush_interval_commit_log": 300,
+    "flush_commit_log_least_pages": 0,
+    "offset_record_interval_s": 0.2,
+    **ANY_DISK,
+}
+
+
+class Cluster:
+    """Use as an async context manager; at its end nothing of it runs."""
+
+    def __init__(
+        self, directory: Path, in_sync_min: int, *, namespaces: bool, own_disks: bool
+    ) -> None:
+        """``namespaces``: each node gets one, else all are behind proxies."""
+        self.directory = directory
+        self._options = {**OPTIONS, "min_in_sync_replicas": in_sync_min}
+        self._own_disks = own_disks
+        self.network: AnyNetwork = Network() if namespaces else ProxyNetwork()
+        self._stack = ExitStack()
+        self.fallen: list[str] = []  # processes that ended by themselves
+
+    async def __aenter__(self) -> Self:
+        self._stack.enter_context(self.network)
+        self.leases = self._stack.enter_context(lease_api(self.network.add_address(LEASE)))
+        port = int(self.leases.address.rpartition(":")[2])
+        api = f"http://{self.network.forward(LEASE, port)}:{port}"
+        write_kubeconfig(self.directory / "kubeconfig.json", api)
+        self.recorder = self._stack.enter_context(Recorder(self.directory / "faults.jsonl"))
+        self.namesrvs = [self._namesrv(name) for name in ("n0", "n1")]
+        self.namesrv = ";".join(f"{server.address}:9876" for server in self.namesrvs)
+        self.pullhold = Server(
+            *(self.directory, self.network, "p0", "pullhold"), namesrv=self.namesrv, port=10921
+        )
+        self.pullhold.advertise()
+        self.members = [self._member(number) for number in range(MEMBERS)]
+        self.clients = Machine(self.directory, self.network, CLIENTS)
+        peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
+        for member in self.members:
+            member.options = {"namesrv": self.namesrv, "peers": peers, **self._options}
+        self.connection = Connection(self.namesrv)
+        for server in self.servers():
+            server.start()
+        await self.healed()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.connection.__aexit__()
+        for machine in self.machines():
+            machine.kill()
+        for member in self.members:
+            if member.disk is not None:
+                member.disk.unmount()
+        self._stack.close()
+
+    def _namesrv(self, name: str) -> Server:
+        values = self.directory / f"{name}.json"
+        return Server(
+            *(self.directory, self.network, name, "namesrv"), port=9876, kv_config_path=values
+        )
+
+    def _member(self, number: int) -> Member:
+        return Member(self.directory, self.network, number, own_disk=self._own_disks)
+
+    def servers(self) -> list[Service]:
+        return [*self.namesrvs, *self.members, self.pullhold]
+
+    def machines(self) -> list[Machine]:
+        return [self.clients, *self.servers()]
+
+    # --- who is who -------------------------------------------------------------------------------
+
+    async def views(self) -> list[BrokerMemberView]:
+        try:
+            return await brokers.describe(self.connection)
+        except CometError:
+            return []
+
+    def writer(self) -> Member:
+        """The member that writes, by the lease."""
+        holder_id: int = _record(self.leases.accepted[-1])["holder_id"]
+        return self.members[holder_id]
+
+    def followers(self) -> list[Member]:
+        writer = self.writer()
+        return [member for member in self.members if member is not writer]
+
+    def names(self, *machines: Machine) -> list[str]:
+        return [machine.name for machine in machines]
+
+    def others(self, machine: Machine) -> list[str]:
+        """All names in the network but a machine's own."""
+        every = [LEASE, *(other.name for other in self.machines())]
+        return [name for name in every if name != machine.name]
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    async def healed(self) -> None:
+        """Wait until one member writes, and the others follow it closely, and count for it; and
+        until clients, if there are any, hear from it.
+        """
+        history = self.directory / "clients.jsonl"
+        before = history.stat().st_size if self.clients.running else 0
+
+        async def is_well() -> bool:
+            return await self._is_well() and (
+                not self.clients.running or _acknowledged(history, before) >= FLOWING_COUNT
+            )
+
+        await self.until("all members serve, in sync", is_well)
+
+    async def _is_well(self) -> bool:
+        self._revive()
+        views = await self.views()
+        roles = sorted(view.role for view in views if view.reachable and not view.refusal)
+        behind = [NEAR_BYTES if v.behind_bytes is None else v.behind_bytes for v in views]
+        wanted = ["follower"] * (MEMBERS - 1) + ["writer"]
+        if roles != wanted or max(behind) >= NEAR_BYTES:
+            return False
+        return len(_record(self.leases.accepted[-1])["in_sync"]) == MEMBERS
+
+    def _revive(self) -> None:
+        """Start what has ended by itself, as an orchestrator does."""
+        for server in self.servers():
+            if server.process is not None and not server.running:
+                self.fallen.append(f"{server.name}: {server.process.returncode}")
+                server.revive()
+
+    async def until(
+        self, what: str, condition: Callable[[], Awaitable[bool]], within_s: float = HEALED_S
+    ) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while not await condition():  # noqa: ASYNC110 - of any kind
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(
+                f"{what}: not within {within_s:g} s; {await self.views()}"
+            ) from None
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    async def load(self, topics: list[str]) -> None:
+        """Start the clients; they know the topics already."""
+        command = [sys.executable, "-m", "tests.chaos.workload"]
+        history = str(self.directory / "clients.jsonl")
+        (self.directory / "clients.jsonl").touch()
+        self.clients.spawn(*command, self.namesrv, history, *topics)
+
+    async def quiet(self) -> None:
+        """Let the producers end, and the readers come to the end of everything."""
+        clients = self.clients.process
+        assert clients is not None
+        assert clients.poll() is None, self.clients.log.read_text()[-4000:]
+        assert clients.stdin is not None
+        clients.stdin.write(b"\n")
+        clients.stdin.flush()
+
+        async def ended() -> bool:
+            return clients.poll() is not None
+
+        await self.until("the clients end", ended, QUIET_S)
+        assert clients.returncode == 0, self.clients.log.read_text()[-4000:]
+
+    def client(self, member: Member) -> BrokerClient:
+        return BrokerClient(
+            f"{member.address}:{member.port}", f"{member.address}:{member.internal_port}"
+        )
+
+    # --- the lease --------------------------------------------------------------------------------
+
+    def lease_records(self) -> list[dict[str, Any]]:
+        """The lease as it was written, oldest first."""
+        return [_record(body) for body in self.leases.accepted]
+
+
+def _record(body: dict[str, Any]) -> dict[str, Any]:
+    """What a Lease object says in its annotations."""
+    notes = body["metadata"]["annotations"].items()
+    ours = {k.removeprefix(PREFIX): text for k, text in notes if k.startswith(PREFIX)}
+    return {key: json.loads(text) for key, text in ours.items()}
+
+
+def _acknowledged(history: Path, start: int) -> int:
+    """How many sends were answered well in what was written from ``start`` on."""
+    with history.open("rb") as file:
+        file.seek(start)
+        return file.read().count(b'"ok"')
+
+
+def queues_of(topics: list[str]) -> list[tuple[str, int]]:
+    return [(topic, number) for topic in topics for number in range(QUEUES)]

@@ -1,0 +1,75 @@
+"""One run, in namespaces of its own: ``python -m tests.chaos.play NAME SEED FOLDER``.
+
+NAME is an act, or ``random-<number>``. The folder gets what all processes said and did, and
+``verdict.json``. The kernel takes everything else away when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+from tests.chaos.acts import ACTS, at_random, steps_of
+from tests.chaos.cluster import Cluster
+from tests.chaos.faults import FAULTS
+from tests.chaos.performance import Step, perform
+from tests.support import loop_disk, network
+from tests.support.checkers import Verdict
+
+NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def command(name: str, seed: int, folder: Path) -> list[str]:
+    """What plays a run."""
+    into = [] if network.why_not() else ["unshare", *NAMESPACES, "--propagation", "private"]
+    return [*into, sys.executable, "-m", "tests.chaos.play", name, str(seed), str(folder)]
+
+
+def steps(name: str, rng: random.Random) -> list[Step]:
+    """The steps of a run, as far as they can be done here."""
+    possible = [fault for fault in FAULTS.values() if not fault.left_out()]
+    if name not in ACTS:
+        return at_random(rng, possible)
+    return [step for step in steps_of(name) if step.fault in possible]
+
+
+def play(name: str, seed: int, folder: Path) -> Verdict:
+    rng = random.Random(f"{seed}/{name}")
+    chosen = steps(name, rng)
+    least = 1 if name in ACTS else rng.choice((1, 2))
+    print(f"\n{name}, at least {least} in sync: {', '.join(map(str, chosen))}", flush=True)
+    namespaces = not network.why_not()
+    own_disks = namespaces and not loop_disk.missing("ext4")
+    cluster = Cluster(folder, least, namespaces=namespaces, own_disks=own_disks)
+    try:
+        verdict = asyncio.run(perform(cluster, chosen, rng, _tell))
+    except Exception as error:
+        traceback.print_exc()
+        verdict = Verdict(broken=[f"{name} did not come to its end: {error}"])
+    played = [fault.name for step in chosen for fault in step.every()]
+    verdict.counts.update(f"times: {name}" for name in played)
+    verdict.counts["faults"] += len(played)
+    return verdict
+
+
+def _tell(line: str) -> None:
+    print(f"  {line}", flush=True)
+
+
+def main() -> None:
+    name, seed, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    if not network.why_not():
+        # What is unmounted here shall be gone from the mount namespaces of members too.
+        subprocess.run(["mount", "--make-rshared", "/"], check=True)
+    verdict = play(name, seed, folder)
+    told = {"broken": verdict.broken, "counts": verdict.counts}
+    (folder / "verdict.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import random
+
+from tests.chaos.acts import ACTS, at_random, steps_of
+from tests.chaos.faults import FAULTS
+
+EVERY = list(FAULTS.values())
+
+
+def test_the_acts_play_every_fault() -> None:
+    assert {step.fault.name for act in ACTS for step in steps_of(act)} == FAULTS.keys()
+
+
+def test_a_seed_gives_the_same_run() -> None:
+    first, again, other = (at_random(random.Random(seed), EVERY) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_random_runs_play_every_fault_but_the_end_of_all_power() -> None:
+    steps = [step for seed in range(100) for step in at_random(random.Random(seed), EVERY)]
+    played = {fault.name for step in steps for fault in step.every()}
+    assert played == {fault.name for fault in EVERY if fault.powerless <= 1}
+    assert any(step.beside for step in steps)
+
+
+def test_disks_are_hit_one_at_a_time() -> None:
+    steps = [step for seed in range(100) for step in at_random(random.Random(seed), EVERY)]
+    assert not any(other.fault.disk for step in steps for other in step.beside)

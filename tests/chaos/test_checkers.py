@@ -1,0 +1,352 @@
+"""The checkers find every kind of broken promise in a history that was made bad, and nothing in a
+good one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import pytest
+
+from tests.support.checkers import (
+    COMMIT_LOSABLE_S,
+    RETRIES_S,
+    Held,
+    Opening,
+    differing_epochs,
+    judge,
+    two_writers,
+)
+from tests.support.history import (
+    Disturbance,
+    History,
+    Outcome,
+    Place,
+    Queue,
+    Seen,
+    Send,
+    Step,
+)
+
+FIRM, LOOSE = ("firm", 0), ("loose", 0)
+COUNT = 6
+
+
+class Case:
+    """A good history of two queues, six messages each, read by *steady* and *pushed*; and what the
+    queues hold in the end.
+    """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.final: dict[Queue, Held] = {}
+        for queue in (FIRM, LOOSE):
+            names = [f"{queue[0]}/{number}" for number in range(COUNT)]
+            self.final[queue] = Held(1, names)
+            for number, name in enumerate(names):
+                self.send(name, queue, number)
+            self.step(queue, Step.BEGAN, (1, 0), 10.0)
+            for number, name in enumerate(names):
+                self.see(queue, number, name)
+                self.see(queue, number, name, reader="pushed", generation=0)
+            self.step(queue, Step.COMMITTED, (1, COUNT), 30.0)
+            self.step(queue, Step.ASKED, (1, COUNT), 31.0)
+
+    def send(self, name: str, queue: Queue, offset: int, outcome: Outcome = Outcome.OK) -> Send:
+        log_offset = 1000 * len(self.history.sends)
+        began_s = 10.0 + offset
+        send = Send(name, queue, began_s, began_s + 0.5, outcome, offset, log_offset)
+        self.history.sends[name] = send
+        return send
+
+    def see(
+        self, queue: Queue, offset: int, name: str, reader: str = "steady", generation: int = 1
+    ) -> None:
+        self.history.reads.append(Seen(20.0, reader, queue, generation, offset, name))
+
+    def step(self, queue: Queue, step: Step, spot: tuple[int, int], at_s: float) -> None:
+        self.history.reads.append(Place(at_s, "steady", queue, step, spot))
+
+    def disturb(self, began_s: float, ended_s: float) -> None:
+        self.history.disturbances.append(Disturbance("fault", began_s, ended_s))
+
+    def hold(self, queue: Queue, *names: str, generation: int = 1) -> None:
+        self.final[queue] = Held(generation, names)
+
+    def broken(self) -> dict[str, int]:
+        """How many promises of each kind are broken."""
+        verdict = judge(self.history, self.final, frozenset({FIRM[0]}))
+        kinds = [finding.partition(":")[0] for finding in verdict.broken]
+        assert all(verdict.counts[kind] == kinds.count(kind) for kind in kinds)
+        return {kind: kinds.count(kind) for kind in kinds}
+
+
+def names(queue: Queue, *numbers: int) -> list[str]:
+    return [f"{queue[0]}/{number}" for number in numbers]
+
+
+def test_a_good_history_breaks_nothing() -> None:
+    case = Case()
+    verdict = judge(case.history, case.final, frozenset({FIRM[0]}))
+    assert not verdict.broken
+    assert verdict.counts["messages sent"] == verdict.counts["sends: ok"] == 2 * COUNT
+    assert verdict.counts["deliveries"] == 4 * COUNT
+    assert verdict.counts["deliveries repeated"] == verdict.counts["copies stored"] == 0
+
+
+# --- acknowledged and seen ------------------------------------------------------------------------
+
+
+def test_a_lost_message() -> None:
+    case = Case()
+    case.history.reads.clear()
+    case.hold(FIRM, *names(FIRM, 0, 1, 2, 3, 4))
+    assert case.broken() == {"acknowledged messages lost": 1}
+
+
+def test_a_message_that_moved_is_not_where_it_was_acknowledged() -> None:
+    case = Case()
+    case.history.reads.clear()
+    case.hold(FIRM, *names(FIRM, 0, 1, 3, 2, 4, 5))
+    found = case.broken()
+    assert found["acknowledged messages lost"] == 2
+    assert found["messages out of order"] == 1
+
+
+def test_what_is_not_known_to_be_stored_may_be_missing() -> None:
+    case = Case()
+    case.history.reads.clear()
+    case.hold(FIRM, *names(FIRM, 0, 1, 2))
+    case.history.sends["firm/3"].outcome = Outcome.UNKNOWN
+    case.history.sends["firm/4"].outcome = Outcome.STORED
+    case.history.sends["firm/5"].outcome = Outcome.FAILED
+    assert not case.broken()
+
+
+def test_what_a_loose_topic_loses_is_counted() -> None:
+    case = Case()
+    case.history.reads = [e for e in case.history.reads if e.queue != LOOSE]
+    case.hold(LOOSE, *names(LOOSE, 0, 1, 2, 3))
+    verdict = judge(case.history, case.final, frozenset({FIRM[0]}))
+    assert verdict.counts["acknowledged messages lost where the mode allows it"] == 2
+    assert {finding.partition(":")[0] for finding in verdict.broken} == {"messages never seen"}
+
+
+def test_seen_and_taken_back() -> None:
+    case = Case()
+    case.hold(FIRM, *names(FIRM, 0, 1, 2, 3, 4))
+    case.history.sends["firm/5"].outcome = Outcome.UNKNOWN
+    assert case.broken() == {"seen and taken back": 2}
+
+
+@pytest.mark.parametrize(("generation", "found"), [(1, {"seen and taken back": 1}), (2, {})])
+def test_a_loose_topic_takes_back_only_with_a_new_generation(
+    generation: int, found: dict[str, int]
+) -> None:
+    case = Case()
+    case.hold(LOOSE, *names(LOOSE, 0, 1, 2, 3, 4), generation=generation)
+    assert case.broken() == found
+
+
+# --- from nowhere, twice, out of order ------------------------------------------------------------
+
+
+def test_a_message_that_nobody_sent() -> None:
+    case = Case()
+    case.see(FIRM, COUNT, "ghost/1")
+    found = case.broken()
+    assert found == {"messages from nowhere": 1, "seen and taken back": 1}
+
+
+def test_a_message_that_was_refused() -> None:
+    case = Case()
+    case.history.sends["firm/5"].outcome = Outcome.FAILED
+    assert case.broken() == {"messages from nowhere": 3}  # stored, and seen by two
+
+
+def test_a_message_in_another_queue() -> None:
+    case = Case()
+    case.history.sends["loose/2"].queue = ("loose", 1)
+    assert case.broken()["messages from nowhere"] == 3
+
+
+def test_two_messages_at_one_place_of_a_firm_topic() -> None:
+    case = Case()
+    case.see(FIRM, 4, "firm/3", reader="pushed", generation=0)
+    assert case.broken() == {"places with two messages": 1, "seen and taken back": 1}
+
+
+@pytest.mark.parametrize(("generation", "count"), [(1, 1), (2, 0)])
+def test_two_messages_at_one_place_of_a_loose_topic(generation: int, count: int) -> None:
+    case = Case()
+    case.hold(LOOSE, *names(LOOSE, 0, 1, 2, 3, 5), generation=generation)
+    assert case.broken().get("places with two messages", 0) == count
+
+
+def test_two_acknowledgements_of_one_place_in_the_log() -> None:
+    case = Case()
+    sends = case.history.sends
+    sends["firm/4"].log_offset = sends["firm/5"].log_offset
+    assert case.broken() == {"places acknowledged twice": 1}
+
+
+def test_messages_out_of_order() -> None:
+    case = Case()
+    case.history.reads.clear()
+    case.hold(LOOSE, *names(LOOSE, 0, 2, 1, 3, 4, 5))
+    assert case.broken() == {"messages out of order": 1}
+
+
+@pytest.mark.parametrize(
+    ("hasty", "ended_s", "count"), [("loose", 11.0, 0), ("loose", -40.0, 1), ("firm", 11.0, 1)]
+)
+def test_a_hasty_producers_order_may_change_in_a_fault(
+    hasty: str, ended_s: float, count: int
+) -> None:
+    case = Case()
+    case.history.reads.clear()
+    case.disturb(-50.0, ended_s)
+    case.hold(LOOSE, *names(LOOSE, 0, 2, 1, 3, 4, 5))
+    verdict = judge(case.history, case.final, frozenset({FIRM[0]}), frozenset({hasty}))
+    assert verdict.counts["messages out of order"] == count
+
+
+def test_a_late_copy_is_not_out_of_order() -> None:
+    case = Case()
+    case.disturb(10.0, 11.0)
+    case.hold(LOOSE, *names(LOOSE, *range(COUNT), 2))
+    assert not case.broken()
+
+
+@pytest.mark.parametrize(("ended_s", "found"), [(10.0, {"copies without a cause": 1}), (10.1, {})])
+def test_copies_need_a_cause(ended_s: float, found: dict[str, int]) -> None:
+    case = Case()
+    send = case.history.sends["loose/0"]
+    send.began_s = 10.05 + RETRIES_S
+    send.ended_s = send.began_s + 1
+    case.disturb(9.0, ended_s)
+    case.hold(LOOSE, *names(LOOSE, *range(COUNT), 0))
+    assert case.broken() == found
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def only(case: Case, *events: Seen | Place) -> dict[str, int]:
+    """What is broken when this is all that *steady* did in the loose queue."""
+    case.history.reads = [
+        e for e in case.history.reads if (e.reader, e.queue) != ("steady", LOOSE)
+    ] + list(events)
+    broken = case.broken()
+    broken.pop("messages never seen", None)
+    return broken
+
+
+def began(offset: int, generation: int = 1) -> Place:
+    return Place(10.0, "steady", LOOSE, Step.BEGAN, (generation, offset))
+
+
+def fenced(offset: int, generation: int) -> Place:
+    return Place(10.0, "steady", LOOSE, Step.FENCED, (generation, offset))
+
+
+def seen(offset: int, generation: int = 1) -> Seen:
+    return Seen(20.0, "steady", LOOSE, generation, offset, f"loose/{offset}")
+
+
+GOOD_WAYS = {
+    "in order": [began(0), seen(0), seen(1)],
+    "from where it had committed": [began(0), seen(0), seen(1), began(1), seen(1), seen(2)],
+    "back to a fence": [began(0), seen(0), seen(1), fenced(1, 2), seen(1, 2), seen(2, 2)],
+    "a fence right at the end": [began(0), seen(0), fenced(1, 2), seen(1, 2)],
+}
+BAD_WAYS = {
+    "a skip": [began(0), seen(0), seen(2)],
+    "a rewind": [began(0), seen(0), seen(1), seen(1)],
+    "a skip at the beginning": [began(1), seen(2)],
+    "fenced forward": [began(0), seen(0), fenced(3, 2), seen(3, 2)],
+    "fenced within a generation": [began(0), seen(0), seen(1), fenced(1, 1), seen(1)],
+}
+
+
+@pytest.mark.parametrize("events", GOOD_WAYS.values(), ids=GOOD_WAYS.keys())
+def test_ways_that_a_reader_may_go(events: list[Seen | Place]) -> None:
+    assert not only(Case(), *events)
+
+
+@pytest.mark.parametrize("events", BAD_WAYS.values(), ids=BAD_WAYS.keys())
+def test_ways_that_a_reader_may_not_go(events: list[Seen | Place]) -> None:
+    assert only(Case(), *events) == {"silent skips and rewinds": 1}
+
+
+def test_a_message_that_one_reader_never_saw() -> None:
+    case = Case()
+    case.history.reads = [
+        e
+        for e in case.history.reads
+        if not (isinstance(e, Seen) and e.reader == "pushed" and e.message == "firm/3")
+    ]
+    assert case.broken() == {"messages never seen": 1}
+
+
+def test_a_queue_that_one_reader_never_saw() -> None:
+    case = Case()
+    case.history.reads = [e for e in case.history.reads if (e.reader, e.queue) != ("pushed", FIRM)]
+    assert case.broken() == {"messages never seen": COUNT}
+
+
+def test_a_committed_offset_that_went_back() -> None:
+    case = Case()
+    case.step(FIRM, Step.ASKED, (1, COUNT - 1), 32.0)
+    assert case.broken() == {"committed offsets gone back": 1}
+
+
+def quiet_commit(case: Case) -> None:
+    """Nothing was wrong in the seconds before."""
+    case.disturb(0.0, 30.0 - COMMIT_LOSABLE_S - 0.1)
+
+
+def late_fault(case: Case) -> None:
+    """The fault came long after the commit, and the question a little after that."""
+    case.disturb(30.1 + COMMIT_LOSABLE_S, inf)
+
+
+@pytest.mark.parametrize("make", [quiet_commit, late_fault])
+def test_a_commit_that_must_have_been_kept(make: Callable[[Case], None]) -> None:
+    case = Case()
+    make(case)
+    at_s = 31.0 if make is quiet_commit else 30.2 + COMMIT_LOSABLE_S
+    case.step(FIRM, Step.ASKED, (1, 2), at_s)
+    assert case.broken() == {"committed offsets gone back": 1}
+
+
+def test_a_commit_just_before_a_fault_may_be_lost() -> None:
+    case = Case()
+    case.disturb(30.2, 30.4)
+    case.step(FIRM, Step.ASKED, (1, 2), 31.0)
+    assert not case.broken()
+
+
+def test_a_newer_generation_takes_a_commit_back_openly() -> None:
+    case = Case()
+    case.step(FIRM, Step.ASKED, (2, 1), 32.0)
+    assert not case.broken()
+
+
+# --- members --------------------------------------------------------------------------------------
+
+
+def test_epochs_rise() -> None:
+    assert not list(two_writers([Opening(1, 0), Opening(2, 1), Opening(4, 1)]))
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_epoch_that_was_opened_twice_or_late(epoch: int) -> None:
+    assert len(list(two_writers([Opening(2, 0), Opening(epoch, 1)]))) == 1
+
+
+def test_members_that_tell_different_stories() -> None:
+    story = [(1, 0), (2, 500)]
+    assert not list(differing_epochs({0: story, 1: list(story), 2: story}))
+    assert len(list(differing_epochs({0: story, 1: story[:1], 2: [(1, 0), (2, 400)]}))) == 2

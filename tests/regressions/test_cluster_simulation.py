@@ -1,0 +1,12 @@
+"""Seeds of the cluster simulation that once found a bug. docs/bugs.md says which."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.run import play
+
+
+@pytest.mark.parametrize("seed", [67, 69, 302, 674, 1114, 8334])
+def test_a_seed_that_found_a_bug_finds_none_any_more(seed: int) -> None:
+    assert play(seed)["acknowledged"]

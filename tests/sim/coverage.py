@@ -1,0 +1,37 @@
+"""What a run of many seeds has to have done at least, or it has shown too little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FULL_RUN_SEEDS = 2000
+TIMES_MIN = 100  # in a full run, each
+ELECTIONS = ("first", "restart", "handover", "takeover", "unclean", "recreated", "forced")
+WANTED = (
+    *(f"epochs by {reason}" for reason in ELECTIONS),
+    "truncations",
+    "set shrinks",
+    "generations raised",
+    "positions fenced",
+    "lease writes without an answer",
+    "lease writes without an answer, carried out",
+    "sends refused for want of copies",
+    "fault: lease deleted",
+    "fault: lease out of reach",
+    "fault: loses its disk",
+    "fault: loses its power",
+    "fault: loses unsynced records",
+    "fault: paused",
+    "fault: killed",
+)
+
+
+def missing(counts: Mapping[str, int], seeds: int) -> list[str]:
+    """What happened too seldom in a run of so many seeds."""
+    least = TIMES_MIN * min(seeds, FULL_RUN_SEEDS) // FULL_RUN_SEEDS
+    return [f"{what}: {counts[what]}, not {least}" for what in WANTED if counts[what] < least]
+
+
+def report(counts: Mapping[str, int]) -> str:
+    """All that was counted, for people."""
+    return "\n".join(f"{counts[what]:9}  {what}" for what in sorted(counts))

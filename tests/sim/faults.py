@@ -1,0 +1,287 @@
+"""What goes wrong: each fault by name, with what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.sim.follower import Follower
+from tests.sim.judge import Judge
+from tests.sim.lease import Trouble
+from tests.sim.member import Group, Member
+
+
+@dataclass
+class Faults:
+    """Strikes at random until :meth:`end`, after which all is well."""
+
+    group: Group
+    judge: Judge
+    kinds: list[str]
+    pause_s: float  # on average between two faults
+    over: bool = False
+
+    def go_on(self) -> None:
+        if self.over:
+            return
+        world = self.group.world
+        kind = world.rng.choice(self.kinds)
+        FAULTS[kind](self)
+        pause_s = world.rng.expovariate(1 / self.pause_s)
+        # What is worst comes together.
+        world.at(pause_s / 20 if world.rng.random() < 0.4 else pause_s, self.go_on)
+
+    def some(self) -> Member:
+        """A member; more often than not the writer."""
+        rng, writers = self.group.world.rng, self.group.writers()
+        if writers and rng.random() < 0.5:
+            return rng.choice(writers).member
+        return rng.choice(self.group.members)
+
+    def later(self, low_s: float, high_s: float, action: Callable[[], None]) -> None:
+        world = self.group.world
+
+        def unless_over() -> None:
+            if not self.over:
+                action()
+
+        world.at(world.between(low_s, high_s), unless_over)
+
+    def tell(self, member: Member | None, what: str) -> None:
+        who = "" if member is None else f"n{member.id}"
+        self.group.world.tell(who, f"*** {what}")
+        self.group.world.counts[f"fault: {what}"] += 1
+
+    def end(self) -> None:
+        """Everything is mended, every member runs."""
+        self.over = True
+        group = self.group
+        group.network.cut.clear()
+        group.network.slow_s.clear()
+        group.network.loss = 0.0
+        group.lease.trouble = Trouble()
+        group.lease.out_for = set()
+        for stream in list(group.network.streams):
+            stream.heal()
+        for member in group.members:
+            member.slow_disk_s = 0.0
+            member.machine.go_on()
+            start(member)
+        group.world.tell("", "*** all is well")
+
+
+def start(member: Member) -> None:
+    """Where nothing runs, and nothing is about to."""
+    if not member.runs:
+        member.execute()
+
+
+def _kill(faults: Faults) -> None:
+    member = faults.some()
+    faults.tell(member, "killed")
+    member.kill()
+    faults.later(0.2, 8, lambda: start(member))
+
+
+def _stop(faults: Faults) -> None:
+    """In order: SIGTERM."""
+    member = faults.some()
+    process = member.process
+    if process is not None and process.serving:
+        faults.tell(member, "stopped in order")
+
+        def stop() -> None:
+            process.serving = process.writes = False
+            process.disk.close()
+            member.kill()
+
+        process.call(stop)
+        faults.later(0.2, 10, lambda: start(member))
+
+
+def lose_power(faults: Faults, member: Member) -> None:
+    faults.tell(member, "loses its power")
+    if not member.disk.clean:
+        faults.judge.power_lost(member.disk.seat)
+    lost = member.lose_power()
+    if lost:
+        faults.tell(member, "loses unsynced records")
+    faults.later(0.5, 10, lambda: start(member))
+
+
+def _power(faults: Faults) -> None:
+    lose_power(faults, faults.some())
+
+
+def _power_of_all(faults: Faults) -> None:
+    for member in faults.group.members:
+        lose_power(faults, member)
+
+
+def _disk(faults: Faults) -> None:
+    member = faults.some()
+    faults.tell(member, "loses its disk")
+    faults.judge.disk_lost(member.disk.seat)
+    member.lose_disk()
+    faults.later(0.5, 10, lambda: start(member))
+
+
+def _pause(faults: Faults) -> None:
+    member = faults.some()
+    faults.tell(member, "paused")
+    member.machine.stopped = True
+    faults.later(0.2, 15, member.machine.go_on)
+
+
+def _cut(faults: Faults) -> None:
+    """Some links, in one direction or both."""
+    group, rng = faults.group, faults.group.world.rng
+    member = faults.some()
+    links = {
+        link
+        for other in group.members
+        if other is not member and rng.random() < 0.8
+        for link in ((member.id, other.id), (other.id, member.id))
+        if rng.random() < 0.8
+    }
+    faults.tell(member, "links cut")
+    group.network.cut |= links
+    away = rng.random() < 0.5
+    if away:
+        group.lease.out_for.add(member.id)
+
+    def heal() -> None:
+        group.network.cut -= links
+        group.lease.out_for.discard(member.id)
+        for stream in list(group.network.streams):
+            stream.heal()
+
+    faults.later(0.5, 15, heal)
+
+
+def _break(faults: Faults) -> None:
+    faults.tell(None, "streams break")
+    for stream in list(faults.group.network.streams):
+        if faults.group.world.rng.random() < 0.7:
+            stream.break_off()
+
+
+def _slow_link(faults: Faults) -> None:
+    group, rng = faults.group, faults.group.world.rng
+    member, other = rng.sample(group.members, 2)
+    faults.tell(member, "slow link")
+    group.network.slow_s[(member.id, other.id)] = group.world.between(0.1, 4)
+
+    def mend() -> None:
+        group.network.slow_s.pop((member.id, other.id), None)
+
+    faults.later(2, 12, mend)
+
+
+def _slow_disk(faults: Faults) -> None:
+    member = faults.some()
+    faults.tell(member, "slow disk")
+    member.slow_disk_s = faults.group.world.between(0.1, 4)
+
+    def mend() -> None:
+        member.slow_disk_s = 0.0
+
+    faults.later(2, 12, mend)
+
+
+def _loss(faults: Faults) -> None:
+    network = faults.group.network
+    faults.tell(None, "messages lost and doubled")
+    network.loss = 0.3
+
+    def mend() -> None:
+        network.loss = 0.0
+
+    faults.later(2, 10, mend)
+
+
+def _lease_out(faults: Faults) -> None:
+    group, rng = faults.group, faults.group.world.rng
+    everybody = {member.id for member in group.members}
+    away = everybody if rng.random() < 0.5 else {faults.some().id}
+    faults.tell(None, "lease out of reach")
+    group.lease.out_for |= away
+
+    def mend() -> None:
+        group.lease.out_for -= away
+
+    faults.later(0.5, 20, mend)
+
+
+def _lease_trouble(faults: Faults) -> None:
+    faults.tell(None, "lease in trouble")
+    lease, world = faults.group.lease, faults.group.world
+    lease.trouble = Trouble(
+        unanswered=world.between(0, 0.4),
+        never=world.between(0, 0.3),
+        late=world.between(0, 0.3),
+        slow_s=world.between(0.02, 3),
+    )
+
+    def mend() -> None:
+        lease.trouble = Trouble()
+
+    faults.later(3, 20, mend)
+
+
+def _lease_deleted(faults: Faults) -> None:
+    faults.tell(None, "lease deleted")
+    faults.judge.lease_deleted()
+    faults.group.lease.delete()
+
+
+def _hand_over(faults: Faults) -> None:
+    for writer in faults.group.writers():
+        faults.tell(writer.member, "told to step down")
+        writer.call(writer.step_down)
+
+
+def _force(faults: Faults) -> None:
+    member = faults.group.world.rng.choice(faults.group.members)
+    force(faults, member)
+
+
+def force(faults: Faults, member: Member) -> None:
+    """``cometmq broker elect --force``."""
+    process = member.process
+    if isinstance(process, Follower) and process.serving:
+        faults.tell(member, "told to lead")
+        process.call(process.candidate.force)
+
+
+FAULTS: dict[str, Callable[[Faults], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "power": _power,
+    "power of all": _power_of_all,
+    "disk": _disk,
+    "pause": _pause,
+    "cut": _cut,
+    "break": _break,
+    "slow link": _slow_link,
+    "slow disk": _slow_disk,
+    "loss": _loss,
+    "lease out": _lease_out,
+    "lease trouble": _lease_trouble,
+    "lease deleted": _lease_deleted,
+    "hand over": _hand_over,
+    "force": _force,
+}
+OFTEN = [
+    "kill",
+    "stop",
+    "power",
+    "pause",
+    "cut",
+    "break",
+    "hand over",
+    "lease trouble",
+    "lease out",
+    "slow disk",
+]
+SELDOM = ["disk", "power of all", "slow link", "loss", "lease deleted", "force"]

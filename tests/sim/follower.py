@@ -1,0 +1,303 @@
+"""A follower: the real ``Candidate`` on a simulated lease, a copy of the writer's log, and the word
+not to stand. What ``services/haslave`` does, without a network and files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cometmq.errors import InvalidRequest, StaleEpoch
+from cometmq.messaging.generations import History
+from cometmq.replication.candidacy import Lead, Standing
+from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Plan, plan
+from cometmq.replication.hello import check_writer
+from cometmq.replication.lease import Seat
+from cometmq.replication.watermarks import (
+    STRICTEST,
+    CopyWatermarks,
+    DurabilityClass,
+    Marks,
+    ReadableMaxima,
+)
+from services.haslave.candidate import Candidate
+from tests.sim.disk import Histories, Record
+from tests.sim.lease import LeaseClient
+from tests.sim.member import GROUP, Member, MemberPeers, Role
+from tests.sim.network import End, Stream
+from tests.sim.storage import TOPIC, histories_of
+from tests.sim.world import Bell
+
+ANSWER_MS = 250
+FLUSH_INTERVAL_S = 0.5
+BACKOFF_S = (0.05, 2.0)
+
+
+class FollowerHello(NamedTuple):
+    seat: Seat
+    view: LogView
+
+
+class WriterHello(NamedTuple):
+    epochs: list[tuple[int, int]]
+    start: int
+    promise_ms: int
+    log: list[Record]  # for the judge alone
+
+
+class Frame(NamedTuple):
+    epoch: int
+    records: tuple[Record, ...]
+    shown: Marks
+    flush_to: int
+    sent_ms: int
+
+
+class Refused(NamedTuple):
+    """It does not write, or not for this follower."""
+
+
+class Follower(Role):
+    """Follows whom the lease names, until it may lead, or its log has to be cut."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member)
+        self.candidate: Candidate
+        self.marks = CopyWatermarks(0, 0)
+        self._maxima = ReadableMaxima()
+        self._histories: Histories = ()
+        self._states: list[Record] = []  # copies of the state that wait to be seen
+        self._address = ""
+        self._stream: Stream | None = None
+        self._end: End[object] | None = None
+        self._agreed = False
+        self._view = LogView((), 0, 0)
+        self._promise_ms = 0
+        self._answers_ms = 0
+        self._told = (-1, -1, -ANSWER_MS)
+        self._heard_s = 0.0
+        self._flush_wanted = 0
+        self._flushing = False
+        self._backoff_s = BACKOFF_S[0]
+        self._lost_bell = Bell(self)
+
+    def start(self) -> None:
+        self.spawn(self._run())
+
+    async def _run(self) -> None:
+        await self.sleep(self.world.between(0.02, 0.3))
+        self.disk.start(self.member.boot)
+        self._open()
+        lease = LeaseClient(self.group.lease, self, self.member.id)
+        peers = MemberPeers(self)
+
+        def standing(promised_until_s: float, forced: bool) -> Standing:
+            disk = self.disk
+            return Standing(
+                GROUP,
+                self.member.id,
+                disk.store_id,
+                self.member.address,
+                disk.epoch,
+                disk.flushed,
+                disk.former_store_id,
+                promised_until_s,
+                peers.ids,
+                forced,
+            )
+
+        self.candidate = Candidate(lease, self.rules.duration_s, standing, peers, self.clock)
+        step = await self.candidate.look()
+        if isinstance(step, Lead):
+            self.become(step.reason, "leads at once")
+            return
+        self.serving = True
+        self.after(FLUSH_INTERVAL_S, self._flush_at_times)
+        self._connect_to("" if step is None else step.address)
+        self._reconnect_later()
+        await self._watch_lease()
+
+    def _open(self) -> None:
+        disk = self.disk
+        self.tell("follows with", disk.seat, "end", disk.end, "epoch", disk.epoch)
+        self.epoch = disk.epoch
+        self.marks = CopyWatermarks(disk.end, disk.flushed)
+        self._histories = histories_of(disk)
+        for queue, units in enumerate(disk.queues):
+            if units:
+                self._maxima.push(STRICTEST, disk.end, (TOPIC, queue), units[-1].number)
+
+    async def _watch_lease(self) -> None:
+        pause_s = self.rules.poll_s
+        while True:
+            await self._lost_bell.heard(pause_s)
+            step = await self.candidate.look()
+            pause_s = self.rules.poll_s
+            if isinstance(step, Lead):
+                self._connect_to("")
+                self.become(step.reason, f"leads: {step.reason.value}")
+                return
+            if step is not None:
+                self._connect_to(step.address)
+                pause_s = min(pause_s, max(step.look_again_s or pause_s, 0.01))
+
+    # --- a stream ---------------------------------------------------------------------------------
+
+    def _connect_to(self, address: str) -> None:
+        if address != self._address:
+            self._address = address
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._stream is not None and self._end is not None:
+            self._stream.close(self._end)
+        self._stream = self._end = None
+
+    def _reconnect_later(self) -> None:
+        """So often it is seen whether a stream is wanted that is not there."""
+        if self._address and self._stream is None:
+            self._connect(int(self._address))
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
+        self.after(self.world.between(0.5, 1.0) * self._backoff_s, self._reconnect_later)
+
+    def _connect(self, other: int) -> None:
+        network, writer = self.group.network, self.group.members[other].process
+        if (self.member.id, other) in network.cut or writer is None:
+            return
+        mine, theirs = End[object](self, self.member.id), End[object](writer, other)
+        stream = Stream(network, (mine, theirs))
+        mine.taken, mine.ended = self._take, self._lost
+        theirs.taken = lambda hello: writer.accept(stream, theirs, hello)
+        self._stream, self._end, self._agreed = stream, mine, False
+        self._heard_s = self.world.now
+        self._view = self.disk.view()
+        stream.send(mine, FollowerHello(self.disk.seat, self._view))
+        self.after(SILENCE_S_MAX, lambda: self._check_silence(stream))
+
+    def _check_silence(self, stream: Stream) -> None:
+        if self._stream is not stream:
+            return
+        left_s = self._heard_s + SILENCE_S_MAX - self.world.now
+        if left_s <= 0:
+            self._leave()
+            self._lost()
+        else:
+            self.after(left_s + 1e-3, lambda: self._check_silence(stream))
+
+    def _lost(self) -> None:
+        self._stream = self._end = None
+        self._lost_bell.ring()
+
+    def _take(self, message: object) -> None:
+        if not self.serving:
+            return
+        self._heard_s = self.world.now
+        try:
+            if isinstance(message, WriterHello):
+                self._agree(message)
+            elif isinstance(message, Frame) and self._agreed:
+                self._copy(message)
+            else:
+                raise InvalidRequest(f"unexpected: {message}")
+        except (InvalidRequest, StaleEpoch) as error:
+            self.tell("refuses", error)
+            self._leave()
+            self._lost()
+
+    def _agree(self, hello: WriterHello) -> None:
+        check_writer(hello.epochs, self._view)
+        decision = plan(self._view, hello.start)
+        if decision is not Plan.COPY:
+            self._cut(hello.start, anew=decision is Plan.ANEW)
+            return
+        self.disk.adopt_epochs(hello.epochs)
+        self.marks.agreed()
+        self.epoch = max(self.epoch, hello.epochs[-1][0])
+        self._agreed = True
+        self._promise_ms, self._answers_ms = hello.promise_ms, 0
+        self._told = (-1, -1, -ANSWER_MS)
+        self._backoff_s = BACKOFF_S[0]
+        self.tell("copies epoch", self.epoch, "from", hello.start)
+        self.group.judge.agreed(self, hello.log)
+        self._answer()
+
+    def _cut(self, offset: int, *, anew: bool) -> None:
+        self.tell("cuts its log at", offset, "of", self.disk.end)
+        self.world.counts["truncations"] += 1
+        self._leave()
+        self.serving = False
+
+        def cut() -> None:
+            if anew:
+                self.disk.begin_anew()
+            else:
+                self.disk.cut(offset)
+            self.become(None, "cut")
+
+        self.after(0.01, cut)
+
+    def _copy(self, frame: Frame) -> None:
+        if frame.epoch != self.epoch:
+            raise InvalidRequest(f"a frame of epoch {frame.epoch} in {self.epoch}")
+        if frame.records:
+            if frame.records[0].start != self.disk.end:
+                raise InvalidRequest(f"{frame.records[0].start} comes at {self.disk.end}")
+            self.disk.append(frame.records)
+            self.marks.append_to(self.disk.end)
+            for record in frame.records:
+                if record.queue < 0:
+                    self._states.append(record)
+                else:
+                    key = (TOPIC, record.queue)
+                    self._maxima.push(record.demands, record.end, key, record.number)
+        self.marks.told(frame.shown)
+        self._want_flush(max(frame.flush_to, self.marks.told_position))
+        self._answers_ms = frame.sent_ms
+        self._show()
+        self._answer()
+
+    def _answer(self) -> None:
+        now = self.marks.appended, self.marks.flushed, self._answers_ms
+        if not self._agreed or self._stream is None or self._end is None:
+            return
+        if now[:2] != self._told[:2] or now[2] - self._told[2] >= ANSWER_MS:
+            self._told = now
+            self._stream.send(self._end, Ack(*now, self.candidate.promise(self._promise_ms)))
+
+    # --- the disk, and what is seen ---------------------------------------------------------------
+
+    def _flush_at_times(self) -> None:
+        self._want_flush(self.disk.end)
+        self.after(FLUSH_INTERVAL_S, self._flush_at_times)
+
+    def _want_flush(self, position: int) -> None:
+        self._flush_wanted = max(self._flush_wanted, min(position, self.disk.end))
+        if not self._flushing and self._flush_wanted > self.disk.flushed:
+            self._flushing = True
+            end = self.disk.end
+            self.after(self.member.flush_s(), lambda: self._flushed(end))
+
+    def _flushed(self, position: int) -> None:
+        self._flushing = False
+        if not self.serving:  # the log is about to be cut
+            return
+        self.disk.flushed = max(self.disk.flushed, position)
+        self.marks.flush_to(self.disk.flushed)
+        self._show()
+        self._answer()
+        self._want_flush(self._flush_wanted)
+
+    def _show(self) -> None:
+        # Nobody may see a message before the generation that it belongs to.
+        while self._states and self._states[0].end <= self.marks.most_visible:
+            self._histories = self._states.pop(0).histories
+        self._maxima.advance(self.marks)
+        self.group.judge.shown(self)
+
+    def visible(self, demands: DurabilityClass) -> int:
+        return self.marks.visible(demands)
+
+    def readable(self, queue: int) -> int:
+        return self._maxima.readable((TOPIC, queue))
+
+    def history(self, queue: int) -> History | None:
+        return self._histories[queue] if self._histories else None

@@ -1,0 +1,158 @@
+"""One run: a group of members, faults for a while, then peace until all is as it should be."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from cometmq.replication.insync import SetPolicy
+from cometmq.replication.lease import Reason
+from cometmq.replication.watermarks import DurabilityClass
+from tests.sim.clients import Consumer, Producer
+from tests.sim.faults import FAULTS, OFTEN, SELDOM, Faults, force
+from tests.sim.follower import Follower
+from tests.sim.judge import Forgotten, Judge
+from tests.sim.lease import LeaseService
+from tests.sim.member import Group, Member, Role, Rules
+from tests.sim.network import Network
+from tests.sim.world import Violation, World
+from tests.sim.writer import Writer
+
+CALM_S = 5.0  # at the beginning
+PEACE_S_MAX = 120.0
+STUCK_S = 40.0  # in peace without a writer: then an operator looks
+
+C = DurabilityClass
+REPLICATED_TOPICS = [
+    C.ASYNC,
+    C.FLUSHED,
+    C.COPIED,
+    C.COPIED_FLUSHED,
+    C.FLUSHED | C.COPIED,
+    C.FLUSHED | C.COPIED_FLUSHED,
+]
+ASYNC_TOPICS = [C.ASYNC, C.FLUSHED]
+
+
+def play(seed: int, told: Callable[[str], None] | None = None) -> Counter[str]:
+    """Play one seed; what has happened. Raises Violation, and whatever a machine asserts."""
+    logging.getLogger("services.haslave.candidate").setLevel(logging.ERROR)
+    world = World(seed, told)
+    group, judge, faults = _made(world)
+    for member in group.members:
+        member.execute(delay_s=world.between(0.0, 1.0))
+    producer = Producer(group, pause_s=world.between(0.05, 0.4))
+    producer.go_on()
+    for queue in range(len(group.rules.demands)):
+        for _ in range(2):
+            Consumer(group, queue, pause_s=0.5).go_on()
+    world.at(CALM_S, faults.go_on)
+    try:
+        world.run(CALM_S + world.between(20, 70))
+        faults.end()
+        _converge(group, judge, faults, producer)
+    except Forgotten:
+        world.counts["everything forgotten"] += 1
+    world.counts["acknowledged"] += judge.acked_count
+    return world.counts
+
+
+def _made(world: World) -> tuple[Group, Judge, Faults]:
+    rng = world.rng
+    members = rng.choice([2, 3, 3])
+    replicated = rng.random() < 0.7
+    topics = REPLICATED_TOPICS if replicated else ASYNC_TOPICS
+    policy = SetPolicy(
+        size_min=rng.randint(1, members) if replicated else 1,
+        promote_async=rng.random() < 0.8,
+        async_lag_bytes_max=rng.choice([20, 100, 10_000]),
+    )
+    kinds = rng.sample(OFTEN, rng.randint(3, len(OFTEN))) + rng.sample(SELDOM, rng.randint(0, 3))
+    rules = Rules(
+        members,
+        rng.sample(topics, rng.randint(1, len(topics))),
+        policy,
+        # Without a list of peers a lost lease is anybody's whose store is empty.
+        knows_peers="lease deleted" in kinds or rng.random() < 0.8,
+    )
+    judge = Judge(world)
+    lease = LeaseService(world)
+    lease.on_change = judge.lease_written
+    group = Group(world, rules, Network(world, range(members)), lease, judge)
+    judge.group = group
+    group.members.extend(Member(group, number, _role) for number in range(members))
+    world.tell("", f"seed: {rules} {kinds}")
+    return group, judge, Faults(group, judge, kinds, pause_s=world.between(1, 5))
+
+
+def _role(member: Member, writer: Reason | None) -> Role:
+    return Follower(member) if writer is None else Writer(member, writer)
+
+
+def _converge(group: Group, judge: Judge, faults: Faults, producer: Producer) -> None:
+    """In peace there is a writer soon, everybody is in sync, and all logs are equal."""
+    world, start_s = group.world, group.world.now
+    helped_s = start_s
+    while not (writer := _settled(group)):
+        world.run(world.now + 0.5)
+        producer.over = _served(group)
+        if world.now - helped_s > STUCK_S and not group.writers():
+            _help(group, faults)
+            helped_s = world.now
+        if world.now - start_s > PEACE_S_MAX:
+            raise Violation(f"no peace after {PEACE_S_MAX:g} s: {_story(group)}")
+    judge.check_converged(writer)
+    world.counts["seconds until all was well"] += round(world.now - start_s)
+
+
+def _served(group: Group) -> bool:
+    """A writer has all members in sync."""
+    sizes = [len(writer.tenure.record.in_sync) for writer in group.writers()]
+    return sizes == [len(group.members)] or (not group.rules.replicated and len(sizes) == 1)
+
+
+def _settled(group: Group) -> Writer | None:
+    """The writer, once everybody is in sync and has everything."""
+    writers = group.writers()
+    if len(writers) != 1:
+        return None
+    writer = writers[0]
+    in_sync = {seat for seat in writer.tenure.record.in_sync}
+    wanted = {member.disk.seat for member in group.members}
+    if not (group.rules.replicated or group.rules.policy.promote_async):
+        wanted = {writer.disk.seat}
+    ends = {(member.disk.end, member.disk.flushed) for member in group.members}
+    whole = ends == {(writer.disk.end, writer.disk.end)}
+    return writer if in_sync == wanted and whole and writer.is_valid() else None
+
+
+def _help(group: Group, faults: Faults) -> None:
+    """An operator forces an election where nobody may lead; where somebody may, that is wrong."""
+    record = group.lease.reading.record
+    if record is None and group.rules.knows_peers:
+        raise Violation(f"nobody takes the lease that was lost: {_story(group)}")
+    most = max((member.disk.epoch, member.disk.end) for member in group.members)
+    for member in group.members:
+        disk = member.disk
+        former = disk.seat._replace(store_id=disk.former_store_id)
+        may_ask = group.rules.knows_peers or (record and record.in_sync == (former,))
+        longest = may_ask and (disk.epoch, disk.end) == most
+        if record and (disk.seat in record.electable or (former in record.in_sync and longest)):
+            raise Violation(f"{disk.seat} may lead and does not: {_story(group)}")
+    group.world.counts["stuck, and helped"] += 1
+    best = max(group.members, key=lambda member: (member.disk.epoch, member.disk.end))
+    force(faults, best)
+
+
+def _story(group: Group) -> str:
+    members = [
+        f"n{m.id} {type(m.process).__name__} {m.disk.seat.store_id} "
+        f"(was {m.disk.former_store_id or '-'}) epoch {m.disk.epoch} end {m.disk.end} "
+        f"flushed {m.disk.flushed}"
+        for m in group.members
+    ]
+    return f"{group.lease.reading}; " + "; ".join(members)
+
+
+assert set(OFTEN) | set(SELDOM) == set(FAULTS)

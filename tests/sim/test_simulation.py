@@ -1,0 +1,72 @@
+"""A share of the seeds of ``make test-sim``."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.coverage import WANTED, missing
+from tests.sim.many import outcomes
+from tests.sim.run import play
+from tests.sim.world import Bell, Machine, Process, World
+
+SEEDS = 200
+
+
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_and_nobody_is_misled() -> None:
+    counts: Counter[str] = Counter()
+    broken = []
+    for outcome in outcomes(range(SEEDS)):
+        counts += outcome.counts
+        if outcome.broken:
+            broken.append(f"make test-sim SEED={outcome.seed}: {outcome.broken}")
+    assert not broken
+    assert not [what for what in WANTED if not counts[what]]
+    assert not missing(counts, SEEDS)
+
+
+def test_a_seed_is_the_same_run_again() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    assert play(3, first.append) == play(3, second.append)
+    assert first == second
+    assert len(first) > 20
+
+
+def test_too_little_of_something_is_told() -> None:
+    counts = Counter(dict.fromkeys(WANTED, 100))
+    assert not missing(counts, 2000)
+    counts["truncations"] = 99
+    assert missing(counts, 2000) == ["truncations: 99, not 100"]
+
+
+def test_a_stopped_machine_does_later_what_came_meanwhile() -> None:
+    world = World(1)
+    machine = Machine(world)
+    process = Process(machine)
+    done: list[float] = []
+    process.after(1.0, lambda: done.append(world.now))
+    machine.stopped = True
+    world.run(5.0)
+    assert not done
+    machine.go_on()
+    assert done == [5.0]
+
+
+def test_a_dead_process_does_nothing() -> None:
+    world = World(1)
+    process = Process(Machine(world))
+    done: list[float] = []
+    bell = Bell(process)
+
+    async def wait() -> None:
+        await bell.heard(None)
+        done.append(world.now)
+
+    process.spawn(wait())
+    process.alive = False
+    bell.ring()
+    world.run(5.0)
+    assert not done

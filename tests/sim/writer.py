@@ -1,0 +1,533 @@
+"""A writer: opens its epoch, holds the lease, feeds its followers, keeps the in-sync set. What
+``services/broker`` and ``cometmq/member/tenure.py`` do, without a network and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cometmq.errors import (
+    InvalidRequest,
+    LeaseConflict,
+    LeaseUnavailable,
+    MemberIdTaken,
+    NoFollower,
+    StaleEpoch,
+)
+from cometmq.messaging.generations import History
+from cometmq.replication.follower import (
+    HEARTBEAT_S,
+    Ack,
+    Replica,
+    choose_successor,
+    start_of_copy,
+)
+from cometmq.replication.hello import Door
+from cometmq.replication.insync import Own, copied, wanted_sets
+from cometmq.replication.lease import LeaseRecord, Reason, Seat, Seats
+from cometmq.replication.refusals import Refusals
+from cometmq.replication.tenure import Tenure
+from cometmq.replication.watermarks import (
+    REPLICATED,
+    DurabilityClass,
+    Marks,
+)
+from tests.sim.disk import Histories, Record
+from tests.sim.follower import FollowerHello, Frame, WriterHello
+from tests.sim.lease import LeaseClient
+from tests.sim.member import GROUP, Member, Role, reason_of
+from tests.sim.network import End, Stream
+from tests.sim.storage import TOPIC, Storage, histories_of
+
+RETRY_S = 0.5
+LOOK_S = 0.1
+CATCH_UP_S_MAX = 10.0
+CHUNK_UNITS_MAX = 40  # in a frame
+WINDOW_UNITS = 60  # sent and not acknowledged; in the place of WINDOW_BYTES_MAX
+FLUSH_INTERVAL_S = 0.5
+RECORD_UNITS_MAX = 5
+GENERATION_SHIFT = 32
+
+
+class Deposed(Exception):
+    """The lease names another."""
+
+
+class Sender:
+    """A follower's stream, as the writer has it."""
+
+    def __init__(self, writer: Writer, stream: Stream, end: End[object], replica: Replica) -> None:
+        self.replica = replica
+        self._writer = writer
+        self._stream = stream
+        self._end = end
+        self._told: tuple[Marks, int] | None = None
+        self._told_s = 0.0
+        end.taken, end.ended = self._acked, self._gone
+        self.pump()
+
+    def _acked(self, message: object) -> None:
+        writer = self._writer
+        if not isinstance(message, Ack):
+            self.close()
+            return
+        promise_ms = min(message.promise_ms, round(writer.rules.duration_s * 1000))
+        try:
+            self.replica.acked(message._replace(promise_ms=promise_ms), writer.disk.end)
+        except InvalidRequest as error:
+            writer.tell("refuses an ack", error)
+            writer.world.counts["acks refused"] += 1
+            self.close()
+            return
+        self.pump()
+        writer.refresh()
+
+    def close(self) -> None:
+        self._stream.close(self._end)
+        self._gone()
+
+    def _gone(self) -> None:
+        if self.is_current:
+            del self._writer.senders[self.replica.member_id]
+            self.replica.connected = False
+
+    @property
+    def is_current(self) -> bool:
+        return self._writer.senders.get(self.replica.member_id) is self
+
+    def beat(self) -> None:
+        """Once a second something is told anyway."""
+        if self.is_current:
+            self.pump()
+            self._writer.after(HEARTBEAT_S / 2, self.beat)
+
+    def pump(self) -> None:
+        """Send what there is to send."""
+        writer = self._writer
+        if not writer.serving:
+            return
+        now_s = writer.clock.boottime_s()
+        to_tell = writer.storage.shown, writer.storage.copies_wanted
+        end = writer.disk.end
+        while self.replica.sent < min(end, self.replica.appended + WINDOW_UNITS):
+            sent = self.replica.sent
+            records = writer.disk.between(sent, sent + CHUNK_UNITS_MAX)
+            self._send(tuple(records), to_tell, now_s)
+        if to_tell != self._told or now_s - self._told_s >= HEARTBEAT_S:
+            self._send((), to_tell, now_s)
+
+    def _send(self, records: tuple[Record, ...], to_tell: tuple[Marks, int], now_s: float) -> None:
+        writer, sent_ms = self._writer, int(now_s * 1000)
+        if records:
+            self.replica.sent_to(records[-1].end)
+        self._told, self._told_s = to_tell, now_s
+        self.replica.framed(sent_ms, writer.disk.end)
+        self._stream.send(self._end, Frame(writer.epoch, records, *to_tell, sent_ms))
+
+
+class Writer(Role):
+    """Writes as long as the lease, or its followers' promises, say that nobody else does."""
+
+    def __init__(self, member: Member, reason: Reason) -> None:
+        super().__init__(member)
+        self.tenure: Tenure
+        self.storage: Storage
+        self.senders: dict[int, Sender] = {}
+        self.reason = reason  # why it was started
+        self.before: LeaseRecord | None = None  # what the lease said when it was started
+        self._by_seat: dict[Seat, Replica] = {}
+        self._lease = LeaseClient(self.group.lease, self, member.id)
+        self._version = ""
+        self._busy = False  # somebody writes to the lease
+        self._released = False
+        self._flushing = False
+        self._flush_at_s = 0.0
+        self._histories: Histories = ()
+        self._since_s = 0.0
+        others = [m.id for m in self.group.members if m is not member]
+        self._door = Door("c", GROUP, member.id, others, Refusals())
+
+    def start(self) -> None:
+        self.spawn(self._run())
+
+    async def _run(self) -> None:
+        record = await self._our_lease()
+        if record is None:
+            self.alive = False
+            self.member.execute()
+            return
+        await self.sleep(self.world.between(0.02, 0.3))
+        self._open(record)
+        if record.holder_store_id != self.disk.store_id:
+            self.become(None, "the lease is another store's")
+            return
+        try:
+            await self._begin()
+        except Deposed:
+            self.become(None, "deposed before it began")
+            return
+        self._serve()
+
+    async def _our_lease(self) -> LeaseRecord | None:
+        while True:
+            try:
+                reading = await self._lease.read()
+            except LeaseUnavailable:
+                await self.sleep(1.0)
+                continue
+            record = reading.record
+            if record is None or record.released or record.holder_id != self.member.id:
+                return None
+            self._version = reading.version
+            return record
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    def _open(self, record: LeaseRecord) -> None:
+        disk, handed_over = self.disk, self.reason is Reason.HANDOVER
+        disk.start(self.member.boot)
+        self.reason = reason_of(record)
+        handed_over = handed_over and self.reason is Reason.HANDOVER
+        self.tenure = Tenure(record)
+        self.epoch = disk.begin_epoch(record.epoch)
+        clean, disk.recovered = not disk.recovered, False
+        raised = not self.reason.keeps_positions or (not clean and not handed_over)
+        self._histories = _copy_of_state(self, raised=raised)
+        size = self.world.rng.randint(1, RECORD_UNITS_MAX)
+        uid = self.group.new_uids(1)
+        state = Record(
+            disk.end, disk.end + size, uid, self.epoch, -1, 0, 0, histories=self._histories
+        )
+        disk.append([state])
+        disk.flushed = disk.end
+        self.tell("opens epoch", self.epoch, self.reason.value, "at", state.start, disk.seat)
+
+    async def _begin(self) -> None:
+        tenure, epoch = self.tenure, self.epoch
+        self._busy = True
+        await self._settle(
+            lambda: (
+                tenure.begun(epoch, self.member.address)
+                if tenure.record.epoch < epoch
+                else tenure.renewal()
+            )
+        )
+        self._busy = False
+
+    def _serve(self) -> None:
+        disk = self.disk
+        alone = self.tenure.bounding() == {self.tenure.record.holder} and self._are_enough
+        self.storage = storage = Storage(disk, self.epoch, self.rules.demands, alone)
+        storage.is_only_writer = self.is_valid
+        storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
+        storage.on_show = lambda: self.group.judge.shown(self)
+        storage.on_move = self._moved
+        self._since_s = self.clock.boottime_s()
+        self.serving = self.writes = True
+        self.tell("serves epoch", self.epoch, "in sync:", self._members(self.tenure.bounding()))
+        self.group.judge.begun(self)
+        self.refresh()
+        self.spawn(self._renew())
+        self.spawn(self._keep_sets())
+        self._flush_at_times()
+
+    def is_valid(self) -> bool:
+        """Nobody else can be the writer now."""
+        return self.tenure.is_valid(self.clock.boottime_s(), self._promised_until_s)
+
+    def _promised_until_s(self, seat: Seat) -> float:
+        replica = self._by_seat.get(seat)
+        return 0.0 if replica is None else replica.promised_until_s
+
+    # --- the lease --------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        while not self._released:
+            await self.sleep(self.rules.renew_s)
+            await self._in_turn()
+            if not self._released:
+                await self._guarded(self.tenure.renewal)
+            self._busy = False
+
+    async def _in_turn(self) -> None:
+        while self._busy:
+            await self.sleep(0.02)
+        self._busy = True
+
+    async def _guarded(self, wanted: Callable[[], LeaseRecord]) -> None:
+        try:
+            await self._try(wanted())
+        except Deposed:
+            self._depose()
+
+    def _depose(self) -> None:
+        if self.serving:
+            self.storage.depose()
+            self._released = True
+            self._end_streams()
+            self.become(None, "deposed")
+
+    async def _settle(self, wanted: Callable[[], LeaseRecord]) -> bool:
+        while True:
+            try:
+                await self._write(wanted())
+                return False
+            except (LeaseConflict, LeaseUnavailable):
+                if await self._look():
+                    return True
+            await self.sleep(RETRY_S)
+
+    async def _try(self, record: LeaseRecord) -> None:
+        try:
+            await self._write(record)
+        except (LeaseConflict, LeaseUnavailable):
+            self.world.counts["lease writes that failed"] += 1
+            await self._look()
+
+    async def _write(self, record: LeaseRecord) -> None:
+        self.tenure.sent(record, self.clock.boottime_s())
+        self.refresh()
+        try:
+            self._version = await self._lease.write(record, self._version)
+        except LeaseConflict:
+            self.tenure.refused(record)
+            raise
+        self.tenure.written(record)
+        self.refresh()
+
+    async def _look(self) -> bool:
+        try:
+            reading = await self._lease.read()
+        except LeaseUnavailable:
+            return False
+        if self.tenure.is_release(reading.record):
+            return True
+        if not self.tenure.saw(reading.record, self.clock.boottime_s()):
+            raise Deposed
+        self._version = reading.version
+        self.refresh()
+        return False
+
+    # --- the sets ---------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Something is known that may let acknowledgements go on."""
+        if not self.serving:
+            return
+        bounding = self.tenure.bounding()
+        if not self._are_enough:
+            self.storage.stand_still()
+        else:
+            own = self._own()
+            rivals = self.tenure.rivals() if self.rules.replicated else ()
+            found = copied(bounding, rivals, own, self._by_seat)
+            if found is not None:
+                self.storage.copied_to(*found, alone=bounding == {own.seat})
+        self._flush()
+        self.storage.settle()
+
+    @property
+    def _are_enough(self) -> bool:
+        return len(self.tenure.bounding()) >= self.rules.policy.size_min
+
+    def _own(self) -> Own:
+        marks = self.storage.watermarks
+        return Own(
+            self.tenure.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s
+        )
+
+    async def _keep_sets(self) -> None:
+        while not self._released:
+            await self.sleep(LOOK_S)
+            before = self.tenure.record
+            if self.tenure.settled and self._wanted() == (before.in_sync, before.electable):
+                continue
+            await self._in_turn()
+            if not self._released:
+                await self._guarded(lambda: self.tenure.with_sets(*self._wanted()))
+            self._busy = False
+            if not self.tenure.settled:
+                await self.sleep(RETRY_S)
+                continue
+            gone = set(before.in_sync) - set(self.tenure.record.in_sync)
+            self.world.counts["set shrinks"] += len(gone)
+            self.tell("in sync:", self._members(self.tenure.bounding()))
+
+    def _wanted(self) -> tuple[Seats, Seats]:
+        return wanted_sets(
+            self.tenure.record,
+            self._own(),
+            self._by_seat,
+            self.rules.policy,
+            self.clock.boottime_s(),
+            replicated=self.rules.replicated,
+        )
+
+    @staticmethod
+    def _members(seats: frozenset[Seat]) -> str:
+        return " ".join(seat.store_id for seat in sorted(seats))
+
+    # --- followers --------------------------------------------------------------------------------
+
+    def accept(self, stream: Stream, end: End[object], hello: object) -> None:
+        """A follower's stream comes."""
+        if not self.serving or not isinstance(hello, FollowerHello):
+            stream.close(end)
+            return
+        writer_log = self.disk.view(writes=True)
+        try:
+            view = self._door.checked_log(*_fields_of(hello))
+            start = start_of_copy(writer_log, view, self.disk.crc_at)
+            if start == view.log_end:
+                self._door.check_free(hello.seat, self._connected(), self.clock.boottime_s())
+        except (InvalidRequest, StaleEpoch, MemberIdTaken) as error:
+            self.tell("refuses", hello.seat, error)
+            stream.close(end)
+            return
+        promise_ms = round(self.rules.duration_s * 1000)
+        told = WriterHello(self.disk.epoch_pairs(), start, promise_ms, self.disk.records)
+        stream.send(end, told)
+        if start != view.log_end:
+            return  # it cuts its log, and comes again
+        before = self.senders.get(hello.seat.member_id)
+        sender = Sender(self, stream, end, self._replica(hello.seat, start))
+        self.senders[hello.seat.member_id] = sender
+        if before is not None:
+            # Its end comes when it next wants to send; till then its acks may still come.
+            self.after(self.world.between(0.0, 0.05), before.close)
+        sender.beat()
+
+    def _connected(self) -> list[Replica]:
+        return [sender.replica for sender in self.senders.values()]
+
+    def _replica(self, seat: Seat, start: int) -> Replica:
+        for other in [other for other in self._by_seat if other.member_id == seat.member_id]:
+            if other != seat:
+                del self._by_seat[other]
+        replica = self._by_seat.get(seat)
+        if replica is None:
+            replica = self._by_seat[seat] = Replica(seat, start, self.clock.boottime_s())
+        else:
+            replica.join(start)
+        return replica
+
+    def _end_streams(self) -> None:
+        for sender in list(self.senders.values()):
+            sender.close()
+
+    def _moved(self) -> None:
+        for sender in list(self.senders.values()):
+            sender.pump()
+        self._flush()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def send(self, queues: list[int]) -> bool:
+        """A producer's batch; False: it was refused."""
+        if not self.serving or self.storage.sealed:
+            return False
+        demands = DurabilityClass.ASYNC
+        for queue in queues:
+            demands |= self.rules.demands[queue]
+        if demands & REPLICATED and not self._are_enough:
+            self.world.counts["sends refused for want of copies"] += 1
+            return False
+        sizes = [self.world.rng.randint(1, RECORD_UNITS_MAX) for _ in queues]
+        self.storage.append(queues, self.group.new_uids(len(queues)), sizes)
+        self._flush()
+        return True
+
+    def _flush_at_times(self) -> None:
+        self.storage.flush_wanted = self.disk.end
+        self._flush()
+        self.after(FLUSH_INTERVAL_S, self._flush_at_times)
+
+    def _flush(self) -> None:
+        if not self._flushing and self.storage.flush_wanted > self.storage.watermarks.flushed:
+            self._flushing = True
+            end = self.disk.end
+            self.after(self.member.flush_s(), lambda: self._flushed(end))
+
+    def _flushed(self, position: int) -> None:
+        self._flushing = False
+        self.storage.flushed(position)
+        self._flush()
+
+    def visible(self, demands: DurabilityClass) -> int:
+        return self.storage.shown.visible(demands)
+
+    def readable(self, queue: int) -> int:
+        return self.storage.maxima.readable((TOPIC, queue))
+
+    def history(self, queue: int) -> History | None:
+        return self._histories[queue]
+
+    # --- handing over -----------------------------------------------------------------------------
+
+    def step_down(self) -> None:
+        """An operator wants another to write."""
+        if not self.serving or self.storage.sealed:
+            return
+        try:
+            follower = choose_successor(self._connected(), None, self.disk.end)
+        except NoFollower:
+            return
+        self.storage.sealed = True
+        self.tell("is sealed at", self.disk.end, "for", follower.member_id)
+        self.spawn(self._hand_over(follower, self.disk.end, self.world.now + CATCH_UP_S_MAX))
+
+    async def _hand_over(self, follower: Replica, end: int, until_s: float) -> None:
+        self.storage.flush_wanted = end
+        self._flush()
+        while not (self.storage.watermarks.flushed >= end and self.is_valid()):
+            if self.world.now > until_s:
+                self.storage.sealed = False
+                return
+            await self.sleep(0.02)
+        while not follower.has_all(end):
+            if self.world.now > until_s or not follower.connected:
+                self.storage.sealed = False
+                return
+            await self.sleep(0.02)
+        await self._in_turn()
+        if not self._released:
+            await self._release(follower.member_id, end)
+        self._busy = False
+
+    async def _release(self, transfer_to: int, end: int) -> None:
+        try:
+            try:
+                await self._write(self.tenure.release(transfer_to, end))
+            except (LeaseConflict, LeaseUnavailable):
+                if not await self._settle(self.tenure.renewal):
+                    self.storage.sealed = False
+                    return
+        except Deposed:
+            self._depose()
+            return
+        self._released = True
+        self.storage.depose()
+        self._end_streams()
+        self.become(None, "handed over")
+
+
+def _fields_of(
+    hello: FollowerHello,
+) -> tuple[tuple[tuple[int, int], ...], int, int, int, int]:
+    view = hello.view
+    return view.epochs, view.log_min, view.log_end, view.last_offset, view.last_crc32
+
+
+def _copy_of_state(writer: Writer, *, raised: bool) -> Histories:
+    """The generations that this epoch begins with."""
+    disk = writer.disk
+    found = histories_of(disk)
+    # No generation of another writer, also of one whose records nobody has.
+    last = max([writer.epoch << GENERATION_SHIFT, *(history.current for history in found)])
+    if not found:
+        return tuple(History(((last + 1, 0),)) for _ in disk.queues)
+    if not raised:
+        return found
+    writer.world.counts["generations raised"] += 1
+    starts = [units[-1].number if units else 0 for units in disk.queues]
+    return tuple(h.raised(last + 1, start) for h, start in zip(found, starts, strict=True))
