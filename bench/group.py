@@ -55,6 +55,8 @@ class Groups:
     def log_end(self, member_id: int, group: str = "g1") -> int:
         """The end of its log on its disk; 0 when it does not answer."""
         address = self.member(member_id, group).internal_address
+        if not address:  # it is being started
+            return 0
         with grpc.insecure_channel(address) as channel:
             stub = member_pb2_grpc.MemberServiceStub(channel)
             try:

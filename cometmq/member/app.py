@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
@@ -56,6 +57,8 @@ REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name serve
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 # An alert waits for the lag job's exports.
 OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
+DEPOSED = "deposed"  # why a writer becomes a follower
+DEPOSED_GRACE_S = 0.5
 WRITER_MODULE = "services.broker"
 FOLLOWER_MODULE = "services.haslave"
 
@@ -275,7 +278,7 @@ class MemberApp(ABC):
             if not self._config.lease:
                 raise
             log.warning("deposed", extra=fields(reason=errors.exceptions))
-            self.become(FOLLOWER_MODULE, "deposed")
+            self.become(FOLLOWER_MODULE, DEPOSED)
 
     def _serve(self, parts: Parts) -> None:
         for collector in parts.collectors:
@@ -330,7 +333,14 @@ class MemberApp(ABC):
         # them: without both the group would be gone, and consumers would give its queues back.
         if self._change is None or self.role == WRITER:
             await parts.registrar.unregister()
-        await self._ports.stop(self._config.drain_grace_s)
+        await self._ports.stop(self._grace_s())
+
+    def _grace_s(self) -> float:
+        """How long calls in flight may take to end. Of a writer that was deposed none can be
+        answered any more.
+        """
+        deposed = self._change is not None and self._change.reason == DEPOSED
+        return min(self._config.drain_grace_s, DEPOSED_GRACE_S if deposed else math.inf)
 
     # --- who we are -------------------------------------------------------------------------------
 

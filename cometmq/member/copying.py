@@ -28,6 +28,7 @@ from cometmq.messaging.state import (
     StateLoader,
 )
 from cometmq.messaging.topics import is_system
+from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import (
     STRICTEST,
     CopyWatermarks,
@@ -119,6 +120,9 @@ class CopyStorage(BaseStorage):
     def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
 
+    def put(self, config: TopicConfig) -> None:
+        self._state.expect(config)
+
     def dropped(self, topic: str) -> None:
         self.maxima.forget_topic(topic)
         self.arrivals.topic_changed(topic)
@@ -151,9 +155,11 @@ class _Collected(QueueChanges):
 
     def take(self, change: Change) -> None:
         super().take(change)
-        if isinstance(change, TopicDropped):
-            topic = change.topic
-            self.notes.append(lambda storage: storage.dropped(topic))
+        match change:
+            case TopicDropped(topic):
+                self.notes.append(lambda storage: storage.dropped(topic))
+            case TopicPut(config, _):
+                self.notes.append(lambda storage: storage.put(config))
 
 
 def _unseen(store: BaseStore) -> ReadableMaxima:
@@ -179,13 +185,23 @@ class StateCopy:
         self.state = state
         self._loader = StateLoader(state if whole else None, new_state)
         self._waiting: deque[tuple[int, str, bytes]] = deque()  # end in the log, tag, body
+        self._expected: dict[str, DurabilityClass] = {}  # of topics, by what waits
 
     def demands(self, topic: str) -> DurabilityClass:
-        """What the topic's messages demand, as far as is known; the strictest where it is not."""
+        """What the topic's messages demand, as far as is known; the strictest where it is not.
+        While a change of the topic waits, what it demanded before and what it will.
+        """
         config = None if is_system(topic) else self.state.topics.find(topic)
         if config is None:
             return STRICTEST
-        return DurabilityClass.of(config.flush_mode, config.replication_mode)
+        return _demands_of(config) | self._expected.get(topic, DurabilityClass.ASYNC)
+
+    def expect(self, config: TopicConfig) -> None:
+        """Messages that come now may be of the topic as it is in a record that waits: what was
+        sent after a change must not be seen by the rule from before it.
+        """
+        before = self._expected.get(config.name, DurabilityClass.ASYNC)
+        self._expected[config.name] = before | _demands_of(config)
 
     def put(self, end: int, tag: str, body: bytes) -> None:
         """A state record came that ends at ``end`` of the log."""
@@ -198,6 +214,8 @@ class StateCopy:
         while self._waiting and self._waiting[0][0] <= visible:
             _, tag, body = self._waiting.popleft()
             touched.update(self._apply(tag, body))
+        if not self._waiting:
+            self._expected.clear()
         return touched
 
     def _apply(self, tag: str, body: bytes) -> Iterable[str]:
@@ -206,6 +224,10 @@ class StateCopy:
             self.state.become(self._loader.state)
             return [config.name for config in self.state.topics]
         return [name for name in map(_topic_of, changes) if name]
+
+
+def _demands_of(config: TopicConfig) -> DurabilityClass:
+    return DurabilityClass.of(config.flush_mode, config.replication_mode)
 
 
 def _topic_of(change: Change) -> str:

@@ -12,11 +12,13 @@ import fcntl
 import json
 import math
 import os
+import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import IO, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -27,6 +29,7 @@ from cometmq.replication.lease import LeaseRecord, record_from
 T = TypeVar("T")
 
 DEADLINE_S = 2.0  # of one reading or writing: a lease lasts long enough for several
+LOCK_RETRY_S = 0.01
 NOT_THERE = ""  # the version of a lease that nobody has written
 
 
@@ -100,7 +103,7 @@ class FileLease:
     def _write(self, record: LeaseRecord, version: str) -> str:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock)
             found = self._read().version
             if found != version:
                 raise LeaseConflict(f"the lease has version {found or 'none'}, not {version}")
@@ -115,6 +118,22 @@ class FileLease:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # else the lease as it was before may come back with the power
+        finally:
+            os.close(folder)
+
+
+def _take(lock: IO[str]) -> None:
+    """Lock the file. BlockingIOError: another has it for longer than anybody waits here; a thread
+    that waited for ever would keep its process from ending.
+    """
+    for _ in range(round(DEADLINE_S / LOCK_RETRY_S)):
+        with suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        threading.Event().wait(LOCK_RETRY_S)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from cometmq.member.statelog import append_now, load
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState
 from cometmq.messaging.topics import is_system
+from cometmq.replication.lineage import Branches, common_end
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.following import FollowerStore
@@ -45,12 +46,13 @@ def open_writer(
     epoch_floor: int = 0,
     log_end: int | None = None,
     keeps_positions: bool = True,
+    branches: Branches = (),
     progress: Progress | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
     before handed its log over, of which we have everything. ``keeps_positions`` False: what others
-    have seen may not be in our log, so all positions are fenced. ``progress`` is told how far
-    recovery is.
+    have seen may not be in our log, so all positions are fenced: where it parts from the logs of
+    others, of which ``branches`` tells. ``progress`` is told how far recovery is.
 
     Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
     again.
@@ -69,11 +71,15 @@ def open_writer(
             raise StoreDamaged(
                 f"the log was handed over up to {log_end} and ends at {store.appended_offset}"
             )
-        state = _load_state(store, config, clock)
-        if store.takeover is not None:
-            takeover.take_over(store, store.takeover, state, config)
-        elif not keeps_positions or (not store.clean_start and log_end is None):
-            _raise_generations(store, state)
+        state = _load_state(store, config)
+        if store.takeover is not None or not keeps_positions or _lost_its_end(store, log_end):
+            common = common_end(store.epochs, branches, state.generations.last_fork)
+            # Another writer, of which this log has nothing, may have gone on from it too.
+            state.generations.count_in(store.epoch)
+            if store.takeover is not None:
+                takeover.take_over(store, store.takeover, state, config, common)
+            else:
+                _raise_generations(store, state, common)
         _drop_orphans(store, state)
         copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
         append_now(store, copy, host, clock.wall_ms())
@@ -85,19 +91,20 @@ def open_writer(
     return Opened(store, state, _log_opened(store, clock.monotonic_s() - started_s))
 
 
-def _load_state(store: MessageStore, config: MemberConfig, clock: Clock) -> BrokerState:
+def _lost_its_end(store: MessageStore, log_end: int | None) -> bool:
+    """Whether messages may be gone that somebody has seen."""
+    return not store.clean_start and log_end is None
+
+
+def _load_state(store: MessageStore, config: MemberConfig) -> BrokerState:
     try:
-        state = load(store, lambda: _new_state(config))
+        return load(store, lambda: _new_state(config))
     except StoreDamaged:
         # RocketMQ's retention does not know what of our log has to stay; its tables have it all.
         if store.takeover is None:
             raise
         log.warning("the log tells no state of ours any more")
-        state = _new_state(config)
-    if store.takeover is not None and not state.generations.last:
-        # Generations may have been given out that no record tells of: never one a millisecond.
-        state.generations.count_from(clock.wall_ms())
-    return state
+        return _new_state(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +195,15 @@ def _drop_orphans(store: MessageStore, state: BrokerState) -> None:
             store.drop_topic(topic)
 
 
-def _raise_generations(store: MessageStore, state: BrokerState) -> None:
+def _raise_generations(store: MessageStore, state: BrokerState, common: int) -> None:
     # What was appended but not flushed may be gone, and its offsets are about to be given to other
     # messages. The full copy that follows carries the new generation: no change of its own is
     # needed, and before the copy is complete nobody has been answered with it.
-    for change in state.plan_raise(lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1]):
+
+    def maximum_of(topic: str, queue_id: int) -> int:
+        if common < store.epochs[-1][1]:
+            return store.queue_offset_at(topic, queue_id, common)
+        return store.queue_bounds(topic, queue_id)[1]
+
+    for change in state.plan_raise(maximum_of):
         state.apply(change)

@@ -26,7 +26,7 @@ from cometmq.messaging.state import (
 )
 from cometmq.messaging.topics import is_system
 from cometmq.model import TopicConfig
-from cometmq.replication.watermarks import DurabilityClass
+from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 
 T = TypeVar("T")
 
@@ -56,6 +56,8 @@ class StateKeeper:
         self._on_drop = on_drop
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Raises SlaveNotAvailable while what has to be copied would wait without an end.
+        self.check_copies: Callable[[], None] = lambda: None
         self._in_flight: list[Change] = []  # appended, not yet applied
         self._copied_at = (
             storage.store.appended_offset
@@ -163,6 +165,8 @@ class StateKeeper:
         return self._storage.store.queue_bounds(topic, queue_id)[1]
 
     async def _commit(self, *changes: Change) -> None:
+        if self._demands() & REPLICATED:
+            self.check_copies()
         end = self._append(change_records(changes))
         self._in_flight += changes
         try:

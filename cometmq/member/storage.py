@@ -243,7 +243,8 @@ class MemberStorage(BaseStorage):
         self.is_only_writer: Callable[[], bool] = lambda: True
         self.shown = Marks()  # by which consumers see messages: granted while the only writer
         self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
-        self.sealed = False  # nothing may be appended, for now: the role is being handed over
+        self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
+        self._deposed = False
         self._alone = alone  # in sync: then copied means on our disk
         self._acks: dict[DurabilityClass, AckQueue] = {}
         if alone:
@@ -280,6 +281,10 @@ class MemberStorage(BaseStorage):
             if key in self.arrivals:  # somebody waits for it: visible one fdatasync from now
                 self._flusher.demand(end)
         return Ticket(appended, self._acknowledge(demands, end), demands)
+
+    def unseal(self) -> None:
+        """The role was not handed over after all; unless it is another's already."""
+        self.sealed = self._deposed
 
     def check_open(self) -> None:
         """Raises BrokerDraining while the log is sealed."""
@@ -346,7 +351,7 @@ class MemberStorage(BaseStorage):
 
     def depose(self) -> None:
         """Another member writes: what waits is never acknowledged here."""
-        self.sealed = True
+        self._deposed = self.sealed = True
         error = BrokerDraining("another member of the broker group writes now")
         for queue in self._acks.values():
             queue.fail(error)

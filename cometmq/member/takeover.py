@@ -23,14 +23,19 @@ from cometmq.telemetry import fields
 log = logging.getLogger(__name__)
 
 
-def take_over(store: BaseStore, found: Takeover, state: BrokerState, config: MemberConfig) -> None:
-    """Let ``state`` hold RocketMQ's tables. Raises StoreDamaged, StoreForeignFile."""
+def take_over(
+    store: BaseStore, found: Takeover, state: BrokerState, config: MemberConfig, common: int
+) -> None:
+    """Let ``state`` hold RocketMQ's tables. From ``common`` on our log may not be that of another
+    writer of ours. Raises StoreDamaged, StoreForeignFile.
+    """
     tables = read(found.tables)
+    sure = min(found.verified, common)
     for entry in tables.left_out:
         log.warning("left out of RocketMQ's tables", extra=fields(entry=entry))
     queues = Queues(
         known=list(store.queues()),
-        verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, found.verified),
+        verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, sure),
         maximum=lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
     )
     takeover.take_over(state, tables, queues, config.flush_disk_type.value)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.leases import Lease, Reading
+from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, Seat, Seats
 from cometmq.replication.tenure import Tenure
 from cometmq.telemetry import fields
@@ -71,15 +72,20 @@ class LeaseHolder:
 
     # --- what is written --------------------------------------------------------------------------
 
-    async def begin(self, epoch: int, address: str) -> None:
-        """Say that this writer's epoch is open. Tries until it is written; raises Deposed."""
+    async def begin(
+        self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Say that the last of ``own``, our store's epochs, is open. Tries until it is written;
+        raises Deposed, and LeaseUnavailable once ``stopping`` says so.
+        """
         async with self._one_at_a_time:
             await self._settle(
                 lambda: (
-                    self._tenure.begun(epoch, address)
-                    if self.record.epoch < epoch
+                    self._tenure.begun(own, address)
+                    if self.record.epoch < own[-1][0]
                     else self._tenure.renewal()  # it stands: a reading has shown it
-                )
+                ),
+                stopping,
             )
 
     @asynccontextmanager
@@ -138,7 +144,9 @@ class LeaseHolder:
                     raise LeaseUnavailable("the lease could not be released") from error
             self._released = True
 
-    async def _settle(self, wanted: Callable[[], LeaseRecord]) -> bool:
+    async def _settle(
+        self, wanted: Callable[[], LeaseRecord], stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Write what is wanted, whatever it takes. True: our release was found there instead."""
         while True:
             record = wanted()
@@ -149,6 +157,8 @@ class LeaseHolder:
                 log.warning("the lease is not written", extra=fields(error=error))
                 if await self._look():
                     return True
+                if stopping():
+                    raise LeaseUnavailable("told to stop before the lease was written") from error
             await asyncio.sleep(RETRY_S)
 
     async def _try(self, record: LeaseRecord) -> None:

@@ -19,6 +19,12 @@ QueueKey = tuple[str, int]  # topic, queue id
 
 HISTORY_PAIRS_MAX = 16
 
+# Of a generation the low bits count, the rest is the epoch that began counting there. Two writers
+# may go on from the same log, the later without having heard of the earlier, and must not give out
+# the same generation; epochs are never used twice. An int64 has room for 2^31 epochs, and a number
+# of JavaScript for 2^21.
+EPOCH_SHIFT = 32
+
 
 def is_history(pairs: Sequence[tuple[int, int]]) -> bool:
     """Whether (generation, start) pairs keep the invariants of :class:`History`."""
@@ -194,6 +200,18 @@ class GenerationTable:
         """Sets all histories of a topic, from a full copy."""
         self._histories[topic] = list(histories)
         self.last = max(self.last, *(h.current for h in histories))
+
+    def count_in(self, epoch: int) -> None:
+        """``epoch`` goes on from a log from which others may have gone on too: from here on no
+        generation is one that any of them gave out.
+        """
+        assert 0 < epoch < 1 << (63 - EPOCH_SHIFT), epoch
+        self.count_from(epoch << EPOCH_SHIFT)
+
+    @property
+    def last_fork(self) -> int:
+        """The epoch of the newest :meth:`count_in`; 0: there was none."""
+        return self.last >> EPOCH_SHIFT
 
     def count_from(self, last: int) -> None:
         """All generations up to ``last`` were given out before."""

@@ -122,7 +122,8 @@ class BrokerState:
         return GroupPut(settings)
 
     def plan_raise(self, maximum_of: Callable[[str, int], int]) -> list[GenerationsRaised]:
-        """The changes that begin a new generation for all queues, at their present maxima.
+        """The changes that begin a new generation for all queues, each where ``maximum_of`` says
+        that its messages stop being those that everybody had.
 
         Due after an unclean start. One change, but for tens of thousands of queues; all have the
         same generation. They count only together with the full copy that begins the epoch: an

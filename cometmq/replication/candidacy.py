@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from cometmq.replication.lease import LeaseRecord, Reason, Seat, seats
 
+# Who has taken the lease has so many durations to open its log, before others take it for dead.
+OPENING_DURATIONS = 3
 # A member that is electable without being in sync leaves those in sync so much of a start.
 LAGGARD_WAIT_S = 1.0
 
@@ -138,12 +140,20 @@ class Candidacy:
 
     def _lead_again(self, record: LeaseRecord, me: Standing) -> Step:
         reason = Reason.RESTART if record.opened else Reason(record.reason)
-        if me.epoch <= record.epoch:
+        if not record.opened and me.epoch <= record.epoch:
             return Lead(reason, record)
-        # An epoch was opened that the lease does not know. It has to, before the next one is:
-        # whoever takes over passes over one number only.
+        # The others shall know that we are about to open. And if an epoch was opened that the lease
+        # does not know, it has to, before the next one is: whoever takes over passes over one
+        # number only.
         self._attempt = (record,)
-        return Write(replace(record, epoch=me.epoch, renewals=record.renewals + 1), reason)
+        again = replace(
+            record,
+            epoch=max(me.epoch, record.epoch),
+            reason=reason.value,
+            opened=False,
+            renewals=record.renewals + 1,
+        )
+        return Write(again, reason)
 
     def _take_over(
         self, record: LeaseRecord, me: Standing, now_s: float, answers: Answers | None
@@ -165,6 +175,8 @@ class Candidacy:
         """How long until the lease counts as abandoned."""
         assert self._watched is not None
         wait_s = max(record.duration_s, self._duration_s)
+        if not record.opened:  # its holder becomes another program now, and cannot renew meanwhile
+            wait_s *= OPENING_DURATIONS
         if not record.released and me.seat not in record.in_sync:
             wait_s += LAGGARD_WAIT_S
         return max(self._watched[1] + wait_s, me.promised_until_s) - now_s
@@ -265,4 +277,5 @@ def _taken(
         opened=False,
         duration_s=duration_s,
         renewals=0 if before is None else before.renewals + 1,
+        epochs=() if before is None else before.epochs,
     )

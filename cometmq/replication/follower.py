@@ -164,6 +164,7 @@ class Replica:
         self.promised_until_s = 0.0  # it does not stand before
         # Frames that were sent and not answered: when, and the end of the log then.
         self._unanswered: deque[tuple[int, int]] = deque()
+        self.flushed = 0  # until it tells
         self.join(start)
 
     @property
@@ -175,7 +176,7 @@ class Replica:
         self.connected = True
         self.sent = start
         self.appended = start
-        self.flushed = 0  # until it tells
+        self.flushed = min(self.flushed, start)  # it is the same store: that stays on its disk
         self._unanswered.clear()
         self._framed_ms = self._answered_ms = 0  # of the newest frame that was sent, and answered
 
@@ -243,7 +244,7 @@ def choose_successor(replicas: Sequence[Replica], wanted: int | None, end: int) 
     known = [r for r in replicas if wanted is None or r.member_id == wanted]
     if not known:
         who = "no follower is" if wanted is None else f"member {wanted} is not"
-        raise NoFollower(f"{who} connected")
+        raise NoFollower(f"{who} connected and answering")
     chosen = max(known, key=lambda r: (r.flushed, r.appended, -r.member_id))
     if chosen.behind_bytes(end) > HANDOVER_BEHIND_BYTES_MAX:
         raise NoFollower(

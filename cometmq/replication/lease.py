@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from cometmq.replication.lineage import Branch, Branches
 
 # How much faster another member's clock may run: time that is counted on is that much shorter.
 CLOCK_DRIFT_MAX = 0.01
@@ -77,11 +78,13 @@ class LeaseRecord:
     log_end: int = 0  # … whose log ends here
     duration_s: float = 6.0
     renewals: int = 0  # of the present holder
+    epochs: Branches = ()  # that were begun under this lease; none: not known
 
     def __post_init__(self) -> None:
         for name in ("in_sync", "electable"):
             members = seats(Seat(*seat) for seat in getattr(self, name)) or (self.holder,)
             object.__setattr__(self, name, members)
+        object.__setattr__(self, "epochs", tuple(Branch(*branch) for branch in self.epochs))
         assert self.released == (self.transfer_to is not None), self
         assert self.holder in self.in_sync, self
         assert set(self.in_sync) <= set(self.electable), self

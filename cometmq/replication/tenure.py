@@ -4,10 +4,12 @@ certainly the only one. Pure: times of CLOCK_BOOTTIME are passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, Seat, Seats
+from cometmq.replication.lineage import branched
 
 
 class Tenure:
@@ -62,11 +64,20 @@ class Tenure:
         """What to write to renew."""
         return replace(self.record, renewals=self._next_number())
 
-    def begun(self, epoch: int, address: str) -> LeaseRecord:
-        """What to write when the writer has opened its epoch, before it serves."""
+    def begun(self, own: Sequence[Epoch], address: str) -> LeaseRecord:
+        """What to write when the writer has opened its epoch, before it serves: the last of
+        ``own``, the epochs of its store.
+        """
+        epoch, _ = own[-1]
         assert epoch > self.record.epoch, (epoch, self.record)
         self._epoch = epoch
-        return replace(self.renewal(), epoch=epoch, holder_address=address, opened=True)
+        return replace(
+            self.renewal(),
+            epoch=epoch,
+            holder_address=address,
+            opened=True,
+            epochs=branched(self.record.epochs, own),
+        )
 
     def with_sets(self, in_sync: Seats, electable: Seats) -> LeaseRecord:
         """What to write to change the sets."""

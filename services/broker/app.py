@@ -20,6 +20,7 @@ from cometmq.member import convert
 from cometmq.member.admin_servicer import Holdings
 from cometmq.member.advising import Adviser
 from cometmq.member.app import (
+    DEPOSED,
     FOLLOWER_MODULE,
     WRITER,
     MemberApp,
@@ -89,12 +90,22 @@ class App(MemberApp):
         holder = LeaseHolder(lease, reading, self._config.lease_renew_s, self._clock)
         async with holder.renewed():  # recovery may take longer than the lease lasts
             opened = await self._open_store(around, reading.record)
-        if await _begin(holder, opened, around.internal_address):
+        if await self._begin(holder, opened, around.internal_address):
             self._elections.won(_reason(reading.record))
             return self._parts(around, opened, holder)
         await asyncio.to_thread(opened.store.close)
-        self.become(FOLLOWER_MODULE, "deposed")
+        self.become(FOLLOWER_MODULE, DEPOSED)
         return None
+
+    async def _begin(self, holder: LeaseHolder, opened: Opened, address: str) -> bool:
+        """Say in the lease that our epoch is open; False: it is not ours, or we are to stop."""
+        if holder.record.holder_store_id != opened.store.store_id:
+            return False
+        try:
+            await holder.begin(opened.store.epochs, address, lambda: self.stopping)
+        except (Deposed, LeaseUnavailable):
+            return False
+        return True
 
     async def _retire(self) -> None:
         """Let a follower go on at once, where one can: nobody has to wait for the lease to end."""
@@ -136,6 +147,7 @@ class App(MemberApp):
             epoch_floor=0 if lease is None else lease.epoch,
             log_end=before.log_end if before is not None and handed_over else None,
             keeps_positions=reason.keeps_positions,
+            branches=() if lease is None else lease.epochs,
             progress=RecoveryProgress(around.metrics, self._clock),
         )
 
@@ -151,17 +163,6 @@ class App(MemberApp):
 def _reason(lease: LeaseRecord) -> Reason:
     """Why we lead. What the lease says holds also when the process that took it has died since."""
     return Reason.RESTART if lease.opened else Reason(lease.reason)
-
-
-async def _begin(holder: LeaseHolder, opened: Opened, address: str) -> bool:
-    """Say in the lease that our epoch is open; False: it is not ours."""
-    if holder.record.holder_store_id != opened.store.store_id:
-        return False
-    try:
-        await holder.begin(opened.store.epoch, address)
-    except Deposed:
-        return False
-    return True
 
 
 class _Parts:
@@ -194,7 +195,7 @@ class _Parts:
         self.registrar = Registrar(
             config.namesrv, self._registration, config.register_namesrv_period / 1000
         )
-        changed, forget = self.registrar.changed, self._forget_topic
+        changed, forget = self._topics_changed, self._forget_topic
         self.keeper = StateKeeper(
             opened.state, self.storage, identity.store_host, clock, changed, forget
         )
@@ -227,6 +228,7 @@ class _Parts:
         self._in_sync = InSyncSet(
             self.storage, self._replicas, holder, self.state.topics, _set_policy(config), clock
         )
+        self.keeper.check_copies = self._in_sync.check_copies
         intake = Intake(
             self.storage,
             self.keeper,
@@ -279,6 +281,10 @@ class _Parts:
                 self._replicas, self._in_sync, self.hand_over, identity, config, ports.gate
             ),
         )
+
+    def _topics_changed(self) -> None:
+        self.registrar.changed()
+        self._in_sync.refresh()  # it matters to it whether some topic waits for copies
 
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)

@@ -22,6 +22,7 @@ from services.broker.replicas import Replicas
 log = logging.getLogger(__name__)
 
 CATCH_UP_S_MAX = 10.0
+SILENCE_S_MAX = 3.0  # of a follower that may go on; it answers once a second at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class HandOver:
         if self._holder is None:
             raise NoFollower("this broker stands alone: it has no lease to hand over")
         end = self._storage.store.appended_offset
-        follower = choose_successor(self._replicas.connected(), member_id, end)
+        follower = choose_successor(self._answering(), member_id, end)
         # The last of the offsets; from the seal on no commit is taken.
         self._keeper.write_offsets()
         self._storage.sealed = True
@@ -83,10 +84,18 @@ class HandOver:
             self._ended("deposed")
             raise BrokerDraining("another member is the writer already") from None
         except BaseException:
-            self._storage.sealed = False
+            self._storage.unseal()
             raise
         self._ended("handover")
         return HandedOver(follower.member_id, end)
+
+    def _answering(self) -> list[Replica]:
+        """Connected followers but those that have fallen silent: the log would be sealed until we
+        gave up waiting for one.
+        """
+        since_s = self._replicas.clock.boottime_s() - SILENCE_S_MAX
+        found = self._replicas.connected()
+        return [one for one in found if one.heard_s is None or one.heard_s >= since_s]
 
     async def _wait_for(self, follower: Replica, end: int) -> None:
         try:

@@ -99,18 +99,23 @@ class InSyncSet:
 
     def refresh(self) -> None:
         """Something is known that may let acknowledgements go on."""
-        holder = self._holder
-        if self.size < self._policy.size_min:
+        enough = not self._replicated or self.size >= self._policy.size_min
+        if not enough:
             self._storage.hold_copies()
-        elif holder is not None:
-            bounding = holder.bounding()
-            own = self._own(holder)
-            # Where nobody waits for copies, it is no matter who else might lead.
-            rivals = holder.rivals() if self._replicated else ()
-            positions = copied(bounding, rivals, own, self._replicas.by_seat)
-            if positions is not None:
-                self._storage.copied_to(*positions, alone=bounding == {own.seat})
+        elif self._holder is not None:
+            self._count_copies(self._holder)
         self._storage.settle()
+
+    def _count_copies(self, holder: LeaseHolder) -> None:
+        bounding = holder.bounding()
+        own = self._own(holder)
+        # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
+        rivals = holder.rivals() if self._replicated else ()
+        positions = copied(bounding, rivals, own, self._replicas.by_seat)
+        if positions is None:
+            self._storage.hold_copies()
+        else:
+            self._storage.copied_to(*positions, alone=bounding == {own.seat})
 
     def _own(self, holder: LeaseHolder) -> Own:
         marks = self._storage.watermarks

@@ -221,8 +221,8 @@ class Sender:
         end = replicas.storage.store.appended_offset
         now_s = replicas.clock.monotonic_s()
         delay_s = replicas.pace.delay_s(self.replica.sent, len(chunk.data), end, now_s)
-        # Heartbeats must not wait for it.
-        await asyncio.sleep(min(delay_s, HEARTBEAT_S))
+        if delay_s:  # even no time at all would be a turn of the loop
+            await asyncio.sleep(min(delay_s, HEARTBEAT_S))  # heartbeats must not wait for it
 
     def _to_tell(self) -> tuple[Marks, int]:
         storage = self._replicas.storage

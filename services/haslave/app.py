@@ -227,7 +227,9 @@ class _Parts:
                 self._app.lead(step, self._store, self.following.heard_s)
                 return
             if step is not None:
-                self.following.follow(step.address)
+                # A writer that speaks is not left because its lease is gone: it writes it anew.
+                if step.address or not self.following.connected:
+                    self.following.follow(step.address)
                 pause_s = min(pause_s, step.look_again_s or pause_s)
 
     async def _tell_epochs(self) -> None:

@@ -102,6 +102,7 @@ class Following:
         self._clock = clock
         self._in_step_s = clock.monotonic_s()
         self._address = ""
+        self._missed: tuple[str, type[CometError]] | None = None  # what was told of last
         self._readdressed = asyncio.Event()
 
     def follow(self, address: str) -> None:
@@ -126,9 +127,15 @@ class Following:
                 except VersionUnsupported:
                     raise
                 except CometError as error:
-                    log.info("stream ended", extra=fields(writer=self._address, error=error))
+                    self._tell_end(error)
                 self.lost.set()
             await self._pause(backoff.next_s() if self._address else None)
+
+    def _tell_end(self, error: CometError) -> None:
+        # Once: while nobody writes there is an attempt every other second.
+        told, self._missed = self._missed, (self._address, type(error))
+        level = logging.DEBUG if told == self._missed else logging.INFO
+        log.log(level, "stream ended", extra=fields(writer=self._address, error=error))
 
     async def _pause(self, delay_s: float | None) -> None:
         with suppress(TimeoutError):
@@ -182,6 +189,7 @@ class Following:
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
         self._storage.watermarks.agreed()
         self.connected = True
+        self._missed = None
         self.adopted.set()
         log.info("following", extra=fields(epoch=self._store.epoch, start=start))
 

@@ -9,7 +9,6 @@ from tests.sim.world import Violation
 
 READ_MAX = 30  # messages at once
 UNTOLD = Position(0, 0)
-MISLED = "positions of an unknown writer that were not fenced low enough"
 
 
 class Producer:
@@ -75,12 +74,10 @@ class Consumer:
             return
         there = units[offset - 1].chain if offset else 0
         if there != self._chains[offset]:
-            self._misled(
-                role,
+            raise Violation(
                 f"{role.disk.seat} of epoch {role.epoch} takes {self._position} as {position} of "
-                f"queue {self._queue}: other messages than those that were read",
+                f"queue {self._queue}: other messages than those that were read"
             )
-            self._chains = [0, *(unit.chain for unit in units[:offset])]
         for unit in units[offset : min(readable, offset + READ_MAX)]:
             self._chains.append(unit.chain)
         self._position = Position(position.generation, len(self._chains) - 1)
@@ -100,23 +97,10 @@ class Consumer:
             group.world.counts["positions fenced"] += 1
             read = self._chains[min(offset, len(self._chains) - 1)]
             if fence.offset > len(units) or chains[-1] != read:
-                self._misled(
-                    role,
+                raise Violation(
                     f"{role.disk.seat} of epoch {role.epoch} fences {self._position} at {fence}: "
-                    f"below it are other messages than those that were read",
+                    f"below it are other messages than those that were read"
                 )
         self._chains = chains
         self._position = Position(fence.generation, offset)
         self._epoch = role.epoch
-
-    def _misled(self, role: Role, what: str) -> None:
-        """The one case that is not mended yet is counted: a writer raises generations where its own
-        log ends, and a writer before it, of which it has nothing, had begun below that.
-        """
-        history = role.history(self._queue)
-        assert history is not None
-        generation = self._position.generation
-        known = generation in [pair[0] for pair in history.pairs]
-        if known or generation > history.current or generation == 0:
-            raise Violation(what)
-        self._group.world.counts[MISLED] += 1

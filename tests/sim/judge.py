@@ -54,6 +54,7 @@ class Judge:
         self._broken: set[Seat] = set()  # lost its power with the store open
         self._gone: set[str] = set()  # names of disks that are no more
         self._taken_from: LeaseRecord | None = None  # the lease before its holder's
+        self._unserved: dict[Seat, Reason] = {}  # why an epoch was opened that nobody has served
         self._lost_lease = False  # an epoch may be known to nobody who is asked
         self._copied_seen: dict[int, tuple[Record, int]] = {}  # by start, and in which epoch
         self._epoch_log: dict[int, dict[int, int]] = {}  # what was seen in an epoch, by start
@@ -81,15 +82,23 @@ class Judge:
 
     # --- epochs -----------------------------------------------------------------------------------
 
+    def opened(self, writer: Writer) -> None:
+        """It has an epoch. When it dies before it serves, and leads again, it does so for the
+        reason that it had then.
+        """
+        self._unserved.setdefault(writer.disk.seat, writer.reason)
+
     def begun(self, writer: Writer) -> None:
         """It serves from now on."""
-        epoch, seat, reason = writer.epoch, writer.disk.seat, writer.reason
+        epoch, seat = writer.epoch, writer.disk.seat
+        reason = self._unserved.get(seat, writer.reason)
+        self._unserved.clear()
         newest = max(self.begun_epochs, default=0)
         if epoch <= newest:
             if not self._is_forgotten(newest, writer):
                 raise Violation(f"epoch {epoch} of {seat} begins after {newest}")
             raise Forgotten
-        lost = self._lost_by(writer)
+        lost = self._lost_by(writer, reason)
         self.begun_epochs[epoch] = Begun(epoch, reason, seat)
         if reason.alone:
             self.lossy_since = max(self.lossy_since, epoch)
@@ -104,18 +113,18 @@ class Judge:
         asked_nobody = writer.reason in (Reason.FIRST, Reason.FORCED)
         return self._lost_lease and (others < epoch or asked_nobody)
 
-    def _lost_by(self, writer: Writer) -> set[Acked]:
+    def _lost_by(self, writer: Writer, reason: Reason) -> set[Acked]:
         lost = set()
         for acked in self._acked:
             first = acked.batch.records[0]
             found = writer.disk.at(first.start)
             if found is None or found.uid != first.uid:
-                self._check_may_be_lost(acked, writer)
+                self._check_may_be_lost(acked, writer, reason)
                 lost.add(acked)
         return lost
 
-    def _check_may_be_lost(self, acked: Acked, writer: Writer) -> None:
-        reason, counts, demands = writer.reason, self.world.counts, acked.batch.demands
+    def _check_may_be_lost(self, acked: Acked, writer: Writer, reason: Reason) -> None:
+        counts, demands = self.world.counts, acked.batch.demands
         what = f"{demands!r} of epoch {acked.epoch} at {acked.batch.records[0].start}"
         if reason is Reason.FORCED:
             counts["acknowledged and lost: forced"] += 1

@@ -14,7 +14,7 @@ from cometmq.errors import (
     NoFollower,
     StaleEpoch,
 )
-from cometmq.messaging.generations import History
+from cometmq.messaging.generations import EPOCH_SHIFT, History
 from cometmq.replication.follower import (
     HEARTBEAT_S,
     Ack,
@@ -25,6 +25,7 @@ from cometmq.replication.follower import (
 from cometmq.replication.hello import Door
 from cometmq.replication.insync import Own, copied, wanted_sets
 from cometmq.replication.lease import LeaseRecord, Reason, Seat, Seats
+from cometmq.replication.lineage import common_end
 from cometmq.replication.refusals import Refusals
 from cometmq.replication.tenure import Tenure
 from cometmq.replication.watermarks import (
@@ -46,7 +47,6 @@ CHUNK_UNITS_MAX = 40  # in a frame
 WINDOW_UNITS = 60  # sent and not acknowledged; in the place of WINDOW_BYTES_MAX
 FLUSH_INTERVAL_S = 0.5
 RECORD_UNITS_MAX = 5
-GENERATION_SHIFT = 32
 
 
 class Deposed(Exception):
@@ -200,6 +200,7 @@ class Writer(Role):
         )
         disk.append([state])
         disk.flushed = disk.end
+        self.group.judge.opened(self)
         self.tell("opens epoch", self.epoch, self.reason.value, "at", state.start, disk.seat)
 
     async def _begin(self) -> None:
@@ -207,7 +208,7 @@ class Writer(Role):
         self._busy = True
         await self._settle(
             lambda: (
-                tenure.begun(epoch, self.member.address)
+                tenure.begun(self.disk.epoch_pairs(), self.member.address)
                 if tenure.record.epoch < epoch
                 else tenure.renewal()
             )
@@ -523,11 +524,15 @@ def _copy_of_state(writer: Writer, *, raised: bool) -> Histories:
     disk = writer.disk
     found = histories_of(disk)
     # No generation of another writer, also of one whose records nobody has.
-    last = max([writer.epoch << GENERATION_SHIFT, *(history.current for history in found)])
+    newest = max((history.current for history in found), default=0)
+    last = max(writer.epoch << EPOCH_SHIFT, newest)
     if not found:
         return tuple(History(((last + 1, 0),)) for _ in disk.queues)
     if not raised:
         return found
     writer.world.counts["generations raised"] += 1
-    starts = [units[-1].number if units else 0 for units in disk.queues]
+    branches = writer.tenure.record.epochs
+    common = common_end(disk.epoch_pairs(), branches, newest >> EPOCH_SHIFT)
+    writer.world.counts["generations raised below the log's end"] += common < disk.end
+    starts = [sum(unit.start < common for unit in units) for units in disk.queues]
     return tuple(h.raised(last + 1, start) for h, start in zip(found, starts, strict=True))

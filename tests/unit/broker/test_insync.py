@@ -62,7 +62,7 @@ async def writer(tmp_path: Path) -> AsyncIterator[Writer]:
         await member.keeper.put_topic(config)
         replicas = Replicas(member.storage, CatchUpPace(0), clock)
         holder = LeaseHolder(lease, Reading(HELD, "1"), 1.0, clock)
-        await holder.begin(4, "host:1")
+        await holder.begin([(4, 0)], "host:1")
         yield Writer(member, lease, holder, replicas, clock)
         replicas.close()
 
@@ -153,3 +153,33 @@ async def test_what_is_told_of_it(writer: Writer) -> None:
     reign = in_sync.reign()
     assert reign is not None
     assert (list(reign.in_sync), reign.min_in_sync, reign.only_writer) == ([0], 2, True)
+
+
+async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copied(
+    writer: Writer,
+) -> None:
+    """In a group without copies a follower that lags may lead; then a topic asks for copies."""
+    await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
+    in_sync = writer.in_sync(SetPolicy())
+    itself = writer.holder.record.holder
+    await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))
+    await writer.member.put("C2")
+    config = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+    await writer.member.keeper.put_topic(config)
+    in_sync.refresh()
+    ticket = writer.member.append("C", 0, b"x")
+    assert ticket.acked is not None
+    await writer.member.on_disk()
+    assert not ticket.acked.done()
+    await writer.holder.put_sets(lambda: ((itself,), (itself,)))
+    await ticket.acked
+
+
+async def test_where_nobody_waits_for_copies_there_is_no_floor(writer: Writer) -> None:
+    """What a follower has when it starts it shows when that is known to be copied."""
+    await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
+    writer.in_sync(SetPolicy(size_min=2))
+    writer.member.append("C", 0, b"x")
+    await writer.member.on_disk()
+    marks = writer.member.storage.watermarks.marks
+    assert marks.copied == marks.copied_flushed == marks.flushed

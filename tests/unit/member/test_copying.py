@@ -14,7 +14,7 @@ from cometmq.member.opening import open_copy, open_writer
 from cometmq.member.statelog import append_now, encode_record
 from cometmq.messaging.changes import Change
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
-from cometmq.model import TopicConfig
+from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import Marks
 from cometmq.store.engine import MessageStore
 from tests.support.broker import config_for
@@ -98,6 +98,24 @@ def test_state_takes_effect_when_it_is_visible(tmp_path: Path) -> None:
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
     pair.show(sent)
     assert pair.copy.bounds(("T", 0)) == (0, 2, 2)
+    pair.close()
+
+
+def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.follow()
+    pair.show(pair.writer.appended_offset)
+    copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+    pair.change(pair.state.plan_topic(copied))
+    sent = pair.send("T", b"a")
+    pair.follow()
+    pair.copy._synced(pair.copy.store.flush_log(), 0.0)
+    pair.copy.told(Marks(sent, 0, 0), 0)
+    assert pair.copied.topics.get("T") == copied
+    assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
+    pair.copy.told(Marks(sent, sent, 0), 0)
+    assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     pair.close()
 
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from stat import S_ISDIR
 
 import pytest
 
 from cometmq.errors import ConfigInvalid, LeaseUnavailable
+from cometmq.member import leases
 from cometmq.member.kube import Access, KubeApi
 from cometmq.member.leases import NOT_THERE, FileLease, KubernetesLease, open_lease
 from tests.support.lease_api import LeaseApi, lease_api
@@ -93,6 +96,26 @@ async def test_the_file_is_as_documented(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["version"] == version
     assert content["record"]["holder_store_id"] == "store-0"
+
+
+async def test_a_thread_waits_no_longer_for_the_lock_than_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ends a process that has a thread which waits for ever."""
+    monkeypatch.setattr(leases, "DEADLINE_S", 0.02)
+    with (tmp_path / "g1.json.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            FileLease(tmp_path / "g1.json")._write(HELD, NOT_THERE)
+
+
+async def test_what_was_written_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(S_ISDIR(os.fstat(fd).st_mode)))
+    await FileLease(tmp_path / "g1.json").write(HELD, NOT_THERE)
+    assert synced == [False, True], "the file, then its name"
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cometmq.errors import DiskFull, StoreLocked
+from cometmq.format.batch import BatchLimits
 from cometmq.member import opening
+from cometmq.member.opening import open_writer
 from cometmq.member.statelog import append_now
 from cometmq.messaging.changes import TopicDropped
 from cometmq.messaging.state import STATE_TOPIC, change_records
 from cometmq.model import Position
+from tests.support.broker import config_for
 from tests.support.members import living_member, opened
-from tests.support.stores import HOST, START_MS, append
+from tests.support.stores import HOST, START_MS, WallClock, append
 
 
 async def make(directory: Path, *, clean: bool = True) -> int:
@@ -125,3 +129,20 @@ async def test_a_topic_that_is_created_again_starts_at_0_with_a_higher_generatio
     assert found.store.queue_bounds("T", 0) == (0, 1)
     assert found.state.generations.of("T", 0).born == after.born
     found.store.abandon()
+
+
+async def test_two_who_take_over_from_the_same_log_begin_different_generations(
+    tmp_path: Path,
+) -> None:
+    """The second has nothing of the first, which has told consumers of its generation."""
+    await make(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    found = []
+    for name, floor in (("a", 7), ("b", 8)):
+        config = config_for(tmp_path / name)
+        writer = open_writer(
+            config, BatchLimits(), HOST, WallClock(), epoch_floor=floor, keeps_positions=False
+        )
+        found.append(writer.state.generations.of("T", 0).current)
+        writer.store.abandon()
+    assert found[0] < found[1]

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import DiskFull, LimitExceeded, NoPermission, TopicNotFound
+from cometmq.errors import (
+    DiskFull,
+    LimitExceeded,
+    NoPermission,
+    SlaveNotAvailable,
+    TopicNotFound,
+)
 from cometmq.member.statelog import load
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_TOPIC, BrokerState
-from cometmq.model import Position, TopicConfig
+from cometmq.model import Position, ReplicationMode, TopicConfig
 from cometmq.store.engine import MessageStore
 from tests.support.broker import until
 from tests.support.gates import HeldFlush
@@ -190,3 +196,20 @@ async def test_a_copy_is_due_after_so_many_bytes(tmp_path: Path) -> None:
         assert state_records(member) == records + 1
         member.keeper.write_copy_if_due(10_000)
         assert state_records(member) == records + 1
+
+
+async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise SlaveNotAvailable("1 of 2")
+
+    async with living_member(tmp_path) as member:
+        member.keeper.check_copies = refuse
+        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        await member.keeper.put_topic(copied)  # until then no topic asked for copies
+        records = state_records(member)
+        with pytest.raises(SlaveNotAvailable):
+            await member.put("T")
+        with pytest.raises(SlaveNotAvailable):
+            await member.keeper.drop_topic("C")
+        member.keeper.check_open("C")
+        assert state_records(member) == records

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import BatchMalformed, StoreFailed
+from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
@@ -153,3 +153,14 @@ async def test_files_are_built_ahead_and_queues_synced(tmp_path: Path) -> None:
         checkpoint = tmp_path / "store/checkpoint"
         await until(lambda: not member.store.next_file_wanted)
         await until(lambda: any(checkpoint.read_bytes()))
+
+
+async def test_a_deposed_writers_log_stays_sealed(tmp_path: Path) -> None:
+    async with living_member(tmp_path) as member:
+        member.storage.sealed = True
+        member.storage.unseal()
+        member.storage.check_open()
+        member.storage.depose()
+        member.storage.unseal()  # by the hand-over that it was in the middle of
+        with pytest.raises(BrokerDraining):
+            member.storage.check_open()

@@ -28,21 +28,28 @@ def holder(lease: MemoryLease) -> LeaseHolder:
 @pytest.mark.parametrize("plan", [[], ["lost"], ["unanswered"], ["lost", "unanswered", "lost"]])
 async def test_an_epoch_is_written_whatever_it_takes(lease: MemoryLease, plan: list[str]) -> None:
     lease.plan = plan
-    await holder(lease).begin(4, "host:2")
+    await holder(lease).begin([(4, 0)], "host:2")
     assert lease.record is not None
     assert (lease.record.epoch, lease.record.holder_address) == (4, "host:2")
 
 
+async def test_a_stop_ends_the_attempts(lease: MemoryLease) -> None:
+    lease.plan, lease.readable = ["lost"] * 1000, False
+    with pytest.raises(LeaseUnavailable):
+        await holder(lease).begin([(4, 0)], "host:2", lambda: len(lease.plan) < 997)
+    assert len(lease.plan) == 996
+
+
 async def test_a_lease_that_was_deleted_is_written_anew(lease: MemoryLease) -> None:
     lease.record = None
-    await holder(lease).begin(4, "host:2")
+    await holder(lease).begin([(4, 0)], "host:2")
     assert lease.record is not None
 
 
 async def test_a_writer_that_reads_another_is_deposed(lease: MemoryLease) -> None:
     lease.record, lease.version = TAKEN, 2
     with pytest.raises(Deposed):
-        await holder(lease).begin(4, "host:2")
+        await holder(lease).begin([(4, 0)], "host:2")
     with pytest.raises(Deposed):
         await holder(lease).run()
 
@@ -138,7 +145,7 @@ async def test_it_is_renewed_while_the_store_is_opened(lease: MemoryLease) -> No
     async with held.renewed():
         await until(lambda: lease.record is not None and lease.record.renewals > 2)
     assert lease.record is not None
-    await held.begin(4, "host:2")
+    await held.begin([(4, 0)], "host:2")
     assert lease.record.epoch == 4
 
 
@@ -148,4 +155,4 @@ async def test_who_is_deposed_meanwhile_finds_out(lease: MemoryLease) -> None:
     async with held.renewed():
         await asyncio.sleep(0)
     with pytest.raises(Deposed):
-        await held.begin(4, "host:2")
+        await held.begin([(4, 0)], "host:2")

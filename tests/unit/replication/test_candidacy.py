@@ -6,6 +6,7 @@ import pytest
 
 from cometmq.replication.candidacy import (
     LAGGARD_WAIT_S,
+    OPENING_DURATIONS,
     Answers,
     Ask,
     Candidacy,
@@ -77,6 +78,20 @@ def test_a_holder_that_opened_an_epoch_in_secret_tells_of_it_before_the_next() -
 def test_a_holder_that_was_alone_leads_though_it_has_lost_something() -> None:
     step = after(HELD, standing(0, "new", former_store_id="store-0"), 0.0)
     assert reason(step) is Reason.UNCLEAN
+
+
+def test_others_wait_longer_for_who_has_taken_it_and_opens_its_log() -> None:
+    opening = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
+    assert reason(after(opening, standing(1), OPENING_DURATIONS * DURATION_S - 0.1)) is None
+    step = after(opening, standing(1), OPENING_DURATIONS * DURATION_S)
+    assert reason(step) is Reason.TAKEOVER
+
+
+def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
+    step = after(SHARED, standing(0), 0.0)
+    assert isinstance(step, Write)
+    assert (step.record.opened, step.record.reason) == (False, "restart")
+    assert after(step.record, standing(0), 0.0) == Lead(Reason.RESTART, step.record)
 
 
 # --- the holder falls silent ----------------------------------------------------------------------

@@ -179,6 +179,14 @@ def test_no_more_is_sent_than_the_window_holds() -> None:
     assert found.room() == 100
 
 
+def test_a_new_stream_takes_nothing_off_the_followers_disk() -> None:
+    found = replica(appended=100, flushed=20)
+    found.join(100)
+    assert (found.appended, found.flushed) == (100, 20)
+    found.join(15)
+    assert (found.appended, found.flushed) == (15, 15)
+
+
 @pytest.mark.parametrize("ack", [(50, 0), (101, 0), (100, 19), (100, 101)])
 def test_an_ack_that_cannot_be_is_refused(ack: tuple[int, int]) -> None:
     found = replica(appended=100, flushed=20)

@@ -30,7 +30,7 @@ def replica(
     found.sent_to(appended)
     found.framed(int(heard_s * 1000), 10**9)
     found.acked(Ack(appended, flushed, int(heard_s * 1000), 0), 10**9)
-    found.in_step_s, found.connected = in_step_s, connected
+    found.in_step_s, found.connected, found.caught_up = in_step_s, connected, True
     return found
 
 
@@ -72,6 +72,18 @@ def test_who_has_what_counts_and_keeps_step_is_taken_in(follower: Replica, joins
 )
 def test_who_falls_out_of_step_is_taken_out(follower: Replica, stays: bool) -> None:
     assert wanted(SHARED, follower)[0] == ((W, A) if stays else (W,))
+
+
+def test_a_newcomer_is_taken_in_when_it_has_had_all_whatever_counts_as_copied() -> None:
+    """Of a new writer nothing counts as copied yet; the one before has acknowledged messages."""
+    new = replace(OWN, marks=Marks(900))
+    newcomer = Replica(A, 0, NOW_S)
+    newcomer.sent_to(1000)
+    newcomer.framed(int(NOW_S * 1000), 1000)
+    newcomer.acked(Ack(10, 10, int(NOW_S * 1000), 0), 1000)
+    assert wanted(ALONE, newcomer, own=new)[0] == (W,)
+    newcomer.acked(Ack(1000, 10, int(NOW_S * 1000), 0), 1000)
+    assert wanted(ALONE, newcomer, own=new)[0] == (W, A)
 
 
 def test_a_new_writer_waits_a_moment_for_its_followers() -> None:

@@ -35,7 +35,7 @@ def test_a_lost_lease_is_written_anew_while_nobody_else_can_have_held_it() -> No
 
 def test_a_tenure_begins_with_its_epoch() -> None:
     tenure = Tenure(replace(HELD, opened=False))
-    begun = tenure.begun(5, "host-0:2")
+    begun = tenure.begun([(3, 0), (5, 70)], "host-0:2")
     assert (begun.epoch, begun.holder_address, begun.opened) == (5, "host-0:2", True)
     tenure.sent(begun, 0.0)
     assert tenure.saw(begun, 0.0), "the answer may be lost"

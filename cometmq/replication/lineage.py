@@ -1,0 +1,75 @@
+"""How the epochs of a group branch, as its lease tells: where another's log may differ from ours.
+
+Whoever takes over may never have heard of a writer in between, whose log left ours *below* our
+end: we have more of what came before than that writer had. What it gave out is to be fenced where
+the two logs part. Pure; numbers of epochs are unique in a group, so a number alone names an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cometmq.replication.epochs import Epoch
+
+# An entry takes some 40 bytes in a lease. A member that has missed more is fenced from the start.
+BRANCHES_MAX = 16
+
+
+class Branch(NamedTuple):
+    """An epoch that a writer has begun."""
+
+    epoch: int
+    start: int  # log offset from which on the writer's log has bytes that are none of its parents'
+    parent: int  # the newest epoch that its log had before; 0 = none
+
+
+Branches = tuple[Branch, ...]  # as they were begun, the last ``BRANCHES_MAX``
+
+
+def branched(recorded: Branches, own: Sequence[Epoch]) -> Branches:
+    """What to record when the last of ``own``, a store's epochs, has begun.
+
+    Its parent is the newest that is recorded, so that others find their way back by it: an epoch
+    may have been opened, and its writer have died before the lease knew of it.
+    """
+    before = [number for number, _ in own[:-1]]
+    named = {branch.epoch for branch in recorded}
+    parent = max((number for number in before if number in named), default=max(before, default=0))
+    branch = Branch(own[-1][0], _start_after(own, parent), parent)
+    return (*recorded, branch)[-BRANCHES_MAX:]
+
+
+def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:
+    """Log offset up to which every log that may have been shown to somebody, and was not fenced, is
+    the same as ours. ``own``: the store's epochs, the last of them just opened at the log's end.
+    ``settled``: the newest epoch that raised the generations as our log tells; it has taken all
+    that were before into account.
+
+    0 when that cannot be told: the lease keeps some of the epochs only, and we know none of them.
+    """
+    known = {number for number, _ in own}
+    if len(recorded) == BRANCHES_MAX and not any(branch.epoch in known for branch in recorded):
+        return 0
+    by_epoch = {branch.epoch: branch for branch in recorded}
+    strangers = [b for b in recorded if b.epoch > settled and b.epoch not in known]
+    return min([own[-1][1], *(_parts_at(own, known, by_epoch, branch) for branch in strangers)])
+
+
+def _parts_at(
+    own: Sequence[Epoch], known: set[int], by_epoch: Mapping[int, Branch], branch: Branch
+) -> int:
+    """Where the log of an epoch that is not ours left the one that we have in common."""
+    lowest = branch.start
+    while branch.parent and branch.parent not in known:
+        if branch.parent not in by_epoch:
+            return 0
+        assert branch.parent < branch.epoch, branch
+        branch = by_epoch[branch.parent]
+        lowest = min(lowest, branch.start)
+    return min(lowest, _start_after(own, branch.parent))
+
+
+def _start_after(own: Sequence[Epoch], parent: int) -> int:
+    """Where the first of the epochs after ``parent`` began."""
+    return next(start for number, start in own if number > parent)
