@@ -41,10 +41,16 @@ class Groups:
         return record_from(json.loads(path.read_text())["record"])
 
     def member(self, member_id: int, group: str = "g1") -> LocalProcess:
-        found = local.status(self._folder)
-        assert found is not None
+        found = self._find(member_id, group)
+        assert found is not None, (group, member_id)
+        return found
+
+    def _find(self, member_id: int, group: str) -> LocalProcess | None:
+        """None: it is about to be started."""
+        running = local.status(self._folder)
+        assert running is not None
         names = (f"{group}-{member_id}", group)  # who stands alone has no number
-        return next(process for process in found.processes if process.name in names)
+        return next((process for process in running.processes if process.name in names), None)
 
     def log_of(self, member_id: int, group: str = "g1") -> Path:
         return self._folder / self.member(member_id, group).name / "log.txt"
@@ -54,10 +60,10 @@ class Groups:
 
     def log_end(self, member_id: int, group: str = "g1") -> int:
         """The end of its log on its disk; 0 when it does not answer."""
-        address = self.member(member_id, group).internal_address
-        if not address:  # it is being started
+        process = self._find(member_id, group)
+        if process is None or not process.internal_address:
             return 0
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(process.internal_address) as channel:
             stub = member_pb2_grpc.MemberServiceStub(channel)
             try:
                 answer = stub.Standing(member_pb2.StandingRequest(), timeout=ANSWER_S_MAX)

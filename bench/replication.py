@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -197,52 +197,49 @@ def rate_for(watch: Watch, seconds: float) -> float:
 def trouble(folder: Path, runs: int, seconds: float) -> Iterator[list[Figure]]:
     with groups(folder / "group", 2) as group:
         create_topic(group.namesrv, SYNC, MODES[SYNC])
-        with producing(group.namesrv, SYNC, body_bytes=BODY_BYTES) as watch:
-            for _ in range(runs):
-                yield [
-                    figure
-                    for name, ill in (("dead", dead), ("paused", paused), ("slow", slow))
-                    for figure in ill_slave(group, watch, name, ill, seconds)
-                ]
+        for _ in range(runs):
+            yield [
+                figure
+                for name, ill in (("dead", dead), ("paused", paused), ("slow", slow))
+                for figure in ill_slave(group, name, ill, seconds)
+            ]
+
+
+Heal = Callable[[], None]
 
 
 def ill_slave(
-    group: Groups,
-    watch: Watch,
-    name: str,
-    ill: Callable[[Groups], AbstractContextManager[None]],
-    seconds: float,
+    group: Groups, name: str, ill: Callable[[Groups], Heal], seconds: float
 ) -> Iterator[Figure]:
     """What member 2 does to the others: until the set has shrunk, and then."""
-    before = rate_for(watch, seconds)
-    began_s = time.time()
-    with ill(group):
-        shrunk_s = group.wait_in_sync(0, 1)
-        gap = watch.silence(began_s) or (began_s, time.time())
-        after = rate_for(watch, seconds)
+    with producing(group.namesrv, SYNC, body_bytes=BODY_BYTES) as watch:
+        before = rate_for(watch, seconds)
+        began_s = time.time()
+        heal = ill(group)
+        try:
+            shrunk_s = group.wait_in_sync(0, 1)
+            after = rate_for(watch, seconds)
+            gap = watch.silence(began_s) or (began_s, time.time())
+        finally:
+            heal()
     yield Figure(f"one slave {name}: until the set has shrunk", shrunk_s, "s")
     yield Figure(f"one slave {name}: nothing acknowledged for", gap[1] - gap[0], "s")
     yield Figure(f"one slave {name}: then, of the rate before", after / before, "", 0.70)
     group.wait_in_sync(0, 1, 2)
 
 
-@contextmanager
-def dead(group: Groups) -> Iterator[None]:
+def dead(group: Groups) -> Heal:
     group.kill(2)
-    yield
-    group.start()
+    return group.start
 
 
-@contextmanager
-def paused(group: Groups) -> Iterator[None]:
+def paused(group: Groups) -> Heal:
     group.signal(2, signal.SIGSTOP)
-    yield
-    group.signal(2, signal.SIGCONT)
+    return lambda: group.signal(2, signal.SIGCONT)
 
 
-@contextmanager
-def slow(group: Groups) -> Iterator[None]:
-    """It runs for a hundredth of the time."""
+def slow(group: Groups) -> Heal:
+    """It runs for a two-hundredth of the time."""
     process, healed = group.member(2).id, threading.Event()
 
     def hold_back() -> None:
@@ -254,9 +251,12 @@ def slow(group: Groups) -> Iterator[None]:
 
     holding = threading.Thread(target=hold_back)
     holding.start()
-    yield
-    healed.set()
-    holding.join()
+
+    def heal() -> None:
+        healed.set()
+        holding.join()
+
+    return heal
 
 
 # --- all of it ----------------------------------------------------------------------------------
@@ -321,8 +321,12 @@ def main(argv: Sequence[str]) -> None:
     folder: Path = arguments.folder.resolve()
     found: list[Row] = []
     for name in arguments.part or PARTS:
-        measured = PARTS[name](folder / "replication", arguments.runs, arguments.seconds)
-        found += rows(list(measured))
+        runs = []
+        for run in PARTS[name](folder / "replication", arguments.runs, arguments.seconds):
+            runs.append(run)
+            for one in run:
+                print(f"run {len(runs)}: {one.name}: {number(one.value)} {one.unit}", flush=True)
+        found += rows(runs)
     print(f"{table(found)}\n\nmachine: {machine()}")
     result = {"machine": machine(), "rows": [asdict(row) for row in found]}
     (folder / "replication.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -277,7 +277,7 @@ class MemberApp(ABC):
         except* (Deposed, StaleEpoch) as errors:
             if not self._config.lease:
                 raise
-            log.warning("deposed", extra=fields(reason=errors.exceptions))
+            log.warning("deposed", extra=fields(reason="; ".join(map(str, errors.exceptions))))
             self.become(FOLLOWER_MODULE, DEPOSED)
 
     def _serve(self, parts: Parts) -> None:

@@ -190,7 +190,15 @@ class LeaseHolder:
         if self._tenure.is_release(reading.record):
             return True
         if not self._tenure.saw(reading.record, self._clock.boottime_s()):
-            raise Deposed(f"the lease names another writer: {reading.record}")
+            raise Deposed(_why(reading.record))
         self._version = reading.version
         self.on_change()
         return False
+
+
+def _why(record: LeaseRecord | None) -> str:
+    if record is None:
+        return "the lease is gone, and another member may have held it meanwhile"
+    if record.released:
+        return f"the lease was released to member {record.transfer_to}"
+    return f"the lease names member {record.holder_id} in epoch {record.epoch}"

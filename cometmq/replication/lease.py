@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from cometmq.replication.lineage import Branch, Branches
+from cometmq.replication.lineage import Branch, Branches, is_in_order
 
 # How much faster another member's clock may run: time that is counted on is that much shorter.
 CLOCK_DRIFT_MAX = 0.01
@@ -85,6 +85,7 @@ class LeaseRecord:
             members = seats(Seat(*seat) for seat in getattr(self, name)) or (self.holder,)
             object.__setattr__(self, name, members)
         object.__setattr__(self, "epochs", tuple(Branch(*branch) for branch in self.epochs))
+        assert is_in_order(self.epochs), self
         assert self.released == (self.transfer_to is not None), self
         assert self.holder in self.in_sync, self
         assert set(self.in_sync) <= set(self.electable), self

@@ -8,6 +8,7 @@ the two logs part. Pure; numbers of epochs are unique in a group, so a number al
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from cometmq.replication.epochs import Epoch
@@ -25,6 +26,12 @@ class Branch(NamedTuple):
 
 
 Branches = tuple[Branch, ...]  # as they were begun, the last ``BRANCHES_MAX``
+
+
+def is_in_order(recorded: Branches) -> bool:
+    """Whether epochs rise, and come from earlier ones."""
+    rising = all(a.epoch < b.epoch for a, b in pairwise(recorded))
+    return rising and all(0 <= b.parent < b.epoch and b.start >= 0 for b in recorded)
 
 
 def branched(recorded: Branches, own: Sequence[Epoch]) -> Branches:
@@ -64,7 +71,6 @@ def _parts_at(
     while branch.parent and branch.parent not in known:
         if branch.parent not in by_epoch:
             return 0
-        assert branch.parent < branch.epoch, branch
         branch = by_epoch[branch.parent]
         lowest = min(lowest, branch.start)
     return min(lowest, _start_after(own, branch.parent))

@@ -108,7 +108,8 @@ class Tenure:
         self._attempts.clear()
         self.record = record
         if not record.released:
-            self.valid_until_s = max(self.valid_until_s, sent_s + record.duration_s * (1.0 - CLOCK_DRIFT_MAX))
+            until_s = sent_s + record.duration_s * (1.0 - CLOCK_DRIFT_MAX)
+            self.valid_until_s = max(self.valid_until_s, until_s)
 
     def refused(self, record: LeaseRecord) -> None:
         """It was certainly not written, and will not be: the version has moved on."""

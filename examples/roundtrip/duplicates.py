@@ -43,12 +43,15 @@ class Why(Enum):
     UNKNOWN = 3
 
 
+_NOWHERE = (array("Q"), array("Q"))
+
+
 class Sightings:
     """Where each line was seen first: two numbers a line, whatever it holds."""
 
     def __init__(self, files: Iterable[SourceFile]) -> None:
         self.duplicates: list[Duplicate] = []
-        self._groups: list[str] = []
+        self._groups: dict[str, int] = {}  # numbers from 1
         self._first = {
             file.name: (array("Q", bytes(8 * size)), array("Q", bytes(8 * size)))
             for file in files
@@ -57,11 +60,10 @@ class Sightings:
 
     def note(self, arrival: Arrival) -> None:
         """A line has come; one that belongs to no file is not looked at."""
-        first = self._first.get(arrival.name)
         line = arrival.line_number
-        if first is None or line >= len(first[0]):
+        places, times = self._first.get(arrival.name, _NOWHERE)
+        if line >= len(places):
             return
-        places, times = first
         place = self.place_of(arrival)
         if places[line]:
             before = Stored(places[line], times[line])
@@ -72,16 +74,14 @@ class Sightings:
 
     def place_of(self, arrival: Arrival) -> int:
         """A place in one of all queues as a number above 0."""
-        assert arrival.queue_id < 1 << QUEUE_BITS, arrival
-        assert arrival.queue_offset < 1 << OFFSET_BITS, arrival
-        if arrival.broker_group not in self._groups:
-            self._groups.append(arrival.broker_group)
-        group = self._groups.index(arrival.broker_group) + 1
+        group = self._groups.get(arrival.broker_group)
+        if group is None:
+            group = self._groups[arrival.broker_group] = len(self._groups) + 1
         return ((group << QUEUE_BITS) + arrival.queue_id << OFFSET_BITS) + arrival.queue_offset
 
     def group_of(self, place: int) -> str:
         """The broker group of :meth:`place_of`."""
-        return self._groups[(place >> QUEUE_BITS + OFFSET_BITS) - 1]
+        return list(self._groups)[(place >> QUEUE_BITS + OFFSET_BITS) - 1]
 
     def explained(self, broker_group: str, killed_ms: int) -> Explained:
         """The duplicates, by what the death of that group's writer explains."""

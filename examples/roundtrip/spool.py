@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEADER = struct.Struct(">QQQQIIIHB")
+READ_BYTES = 256 * 1024  # some thousand lines: a piece of work that nobody has to wait for long
 READ_BYTES_MAX = 8 * 1024 * 1024  # more than the largest frame: a body is at most 4 MiB
 
 
@@ -82,13 +83,16 @@ class SpoolReader:
         self._place = 0
 
     def read(self) -> Iterator[list[Arrival]]:
-        """Whole frames, a few megabytes at a time, until the file holds no more of them."""
+        """Whole frames, a few hundred kilobytes at a time, until the file holds no more of them."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             while True:
                 file.seek(self._place)
-                arrivals, used = unpack(file.read(READ_BYTES_MAX))
+                data = file.read(READ_BYTES)
+                arrivals, used = unpack(data)
+                if not used and len(data) == READ_BYTES:  # one frame is larger
+                    arrivals, used = unpack(data + file.read(READ_BYTES_MAX - READ_BYTES))
                 if not used:
                     return
                 self._place += used

@@ -121,7 +121,7 @@ class Traffic:
         clock = asyncio.get_running_loop().time
         state, changed_s = (-1, -1), clock()
         while not reached():
-            self._read_spools()
+            read = self._read_spools()
             for worker in (*self._producers, *self._consumers):
                 worker.check()
             now = (self.stored, self.placer.placed)
@@ -130,7 +130,7 @@ class Traffic:
                 state, changed_s = now, clock()
             elif not self._complete and clock() - changed_s > STALL_S_MAX:
                 raise TimeoutError(f"nothing has moved for {STALL_S_MAX:.0f} s: {self._where()}")
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(0 if read else POLL_S)
 
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
         """Does ``work`` while lines are placed. Errors: its own, and as :meth:`until`."""
@@ -149,14 +149,16 @@ class Traffic:
             f"{self.placer.expected:,} came back; lines of {len(missing):,} files are missing"
         )
 
-    def _read_spools(self) -> None:
+    def _read_spools(self) -> bool:
+        """A piece of each, so that whoever works beside has a turn; whether there was any."""
+        pieces = [next(reader.read(), []) for reader in self._readers]
         place, note = self.placer.place, self.sightings.note
-        for reader in self._readers:
-            for arrivals in reader.read():
-                self.tally.add(arrivals)
-                for arrival in arrivals:
-                    place(*arrival[:3])
-                    note(arrival)
+        for arrivals in pieces:
+            self.tally.add(arrivals)
+            for arrival in arrivals:
+                place(*arrival[:3])
+                note(arrival)
+        return any(pieces)
 
     @property
     def share_stored(self) -> float:
@@ -197,7 +199,8 @@ class Traffic:
         """
         await self.until(lambda: self._complete)
         await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
-        self._read_spools()  # a duplicate may have come after the last missing line
+        while self._read_spools():  # a duplicate may have come after the last missing line
+            pass
 
     # --- afterwards -------------------------------------------------------------------------------
 

@@ -24,6 +24,9 @@ from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
 
+# An order to lead is forgotten after so many of the lease's durations.
+FORCE_DURATIONS = 20
+
 
 class PeersPart(Protocol):
     """Who knows the other members."""
@@ -44,12 +47,13 @@ class Candidate:
         clock: Clock,
     ) -> None:
         self._lease = lease
+        self._duration_s = duration_s
         self._candidacy = Candidacy(duration_s)
         self._standing = standing
         self._peers = peers
         self._clock = clock
         self._promised_until_s = 0.0
-        self._forced = False
+        self._forced_until_s = 0.0
 
     def promise(self, duration_ms: int) -> int:
         """Give the word not to take the lease for so long from now; how long it is really given
@@ -62,9 +66,15 @@ class Candidate:
         return duration_ms
 
     def force(self) -> None:
-        """Lead as soon as the lease is abandoned, whatever may be lost."""
+        """Lead as soon as the lease is abandoned, whatever may be lost. The order is for now: the
+        next time that a writer falls silent it does not count.
+        """
         log.warning("told to lead, though acknowledged messages may be missing here")
-        self._forced = True
+        self._forced_until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
+
+    @property
+    def _forced(self) -> bool:
+        return self._clock.boottime_s() < self._forced_until_s
 
     async def look(self) -> Lead | Follow | None:
         """Read the lease and take it where that is allowed. None: nothing is known for now."""
@@ -81,7 +91,10 @@ class Candidate:
             log.info("takes the lease", extra=fields(reason=step.record.reason))
             await self._lease.write(step.record, reading.version)
             return step.done
-        except (LeaseConflict, LeaseUnavailable) as error:
+        except LeaseConflict:
+            log.info("somebody else has written the lease first")
+            return None
+        except LeaseUnavailable as error:
             log.warning("the lease is not known", extra=fields(error=error))
             return None
 

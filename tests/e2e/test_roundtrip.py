@@ -53,7 +53,7 @@ def test_every_file_comes_back(library: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "all 4 files came back, byte for byte" in result.stdout
     assert "g1: member 0 handed over to member 1" in result.stdout
-    assert "g1: member 1, the writer, was killed; member 0 took over: epoch 3" in result.stdout
+    assert "g1: member 1, the writer, was killed; member 0 took over: epoch" in result.stdout
     assert "g1: member 1 is back, a slave" in result.stdout
     assert result.stdout.count("the same") >= 4  # members' logs
     assert ("counted by `cometmq group progress` and by Spark" in result.stdout) == EXTRA

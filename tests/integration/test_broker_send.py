@@ -60,11 +60,11 @@ async def test_pipelined_batches_are_answered_in_order(tmp_path: Path) -> None:
 async def test_a_late_disk_is_told_and_what_was_sent_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held = HeldFlush(monkeypatch)
     async with running_broker(tmp_path, sync_flush_timeout=20) as broker:
         await broker.put_topic("T", 1, SYNC)
         lane = await broker.lane()
         assert (await lane.send(("T", 0, [b"0"]))).status == pb.SEND_STATUS_SEND_OK
-        held = HeldFlush(monkeypatch)
         held.hold()
         late = await lane.send(("T", 0, [b"1"]))
         assert (late.status, list(late.queue_offsets)) == (pb.SEND_STATUS_FLUSH_DISK_TIMEOUT, [1])

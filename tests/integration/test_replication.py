@@ -318,7 +318,7 @@ async def test_a_crash_of_a_writer_is_remembered(tmp_path: Path) -> None:
         await member.stop()
         group.lease.write_text(held)
         await member.start("writer")
-        assert (await member.client.status("T", 0)).generation == generation + 1
+        assert (await member.client.status("T", 0)).generation > generation
 
 
 async def test_a_broker_without_a_follower_goes_on(tmp_path: Path) -> None:

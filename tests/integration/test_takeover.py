@@ -256,13 +256,18 @@ async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -
 # --- the lease is gone ----------------------------------------------------------------------------
 
 
-async def test_a_deleted_lease_is_written_anew_by_the_writer(tmp_path: Path) -> None:
+async def test_a_deleted_lease_is_written_anew_by_the_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     async with live_group(tmp_path, **COPIED) as group:
         await all_in_sync(group, 0, 1)
         group.lease.unlink()
         await until(group.lease.exists)
         assert lease(group)["holder_id"] == 0
         await all_in_sync(group, 0, 1)
+    followed = [record for record in caplog.records if record.message == "following"]
+    assert len(followed) == 1, "nobody left a writer that spoke"
 
 
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:

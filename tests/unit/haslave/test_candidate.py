@@ -114,3 +114,19 @@ async def test_an_operator_may_force_it() -> None:
     step = await looking.look()
     assert isinstance(step, Lead)
     assert step.reason is Reason.FORCED
+
+
+async def test_an_order_is_not_kept_for_another_day() -> None:
+    looking, _, clock = await abandoned(store_id="new", member_id=2)
+    looking.force()
+    clock.now_ms += 20 * 15_000
+    assert isinstance(await looking.look(), Follow)
+    assert looking.promise(6_000) == 6_000
+
+
+async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    looking, lease, _ = await abandoned()
+    lease.plan = ["taken"]
+    with caplog.at_level("INFO"):
+        assert await looking.look() is None
+    assert caplog.messages[-1] == "somebody else has written the lease first"

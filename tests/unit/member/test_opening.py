@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import DiskFull, StoreLocked
+from cometmq.errors import DiskFull, PositionFenced, StoreLocked
+from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.member import opening
 from cometmq.member.opening import open_writer
 from cometmq.member.statelog import append_now
 from cometmq.messaging.changes import TopicDropped
+from cometmq.messaging.generations import EPOCH_SHIFT
 from cometmq.messaging.state import STATE_TOPIC, change_records
 from cometmq.model import Position
+from cometmq.replication.lineage import Branch
 from tests.support.broker import config_for
 from tests.support.members import living_member, opened
 from tests.support.stores import HOST, START_MS, WallClock, append
@@ -46,6 +49,29 @@ async def test_an_unclean_start_raises_all_generations_at_their_maxima(tmp_path:
     histories = found.state.generations.topic("T")
     assert all(h.current > generation for h in histories)
     assert [h.pairs[-1][1] for h in histories] == [2, 0]
+    found.store.abandon()
+
+
+async def test_what_a_writer_in_between_gave_out_is_fenced_where_it_began(tmp_path: Path) -> None:
+    """It had not got our last message when it went on, and died before we heard of it."""
+    await make(tmp_path)
+    ours = opened(tmp_path)
+    place, _, _ = queueunit.unit_at(ours.store.read_units("T", 0, 1, 1), 0)
+    ours.store.close()
+    found = open_writer(
+        config_for(tmp_path),
+        BatchLimits(),
+        HOST,
+        WallClock(),
+        epoch_floor=4,
+        keeps_positions=False,
+        branches=(Branch(1, 0, 0), Branch(2, ours.store.epochs[-1][1], 1), Branch(4, place, 1)),
+    )
+    history = found.state.generations.of("T", 0)
+    assert (history.pairs[-1][1], history.current >> EPOCH_SHIFT) == (1, 5)
+    with pytest.raises(PositionFenced) as fenced:
+        history.validate(Position((4 << EPOCH_SHIFT) + 1, 2))
+    assert fenced.value.fence == (history.current, 1)
     found.store.abandon()
 
 

@@ -208,6 +208,21 @@ def test_unknown_queues(queue_id: int) -> None:
         table.of("orders", queue_id)
 
 
+def test_two_that_go_on_from_the_same_log_give_out_different_generations() -> None:
+    given = []
+    for epoch in (7, 8):
+        table = GenerationTable()
+        table.extend("orders", 1, (3 << 32) + 5)
+        assert table.last_fork == 3
+        table.count_in(epoch)
+        table.raise_all(table.allocate(), {"orders": (10,)})
+        assert table.last_fork == epoch
+        given.append(table.of("orders", 0).current)
+    assert given == [(7 << 32) + 1, (8 << 32) + 1]
+    table.count_in((1 << 31) - 1)
+    assert table.allocate() < 1 << 63
+
+
 def test_a_generation_that_does_not_rise_is_damage() -> None:
     table = GenerationTable()
     table.extend("orders", 1, 5)

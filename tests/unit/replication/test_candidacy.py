@@ -18,6 +18,7 @@ from cometmq.replication.candidacy import (
     Write,
 )
 from cometmq.replication.lease import LeaseRecord, Reason, Seat
+from cometmq.replication.lineage import Branch
 
 DURATION_S = 6.0
 W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
@@ -130,9 +131,11 @@ def test_the_holders_duration_counts_when_it_is_longer() -> None:
 
 
 def test_whoever_takes_over_keeps_those_in_sync_but_the_old_writer() -> None:
-    step = after(replace(SHARED, in_sync=(W, A, B)), standing(1), DURATION_S)
+    epochs = (Branch(1, 0, 0), Branch(4, 50, 1))
+    step = after(replace(SHARED, in_sync=(W, A, B), epochs=epochs), standing(1), DURATION_S)
     assert isinstance(step, Write)
     assert step.record.in_sync == step.record.electable == (A, B)
+    assert step.record.epochs == epochs
     # The old writer may have opened epoch 5 without having come to say so.
     assert (step.record.holder, step.record.epoch, step.record.opened) == (A, 5, False)
 

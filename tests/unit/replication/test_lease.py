@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cometmq.replication.lease import LeaseRecord, Reason, Seat, record_from, seats
+from cometmq.replication.lineage import Branch
 
 HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
 
@@ -17,7 +18,14 @@ def test_a_record_without_sets_has_its_holder_alone() -> None:
 def test_a_record_goes_through_json() -> None:
     members = (Seat(0, "store-0"), Seat(1, "store-1"))
     record = replace(HELD, in_sync=members, electable=members, reason=Reason.TAKEOVER.value)
+    record = replace(record, epochs=(Branch(1, 0, 0), Branch(4, 90, 1)))
     assert record_from(json.loads(json.dumps(record.fields()))) == record
+
+
+def test_a_record_of_before_knows_of_no_epochs() -> None:
+    fields = HELD.fields()
+    del fields["epochs"]
+    assert record_from(fields).epochs == ()
 
 
 def test_fields_of_a_later_release_are_left_out() -> None:
@@ -32,6 +40,9 @@ def test_fields_of_a_later_release_are_left_out() -> None:
         {"released": True},  # to nobody
         {"reason": "because"},
         {"in_sync": [[1, 2, 3]]},
+        {"epochs": [[2, 0]]},
+        {"epochs": [[2, 0, 2]]},
+        {"epochs": [[3, 0, 0], [2, 0, 0]]},
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:

@@ -37,6 +37,7 @@ def test_a_tenure_begins_with_its_epoch() -> None:
     tenure = Tenure(replace(HELD, opened=False))
     begun = tenure.begun([(3, 0), (5, 70)], "host-0:2")
     assert (begun.epoch, begun.holder_address, begun.opened) == (5, "host-0:2", True)
+    assert begun.epochs == ((5, 70, 3),)
     tenure.sent(begun, 0.0)
     assert tenure.saw(begun, 0.0), "the answer may be lost"
     assert tenure.record == begun

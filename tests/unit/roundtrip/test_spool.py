@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.roundtrip.spool import Arrival, SpoolReader, pack, unpack
+from examples.roundtrip.spool import READ_BYTES, Arrival, SpoolReader, pack, unpack
 
 ARRIVALS = st.lists(
     st.builds(
@@ -50,3 +50,11 @@ def test_the_reader_follows_a_growing_file(tmp_path: Path) -> None:
     assert list(reader.read()) == []
     path.write_bytes(pack(first) + pack(second))
     assert list(reader.read()) == [[second]]
+
+
+def test_a_frame_larger_than_a_piece_comes_whole(tmp_path: Path) -> None:
+    path = tmp_path / "spool"
+    large = Arrival("a.py", 1, bytes(2 * READ_BYTES), 5, 3, 4, "g1", 2, 10)
+    small = Arrival("b.py", 2, b"", 8, 6, 7, "g2", 0, 11)
+    path.write_bytes(pack(large) + pack(small))
+    assert [one for piece in SpoolReader(path).read() for one in piece] == [large, small]
