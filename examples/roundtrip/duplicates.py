@@ -114,13 +114,13 @@ class Explained:
         found = []
         if self.sent_again:
             found.append(
-                f"{self.sent_again:,} messages came twice because they lie twice in the log: the "
+                f"Sent again: {self.sent_again:,} lie twice in the log. The "
                 "killed writer had stored them, and copied them to its slave, but its producers "
                 "had no answer yet and sent them again. Their unique ids are the same."
             )
         if self.delivered_again:
             found.append(
-                f"{self.delivered_again:,} messages came twice because the group's commit of them "
+                f"Delivered again: {self.delivered_again:,} came twice because the group's commit "
                 "had not reached the slave when the writer was killed."
             )
         return found

@@ -74,7 +74,7 @@ def test_what_is_up(shell: Shell) -> None:
         ("g1", True),
         ("g2", True),
     ]
-    members = shell.json("cluster")
+    members = shell.json("cluster", "members")
     assert [(m["broker_group"], m["role"], m["reachable"]) for m in members] == [
         ("g1", "writer", True),
         ("g2", "writer", True),

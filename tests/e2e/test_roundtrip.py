@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-LINES = 20_000
+LINES = 28_000
 RATE = 800  # messages a second of a producer: long enough for both changes of the writer
 EXTRA = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 

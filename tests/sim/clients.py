@@ -72,6 +72,8 @@ class Consumer:
             if role.writes and role.epoch >= self._epoch:
                 raise Violation(f"{role.disk.seat} takes {position}, it has {len(units)}")
             return
+        if offset > readable and not role.writes:
+            return  # a copy that is not so far yet answers nothing, and moves nobody
         there = units[offset - 1].chain if offset else 0
         if there != self._chains[offset]:
             raise Violation(

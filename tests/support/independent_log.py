@@ -153,13 +153,13 @@ class Log:
             for topic in self.state.add(message, begins):
                 self._drop(topic)
 
-    def _begin(self, message: Message) -> bool:
-        """Whether the record begins an epoch of ours: it does with a copy of the state. Another
-        program's epoch is never the last.
+    def _begin(self, message: Message) -> int:
+        """The epoch of ours that the record begins: it does with a copy of the state; 0 = none.
+        Another program's epoch is never the last.
         """
         begun, self._epoch = self._epoch, None
         if begun is None:
-            return False
+            return 0
         copies = message.topic == STATE_QUEUE[0] and message.tag in COPY_BEGINS
         expect(copies or bool(self._epochs), f"epoch {begun.number}", "begins without a copy")
         if copies and self._is_foreign:
@@ -167,7 +167,7 @@ class Log:
         self._is_foreign = not copies
         if self._is_foreign:
             self.state.forget()
-        return copies
+        return begun.number if copies else 0
 
     def _dispatch(self, message: Message) -> None:
         if message.topic == LOST_TOPIC:

@@ -223,8 +223,8 @@ class StateScan:
         self._before: State | None = None  # the state at the beginning of the copy
         self._raised: State | None = None  # the same after an unclean start
 
-    def add(self, record: Message, begins_epoch: bool) -> list[str]:
-        """The names of topics that are deleted here."""
+    def add(self, record: Message, epoch: int) -> list[str]:
+        """The names of topics that are deleted here. ``epoch``: that the record begins; 0 = none."""
         place = f"state record at {record.log_offset}"
         if not record.queue_offset and not self._foreign:
             self._running = State()
@@ -235,7 +235,7 @@ class StateScan:
                 self._count(change["n"], change["o"], place)
         if record.tag in COPY_BEGINS:
             self._copied, self._before = State(), copy.deepcopy(self._running)
-            self._raised = self._raise() if begins_epoch else None
+            self._raised = self._raise(epoch) if epoch else None
         if record.tag != "CHANGE":
             self._copy(record.tag, changes, place)
             return []
@@ -258,13 +258,13 @@ class StateScan:
             self._copied = None
             self._running = rebuild(self.records)
 
-    def _raise(self) -> State | None:
+    def _raise(self, epoch: int) -> State | None:
         """The state as the writer has it after an unclean start: all queues begin a generation at
         their next offset, and the copy that begins the epoch holds that already.
         """
         raised = copy.deepcopy(self._running)
         if raised:
-            raised.generation += 1
+            raised.generation = max(raised.generation, epoch << 32) + 1
             for name, topic in raised.topics.items():
                 for queue_id, history in enumerate(topic.histories):
                     raise_history(history, raised.generation, self._end_of((name, queue_id)))

@@ -219,8 +219,12 @@ def test_two_that_go_on_from_the_same_log_give_out_different_generations() -> No
         assert table.last_fork == epoch
         given.append(table.of("orders", 0).current)
     assert given == [(7 << 32) + 1, (8 << 32) + 1]
+
+
+def test_the_generations_of_the_highest_epoch_are_an_int64() -> None:
+    table = GenerationTable()
     table.count_in((1 << 31) - 1)
-    assert table.allocate() < 1 << 63
+    assert 1 << 62 < table.allocate() < 1 << 63
 
 
 def test_a_generation_that_does_not_rise_is_damage() -> None:
