@@ -224,7 +224,7 @@ class StateScan:
         self._raised: State | None = None  # the same after an unclean start
 
     def add(self, record: Message, epoch: int) -> list[str]:
-        """The names of topics that are deleted here. ``epoch``: that the record begins; 0 = none."""
+        """The names of topics deleted here. ``epoch``: that the record begins; 0 = none."""
         place = f"state record at {record.log_offset}"
         if not record.queue_offset and not self._foreign:
             self._running = State()
