@@ -119,6 +119,7 @@ async def kill_writer(group: LocalGroup) -> None:
     assert "reason=restart" in group.log(writer)
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_the_role_goes_to_and_fro(tmp_path: Path) -> None:
     ledger, stop = Ledger(), asyncio.Event()
     async with local_group(tmp_path / "cluster") as group:

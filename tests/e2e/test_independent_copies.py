@@ -16,7 +16,8 @@ from cometmq.client import Message
 from tests.support.cluster_story import Cluster, Kept, expect_equal, found_in
 from tests.support.independent_state import rebuild
 
-pytestmark = pytest.mark.timeout(180)  # a dozen commands, each of them a process
+# A dozen commands, each of them a process.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 WAIT_S_MAX = 50
 # As little room as a store may have; the machine's own disk may be nearly full.

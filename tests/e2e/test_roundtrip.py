@@ -45,6 +45,7 @@ def roundtrip(library: Path, folder: Path, *more: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # of a machine that does other things too
 def test_every_file_comes_back(library: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -127,6 +127,6 @@ async def test_an_order_is_not_kept_for_another_day() -> None:
 async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> None:
     looking, lease, _ = await abandoned()
     lease.plan = ["taken"]
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="services.haslave.candidate"):
         assert await looking.look() is None
     assert caplog.messages[-1] == "somebody else has written the lease first"

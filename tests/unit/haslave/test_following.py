@@ -18,7 +18,7 @@ def test_while_nobody_writes_one_line_tells_of_it(caplog: pytest.LogCaptureFixtu
     following.follow("host:1")
     gone, broken = PeerUnavailable("refused"), ReplicationBroken("a chunk of another epoch")
     ends: list[tuple[CometError, int]] = [(gone, 1), (gone, 1), (broken, 2), (broken, 2), (gone, 3)]
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="services.haslave.following"):
         for error, lines in ends:
             following._tell_end(error)
             assert told(caplog) == lines
