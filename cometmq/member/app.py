@@ -37,7 +37,7 @@ from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import DiskCollector, MemberMetrics
 from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.registration import Registrar
-from cometmq.member.tenure import Deposed
+from cometmq.member.tenure import DEPOSED, Deposed
 from cometmq.reexec import RoleChange
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import StopSignal, announce
@@ -57,7 +57,6 @@ REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name serve
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 # An alert waits for the lag job's exports.
 OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
-DEPOSED = "deposed"  # why a writer becomes a follower
 DEPOSED_GRACE_S = 0.5
 WRITER_MODULE = "services.broker"
 FOLLOWER_MODULE = "services.haslave"

@@ -23,14 +23,6 @@ MIB = 1024 * 1024
 QUOTA_LOG_FILES_MIN = 5
 
 
-class ReplicationOption(Enum):
-    """Replication modes by name."""
-
-    ASYNC = ReplicationMode.ASYNC
-    APPENDED = ReplicationMode.APPENDED
-    FLUSHED = ReplicationMode.FLUSHED
-
-
 class PromoteAsync(Enum):
     """Whether asynchronous groups fail over by themselves."""
 
@@ -323,8 +315,8 @@ class MemberConfig(ServiceConfig):
     )
 
     # --- replication ---
-    replication_mode: ReplicationOption = field(
-        default=ReplicationOption.ASYNC,
+    replication_mode: ReplicationMode = field(
+        default=ReplicationMode.ASYNC,
         metadata=about("Which copies messages of new topics wait for."),
     )
     min_in_sync_replicas: int = field(
@@ -405,10 +397,7 @@ class MemberConfig(ServiceConfig):
             )
         if not all(cpu.isdecimal() for cpu in self.cpu_affinity):
             raise ConfigInvalid("option cpu_affinity: CPU numbers, such as 0;1")
-        if (
-            self.transient_store_pool_enable
-            and self.replication_mode is not ReplicationOption.ASYNC
-        ):
+        if self.transient_store_pool_enable and self.replication_mode is not ReplicationMode.ASYNC:
             raise ConfigInvalid(
                 "option transient_store_pool_enable: what it keeps in memory is not there for "
                 "followers; use it with replication_mode ASYNC only"

@@ -23,6 +23,7 @@ from cometmq.telemetry import fields
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+DEPOSED = "deposed"  # why a writer becomes a follower when it was
 
 
 class Deposed(Exception):

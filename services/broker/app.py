@@ -20,7 +20,6 @@ from cometmq.member import convert
 from cometmq.member.admin_servicer import Holdings
 from cometmq.member.advising import Adviser
 from cometmq.member.app import (
-    DEPOSED,
     FOLLOWER_MODULE,
     WRITER,
     MemberApp,
@@ -41,7 +40,7 @@ from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, readable_at_start
-from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
 from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC, is_system
@@ -358,9 +357,7 @@ def _intake_policy(config: MemberConfig) -> IntakePolicy:
     return IntakePolicy(
         in_flight_bytes_max=config.send_in_flight_bytes_max,
         auto_create_topics=config.auto_create_topic_enable,
-        default_queue_count=config.default_topic_queue_nums,
-        default_flush_mode=config.flush_disk_type.value,
-        default_replication_mode=config.replication_mode.value,
+        new_topic=_new_topic(config),
         sync_flush_timeout_s=config.sync_flush_timeout / 1000,
         slave_timeout_s=config.slave_timeout / 1000,
     )
@@ -392,5 +389,5 @@ def _new_topic(config: MemberConfig) -> TopicConfig:
         count,
         count,
         flush_mode=config.flush_disk_type.value,
-        replication_mode=config.replication_mode.value,
+        replication_mode=config.replication_mode,
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cometmq.errors import BrokerDraining, NoFollower
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage
-from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
 from cometmq.replication.follower import Replica, choose_successor
 from cometmq.telemetry import fields
 from services.broker.replicas import Replicas
@@ -81,7 +81,7 @@ class HandOver:
             await self._wait_for(follower, end)
             await self._holder.release(follower.member_id, end)
         except Deposed:
-            self._ended("deposed")
+            self._ended(DEPOSED)
             raise BrokerDraining("another member is the writer already") from None
         except BaseException:
             self._storage.unseal()

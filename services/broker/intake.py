@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
-from cometmq.messaging.topics import is_system
-from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
+from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 
@@ -38,9 +37,7 @@ class IntakePolicy:
 
     in_flight_bytes_max: int
     auto_create_topics: bool
-    default_queue_count: int
-    default_flush_mode: FlushMode
-    default_replication_mode: ReplicationMode
+    new_topic: TopicConfig  # what a request that says nothing asks for
     sync_flush_timeout_s: float
     slave_timeout_s: float
 
@@ -151,25 +148,20 @@ class Intake:
         segments: list[Segment] = []
         for index, (topic, queue_id, count) in enumerate(claims):
             try:
-                config = self._topics.for_send(topic, queue_id)
+                self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
-                modes = (config.flush_mode, config.replication_mode)
-                if is_system(topic):
-                    modes = self._topics.demands(topic)
+                demands = DurabilityClass.of(*self._topics.demands(topic))
             except CometError as error:
                 error.segment = index
                 raise
-            segments.append(Segment(topic, queue_id, count, DurabilityClass.of(*modes)))
+            segments.append(Segment(topic, queue_id, count, demands))
         return segments
 
     async def _create(self, topic: str, missing: TopicNotFound) -> None:
-        queue_count = min(AUTO_CREATED_QUEUES_MAX, self._policy.default_queue_count)
-        config = TopicConfig(
-            topic,
-            queue_count,
-            queue_count,
-            flush_mode=self._policy.default_flush_mode,
-            replication_mode=self._policy.default_replication_mode,
+        new = self._policy.new_topic
+        queue_count = min(AUTO_CREATED_QUEUES_MAX, new.write_queue_count)
+        config = replace(
+            new, name=topic, read_queue_count=queue_count, write_queue_count=queue_count
         )
         try:
             if topic in self._topics:  # being deleted

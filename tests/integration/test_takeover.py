@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from cometmq import errors
-from cometmq.member.config import PromoteAsync, ReplicationOption
+from cometmq.member.config import PromoteAsync
+from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
@@ -28,7 +29,7 @@ QUICK: dict[str, Any] = {
     "in_sync_lag_s_max": 0.5,
     "slave_timeout": 300,
 }
-COPIED: dict[str, Any] = {**QUICK, "replication_mode": ReplicationOption.APPENDED}
+COPIED: dict[str, Any] = {**QUICK, "replication_mode": ReplicationMode.APPENDED}
 NEVER_MS = 3_600_000
 UNFLUSHED: dict[str, Any] = {
     "flush_interval_commit_log": NEVER_MS,
@@ -310,9 +311,9 @@ async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
             assert answer.epoch == 1
 
 
-@pytest.mark.parametrize("mode", [ReplicationOption.APPENDED, ReplicationOption.FLUSHED])
+@pytest.mark.parametrize("mode", [ReplicationMode.APPENDED, ReplicationMode.FLUSHED])
 async def test_a_message_is_seen_when_everybody_in_sync_has_it(
-    tmp_path: Path, mode: ReplicationOption
+    tmp_path: Path, mode: ReplicationMode
 ) -> None:
     async with live_group(tmp_path, **{**COPIED, "replication_mode": mode}) as group:
         await all_in_sync(group, 0, 1)

@@ -74,7 +74,7 @@ def intake(
     timeout_s: float = 30.0,
 ) -> Intake:
     policy = IntakePolicy(
-        room, create, 2, FlushMode.SYNC, ReplicationMode.ASYNC, timeout_s, timeout_s
+        room, create, TopicConfig("", 2, 2, flush_mode=FlushMode.SYNC), timeout_s, timeout_s
     )
     observer = counter or Counter()
     return Intake(
