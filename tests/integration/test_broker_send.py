@@ -61,7 +61,7 @@ async def test_a_late_disk_is_told_and_what_was_sent_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = HeldFlush(monkeypatch)
-    async with running_broker(tmp_path, sync_flush_timeout=20) as broker:
+    async with running_broker(tmp_path, sync_flush_timeout=500) as broker:
         await broker.put_topic("T", 1, SYNC)
         lane = await broker.lane()
         assert (await lane.send(("T", 0, [b"0"]))).status == pb.SEND_STATUS_SEND_OK

@@ -11,19 +11,26 @@ from cometmq.store.engine import MessageStore
 
 
 class HeldFlush:
-    """Lets ``MessageStore.flush_log`` through, or holds it until :meth:`release`."""
+    """Lets ``MessageStore.flush_log`` through, or holds it until :meth:`release`.
+
+    Made before the stores that it holds: a thread that syncs by itself already is not seen.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not any(thread.name == "flush" for thread in threading.enumerate())
         self.waiting = 0  # syncs that are held now
         self._gate = threading.Event()
         self._gate.set()
+        self._syncing = threading.Lock()
         really_flush = MessageStore.flush_log
 
         def flush_log(store: MessageStore) -> int:
-            if not self._gate.is_set():
-                self.waiting += 1
+            while True:
+                with self._syncing:
+                    if self._gate.is_set():
+                        return really_flush(store)
+                    self.waiting += 1
                 assert self._gate.wait(30), "the test forgot to let the flush go"
-            return really_flush(store)
 
         def not_by_itself(store: MessageStore, bell: int) -> bool:
             return False  # each sync is asked for, so that each can be held
@@ -32,7 +39,9 @@ class HeldFlush:
         monkeypatch.setattr(MessageStore, "flush_log_while_wanted", not_by_itself)
 
     def hold(self) -> None:
-        self._gate.clear()
+        """What is appended from now on is not synced; a sync that runs is waited for."""
+        with self._syncing:
+            self._gate.clear()
 
     def release(self) -> None:
         self.waiting = 0

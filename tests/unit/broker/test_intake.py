@@ -57,7 +57,12 @@ class Copies:
 
 
 @pytest.fixture
-async def member(tmp_path: Path) -> AsyncIterator[Member]:
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldFlush:
+    return HeldFlush(monkeypatch)
+
+
+@pytest.fixture
+async def member(tmp_path: Path, held: HeldFlush) -> AsyncIterator[Member]:
     async with living_member(tmp_path) as member:
         await member.put("A", 2)
         await member.put("S", 2, FlushMode.SYNC)
@@ -108,10 +113,7 @@ async def test_messages_are_counted_by_topic(member: Member) -> None:
     assert counter.counted == [("A", 2, 2 * one), ("S", 1, one), ("A", 3, 3 * one)]
 
 
-async def test_bytes_wait_until_their_acknowledgement(
-    member: Member, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = HeldFlush(monkeypatch)
+async def test_bytes_wait_until_their_acknowledgement(member: Member, held: HeldFlush) -> None:
     size = len(encoded("S", 0, b"x" * 1_000))
     into = intake(member, room=2 * size + 1)
     held.hold()
@@ -137,13 +139,12 @@ async def test_a_single_batch_always_gets_in(member: Member) -> None:
 
 
 async def test_a_batch_is_timed_when_it_is_written_and_when_it_is_acknowledged(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Member, held: HeldFlush
 ) -> None:
     counter = Counter()
     into = intake(member, counter=counter)
     await take(into, ("A", 0, 1))
     assert (counter.appends, counter.acknowledgements) == (1, 1)
-    held = HeldFlush(monkeypatch)
     held.hold()
     ticket = await take(into, ("S", 0, 1))
     assert (counter.appends, counter.acknowledgements) == (2, 1)
@@ -160,11 +161,10 @@ async def test_what_the_disk_has_is_ok(member: Member) -> None:
 
 
 async def test_a_disk_that_takes_too_long_is_told_and_the_batch_stays(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Member, held: HeldFlush
 ) -> None:
     counter = Counter()
     into = intake(member, counter=counter, timeout_s=0.01)
-    held = HeldFlush(monkeypatch)
     held.hold()
     late = await accept(into, ("S", 0, 1))
     assert await into.settled(late) is SendStatus.FLUSH_DISK_TIMEOUT
@@ -228,9 +228,8 @@ async def test_only_names_that_are_allowed_are_created(member: Member) -> None:
 
 
 async def test_a_topic_that_is_being_deleted_is_neither_written_nor_created(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Member, held: HeldFlush
 ) -> None:
-    held = HeldFlush(monkeypatch)
     into = intake(member, create=True)
     held.hold()
     dropping = asyncio.create_task(member.keeper.drop_topic("A"))
