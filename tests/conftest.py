@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cometmq import native
+from cometmq.store.disk.files import OsFiles, StrPath, Usage
+from tests.support import tally
 
 DEFAULT_SEED = 20260101
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -83,6 +85,28 @@ def rng(seed: int) -> random.Random:
     return random.Random(seed)
 
 
+# --- the machine's disk -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Stores in the tests' own folders do not clean up because the machine's disk is rather full.
+
+    Disks that a test mounts are as full as they are.
+    """
+    machines = os.stat(tmp_path_factory.getbasetemp()).st_dev
+    really = OsFiles.usage
+
+    def usage(files: OsFiles, path: StrPath) -> Usage:
+        if os.stat(path).st_dev == machines:
+            return Usage(used_bytes=1 << 40, free_bytes=1 << 40)
+        return really(files, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OsFiles, "usage", usage)
+        yield
+
+
 # --- plain Python and the C extension -----------------------------------------------------------
 
 
@@ -133,6 +157,10 @@ def _note(lines: Iterable[str]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     _note([f"{report.nodeid}: {_reason(report)}" for report in skipped])
+    if tally.TALLY:
+        terminalreporter.section("stores and what was done to them")
+        for line in tally.lines():
+            terminalreporter.write_line(line)
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
@@ -140,3 +168,18 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     return str(report.longrepr)
+
+
+# --- several processes (pytest-xdist) -----------------------------------------------------------
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that runs a part of the tests tells what it has counted."""
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["tally"] = dict(tally.TALLY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    tally.TALLY.update(getattr(node, "workeroutput", {}).get("tally", {}))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from cometmq.clock import SystemClock
 from cometmq.errors import DiskFull, InvalidRequest
 from cometmq.format import record
 from cometmq.v1 import broker_pb2 as pb
@@ -26,6 +28,14 @@ from tests.support.small_disk import small_disk
 
 FILE_BYTES = 64 * 1024
 HOUR_MS = 3_600_000
+
+
+def never() -> tuple[str, ...]:
+    """An hour of the day that is not now, nor soon: files go by command, or for want of room."""
+    now = datetime.fromtimestamp(SystemClock().wall_ms() / 1000)
+    return (f"{(now.hour + 12) % 24:02}",)
+
+
 RATIOS = {
     "disk_max_used_space_ratio": 75.0,
     "disk_space_clean_forcibly_ratio": 85.0,
@@ -36,15 +46,11 @@ OPTIONS = {
     "file_reserved_time": 1,
     "clean_resource_interval": 20,
     "delete_commit_log_files_interval": 0,
+    "delete_when": never(),
     **RATIOS,
 }
 BODY = b"." * 10_000
 DISK_BYTES = 4 * 1024 * 1024
-
-
-def never(clock: LaterClock) -> tuple[str, ...]:
-    """An hour that is not now, nor soon."""
-    return (f"{(int(clock.wall_ms() / HOUR_MS) + 12) % 24:02}",)
 
 
 async def fill(broker: LiveBroker, messages: int) -> None:
@@ -246,8 +252,7 @@ async def test_queues_that_belong_to_no_topic_are_cleaned(tmp_path: Path) -> Non
 
 async def test_metrics_tell_of_room(tmp_path: Path) -> None:
     clock = LaterClock()
-    options = {**OPTIONS, "delete_when": never(clock)}
-    async with running_broker(tmp_path, clock=clock, **options) as broker:
+    async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:
         await broker.put_topic("T", 1)
         await fill(broker, 10)
         clock.later_ms = 2 * HOUR_MS

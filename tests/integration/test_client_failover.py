@@ -121,11 +121,14 @@ async def test_a_follower_that_refuses_is_left_for_the_writer() -> None:
 
 async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
     async with group() as on:
-        await on.fill(b"0")
+        await on.fill(b"0", b"1", b"2")
+        queue = on.follower.queues["T", 0]
+        queue, later = queue[:1], queue[1:]
+        on.follower.queues["T", 0] = queue
         async with reading(on.namesrv.address) as consumer:
-            await on.fill(b"1", b"2")
             await on.tell(on.follower)
             await until(lambda: on.follower.pulls)
+            queue += later
             got: list[bytes] = []
             while len(got) < 2:
                 got += await bodies(consumer)

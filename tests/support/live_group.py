@@ -81,7 +81,10 @@ class LiveMember:
                 return
             self.changes.append(before)
             module = before.module
-            self.config = _with_ports(self.config, before.ports)
+            # Not the port of the metrics: between two lives in one process it may be taken.
+            self.config = replace(
+                _with_ports(self.config, before.ports), metrics_port=self.config.metrics_port
+            )
 
     async def _play(self, app: MemberApp, *addresses: str) -> RoleChange | None:
         ended: RoleChange | None = None

@@ -30,6 +30,7 @@ KINDS = tuple(SIZE_BYTES)
 
 GOING_DOWN = 0x8004587D  # XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN
 NO_LOG_FLUSH = struct.pack("I", 2)
+FREE_S_MAX = 120.0
 LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 LOOP_INFO_BYTES, SIZE_LIMIT_AT = 232, 32  # struct loop_info64, its field lo_sizelimit
 
@@ -51,10 +52,12 @@ class LoopDisk:
         _run("mount", "-o", "loop", str(self._image), str(self.mount_point))
 
     def unmount(self) -> None:
-        """Until the kernel has let the disk go: a process that has just ended may have held it."""
+        """Until the kernel has let the disk go: a process that has just ended may have held it, or
+        one with mounts of its own, which began while this was mounted.
+        """
         loop = Path("/sys/block") / Path(self._device()).name / "loop"
         _run("umount", str(self.mount_point))
-        wait_until("the disk is free", lambda: not loop.exists())
+        wait_until("the disk is free", lambda: not loop.exists(), FREE_S_MAX)
 
     def shut_down(self) -> None:
         """The power goes: nothing reaches the disk from here on."""

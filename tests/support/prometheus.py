@@ -19,7 +19,7 @@ import yaml
 from tests.support.processes import Processes, wait_until
 
 SCRAPE_INTERVAL_S = 1
-TOOL_S_MAX = 50
+TOOL_S_MAX = 100
 
 
 def program(name: str) -> str:
