@@ -2,7 +2,8 @@
 
 ``python -m tests.chaos [--run NAME]… [--minutes N] [--seed N] [--keep FOLDER]``. A name is that of
 an act, or ``random-<number>`` of a run at random; with the seed that was printed it is played
-again. As root every node gets a network namespace of its own and every member a disk of its own.
+again. Two are played at a time, for a cluster mostly waits. As root every node gets a network
+namespace of its own and every member a disk of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.chaos.acts import ACTS
-from tests.chaos.faults import FAULTS
+from tests.chaos.listing import FAULTS
 from tests.chaos.play import command
 from tests.support import network
 from tests.support.checkers import Verdict
 
+AT_ONCE = 2
 SHOWN_MAX = 20  # broken promises
 RUN_S_MAX = 900
 
@@ -64,14 +68,28 @@ def _names(options: argparse.Namespace) -> Iterator[str]:
 def _play(names: Iterator[str], seed: int, folder: Path) -> Verdict:
     total = Verdict()
     began_s = time.monotonic()
-    for name in names:
-        verdict = _run(name, seed, folder / name)
-        _show(verdict)
-        total.broken += verdict.broken
-        total.counts.update(verdict.counts)
+    taking = threading.Lock()
+
+    def take_turns() -> None:
+        while (name := _next(names, taking)) is not None:
+            verdict = _run(name, seed, folder / name)
+            with taking:
+                print(f"\n{name}:")
+                _show(verdict)
+                total.broken += verdict.broken
+                total.counts.update(verdict.counts)
+
+    with ThreadPoolExecutor(AT_ONCE) as lanes:
+        for lane in [lanes.submit(take_turns) for _ in range(AT_ONCE)]:
+            lane.result()
     print(f"\nall of it, in {time.monotonic() - began_s:.0f} s:")
     _show(total)
     return total
+
+
+def _next(names: Iterator[str], taking: threading.Lock) -> str | None:
+    with taking:
+        return next(names, None)
 
 
 def _run(name: str, seed: int, folder: Path) -> Verdict:

@@ -1,4 +1,4 @@
-"""A whole cluster for a chaos run: two name servers, a broker group of three members, a pullhold,
+"""A whole cluster for a chaos run: two name servers, a broker group, a pullhold,
 clients that write a history, and the lease, which is an object of a Kubernetes API (a model of
 one) at an address of its own, so that it can be cut off from anybody.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cometmq.admin import brokers
 from cometmq.admin.connection import Connection
@@ -19,32 +19,32 @@ from cometmq.admin.views import BrokerMemberView
 from cometmq.errors import CometError
 from tests.chaos.machines import (
     AnyNetwork,
+    Clients,
     Machine,
     Member,
     Server,
     Service,
     write_kubeconfig,
 )
-from tests.chaos.workload import GROUP, QUEUES
+from tests.chaos.topics import GROUP
 from tests.support.broker import ANY_DISK, BrokerClient
 from tests.support.history import Recorder
 from tests.support.lease_api import lease_api
 from tests.support.network import Network
 from tests.support.proxies import ProxyNetwork
 
-MEMBERS = 3
-CLIENTS, LEASE = "clients", "lease"
+CLIENTS, BRIEF, LEASE = "clients", "brief", "lease"
 PREFIX = "cometmq.io/"  # of the lease's annotations
 FLOWING_COUNT = 50  # acknowledged messages
-QUIET_S = 150.0  # within which clients come to the end
-HEALED_S = 60.0  # within which all must be well again when nothing is wrong any more
+QUIET_S = 200.0  # within which clients come to the end
+HEALED_S = 120.0  # within which all must be well again when nothing is wrong any more
 NEAR_BYTES = 64 * 1024  # a copy so near to its writer's end is in step
 # Small files, so that logs cross their ends; short intervals, so that nothing waits.
 OPTIONS: dict[str, object] = {
     "broker_group": GROUP,
     "lease": f"kubernetes://chaos/{GROUP}",
     "register_namesrv_period": 2_000,
-    "mapped_file_size_commit_log": 1024 * 1024,
+    "mapped_file_size_commit_log": 512 * 1024,
     "mapped_file_size_consume_queue": 40_000,
     "max_hash_slot_num": 1_000,
     "max_index_num": 4_000,
@@ -55,15 +55,22 @@ OPTIONS: dict[str, object] = {
 }
 
 
+class Size(NamedTuple):
+    """Of a broker group: how many members, and how many of them have to be in sync."""
+
+    members: int
+    in_sync_min: int
+
+
 class Cluster:
     """Use as an async context manager; at its end nothing of it runs."""
 
-    def __init__(
-        self, directory: Path, in_sync_min: int, *, namespaces: bool, own_disks: bool
-    ) -> None:
+    def __init__(self, directory: Path, size: Size, *, namespaces: bool, own_disks: bool) -> None:
         """``namespaces``: each node gets one, else all are behind proxies."""
         self.directory = directory
-        self._options = {**OPTIONS, "min_in_sync_replicas": in_sync_min}
+        self._size = size
+        self._options = {**OPTIONS, "min_in_sync_replicas": size.in_sync_min}
+        self._history = directory / "clients.jsonl"
         self._own_disks = own_disks
         self.network: AnyNetwork = Network() if namespaces else ProxyNetwork()
         self._stack = ExitStack()
@@ -82,8 +89,9 @@ class Cluster:
             *(self.directory, self.network, "p0", "pullhold"), namesrv=self.namesrv, port=10921
         )
         self.pullhold.advertise()
-        self.members = [self._member(number) for number in range(MEMBERS)]
+        self.members = [self._member(number) for number in range(self._size.members)]
         self.clients = Machine(self.directory, self.network, CLIENTS)
+        self.brief = Clients(self.directory, self.network, BRIEF)
         peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
         for member in self.members:
             member.options = {"namesrv": self.namesrv, "peers": peers, **self._options}
@@ -95,12 +103,12 @@ class Cluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.connection.__aexit__()
-        for machine in self.machines():
-            machine.kill()
-        for member in self.members:
-            if member.disk is not None:
-                member.disk.unmount()
-        self._stack.close()
+        with self._stack:  # its threads end however this does: else the process would not
+            for machine in self.machines():
+                machine.kill()
+            for member in self.members:
+                if member.disk is not None:
+                    member.disk.unmount()
 
     def _namesrv(self, name: str) -> Server:
         values = self.directory / f"{name}.json"
@@ -115,7 +123,7 @@ class Cluster:
         return [*self.namesrvs, *self.members, self.pullhold]
 
     def machines(self) -> list[Machine]:
-        return [self.clients, *self.servers()]
+        return [self.clients, self.brief, *self.servers()]
 
     # --- who is who -------------------------------------------------------------------------------
 
@@ -127,8 +135,21 @@ class Cluster:
 
     def writer(self) -> Member:
         """The member that writes, by the lease."""
-        holder_id: int = _record(self.leases.accepted[-1])["holder_id"]
+        holder_id: int = self._lease()["holder_id"]
         return self.members[holder_id]
+
+    def in_sync(self) -> set[int]:
+        """The members that are in sync, by the lease."""
+        return {member_id for member_id, _ in self._lease()["in_sync"]}
+
+    async def note_darkness(self, members: Collection[Member]) -> None:
+        """These are about to lose their power: note what has to outlive that if nobody in sync is
+        left.
+        """
+        in_sync = self.in_sync()
+        if in_sync <= {member.member_id for member in members}:
+            views = [view for view in await self.views() if view.member_id in in_sync]
+            self.recorder.dark(max((view.log_flushed_offset or 0 for view in views), default=0))
 
     def followers(self) -> list[Member]:
         writer = self.writer()
@@ -148,12 +169,11 @@ class Cluster:
         """Wait until one member writes, and the others follow it closely, and count for it; and
         until clients, if there are any, hear from it.
         """
-        history = self.directory / "clients.jsonl"
-        before = history.stat().st_size if self.clients.running else 0
+        before = self._history.stat().st_size if self.clients.running else 0
 
         async def is_well() -> bool:
             return await self._is_well() and (
-                not self.clients.running or _acknowledged(history, before) >= FLOWING_COUNT
+                not self.clients.running or _acknowledged(self._history, before) >= FLOWING_COUNT
             )
 
         await self.until("all members serve, in sync", is_well)
@@ -163,10 +183,10 @@ class Cluster:
         views = await self.views()
         roles = sorted(view.role for view in views if view.reachable and not view.refusal)
         behind = [NEAR_BYTES if v.behind_bytes is None else v.behind_bytes for v in views]
-        wanted = ["follower"] * (MEMBERS - 1) + ["writer"]
+        wanted = ["follower"] * (self._size.members - 1) + ["writer"]
         if roles != wanted or max(behind) >= NEAR_BYTES:
             return False
-        return len(_record(self.leases.accepted[-1])["in_sync"]) == MEMBERS
+        return len(self.in_sync()) == self._size.members
 
     def _revive(self) -> None:
         """Start what has ended by itself, as an orchestrator does."""
@@ -192,24 +212,33 @@ class Cluster:
     async def load(self, topics: list[str]) -> None:
         """Start the clients; they know the topics already."""
         command = [sys.executable, "-m", "tests.chaos.workload"]
-        history = str(self.directory / "clients.jsonl")
-        (self.directory / "clients.jsonl").touch()
-        self.clients.spawn(*command, self.namesrv, history, *topics)
+        self._history.touch()
+        self.clients.spawn(*command, self.namesrv, str(self._history), *topics)
+        self.brief.arguments = [self.namesrv, *topics]
+        self.brief.start()
+
+    def refusals(self, name: str) -> int:
+        """How many sends were refused with this error by now."""
+        return self._history.read_bytes().count(f'"{name}"'.encode())
 
     async def quiet(self) -> None:
-        """Let the producers end, and the readers come to the end of everything."""
-        clients = self.clients.process
-        assert clients is not None
-        assert clients.poll() is None, self.clients.log.read_text()[-4000:]
-        assert clients.stdin is not None
-        clients.stdin.write(b"\n")
-        clients.stdin.flush()
+        """Let the producers end, and the readers come to the end of everything. The brief clients
+        first: what they leave unread the others read.
+        """
+        await self._finish(self.brief)
+        await self.healed()
+        await self._finish(self.clients)
+
+    async def _finish(self, clients: Machine) -> None:
+        assert clients.process is not None
+        assert clients.running, clients.log.read_text()[-4000:]
+        clients.tell()
 
         async def ended() -> bool:
-            return clients.poll() is not None
+            return not clients.running
 
         await self.until("the clients end", ended, QUIET_S)
-        assert clients.returncode == 0, self.clients.log.read_text()[-4000:]
+        assert clients.process.returncode == 0, clients.log.read_text()[-4000:]
 
     def client(self, member: Member) -> BrokerClient:
         return BrokerClient(
@@ -221,6 +250,9 @@ class Cluster:
     def lease_records(self) -> list[dict[str, Any]]:
         """The lease as it was written, oldest first."""
         return [_record(body) for body in self.leases.accepted]
+
+    def _lease(self) -> dict[str, Any]:
+        return _record(self.leases.accepted[-1])
 
 
 def _record(body: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +267,3 @@ def _acknowledged(history: Path, start: int) -> int:
     with history.open("rb") as file:
         file.seek(start)
         return file.read().count(b'"ok"')
-
-
-def queues_of(topics: list[str]) -> list[tuple[str, int]]:
-    return [(topic, number) for topic in topics for number in range(QUEUES)]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DISK_BYTES = 192 * 1024 * 1024
 # A machine that restarts has another boot id: the file that tells it is covered by another.
 COVER = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
-STOP_S = 30.0
+STOP_S = 60.0
 
 
 class Machine:
@@ -68,6 +68,13 @@ class Machine:
         self.process.communicate(timeout=STOP_S)
         status, self.process = self.process.returncode, None
         return status
+
+    def tell(self) -> None:
+        """Its process, which reads its standard input, gets the word to end."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
         if self.running:
@@ -139,7 +146,7 @@ class Member(Service):
 
     def _on_this_boot(self) -> list[str]:
         """What to put before a command that is to see this machine's boot id."""
-        if self.disk is None:
+        if not isinstance(self.network, Network):
             return []
         boot_id = self.directory / f"boot-{self._boots}"
         boot_id.write_text(f"{self.member_id:08}-0000-4000-8000-{self._boots:012}\n")
@@ -147,13 +154,32 @@ class Member(Service):
         into = ["unshare", "--mount", "--propagation", "slave"]
         return [*into, "sh", "-c", COVER, str(boot_id)]
 
-    def lose_power(self) -> None:
-        """What was not synced is gone, and so is the process."""
+    def darken(self) -> None:
+        """The power goes: what was not synced is gone."""
         assert self.disk is not None
         self.disk.shut_down()
+
+    def reboot(self) -> None:
+        """The machine goes down with the process on it, and is up again."""
         self.kill()
-        self.disk.restart()
+        if self.disk is not None:
+            self.disk.restart()
         self._boots += 1
+
+
+class Clients(Service):
+    """Clients that are killed in the middle of everything. Each life has a name of its own."""
+
+    def __init__(self, directory: Path, network: AnyNetwork, name: str) -> None:
+        super().__init__(directory, network, name)
+        self.arguments: list[str] = []  # the name servers and the topics
+        self._lives = 0
+
+    def start(self) -> None:
+        life = f"{self.name}-{self._lives}"
+        self._lives += 1
+        history = str(self.directory.parent / f"{life}.jsonl")
+        self.spawn(sys.executable, "-m", "tests.chaos.brief", life, history, *self.arguments)
 
 
 def service(kind: str, **options: object) -> list[str]:

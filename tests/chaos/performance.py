@@ -18,13 +18,29 @@ from typing import Any
 from cometmq.admin import brokers
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.chaos.cluster import HEALED_S, Cluster, queues_of
-from tests.chaos.faults import Fault
+from tests.chaos import single
+from tests.chaos.cluster import HEALED_S, Cluster
+from tests.chaos.listing import Fault
 from tests.chaos.machines import Member
-from tests.chaos.topics import TOPICS, config_of
-from tests.chaos.workload import EAGER, QUEUES
+from tests.chaos.topics import TOPICS, config_of, queues_of
+from tests.chaos.workload import EAGER
 from tests.support.broker import BrokerClient
-from tests.support.checkers import Held, Opening, Verdict, differing_epochs, judge, two_writers
+from tests.support.checkers import (
+    Held,
+    Opening,
+    Verdict,
+    differing_epochs,
+    gone,
+    judge,
+    two_writers,
+)
+from tests.support.extremes import (
+    bygone,
+    lost_from_disk,
+    on_disk_before,
+    reused_generations,
+    revenants,
+)
 from tests.support.history import Disturbance, History, Outcome, Queue
 from tests.support.independent_files import Row, read_epochs
 
@@ -92,7 +108,7 @@ async def _make_topics(cluster: Cluster) -> None:
     client = cluster.client(cluster.writer())
     try:
         for topic in TOPICS:
-            await client.admin.PutTopic(pb.PutTopicRequest(topic=config_of(topic, QUEUES)))
+            await client.admin.PutTopic(pb.PutTopicRequest(topic=config_of(topic)))
     finally:
         await client.close()
 
@@ -116,8 +132,9 @@ async def _read_all(cluster: Cluster, queues: Iterable[Queue]) -> dict[Queue, He
 async def _read(client: BrokerClient, queue: Queue) -> Held:
     ref = common.QueueRef(topic=queue[0], queue_id=queue[1])
     [bounds] = (await client.stub.QueryQueues(pb.QueryQueuesRequest(queues=[ref]))).queues
-    bodies = await client.bodies(*queue)
-    return Held(bounds.generation, [body.partition(b" ")[0].decode() for body in bodies])
+    bodies = await client.bodies(*queue, bounds.min_offset)
+    names = [body.partition(b" ")[0].decode() for body in bodies]
+    return Held(bounds.generation, names, bounds.min_offset)
 
 
 def _judge(
@@ -130,17 +147,35 @@ def _judge(
         if after["holder_id"] != before["holder_id"] and not before["released"]
     ]
     power_cuts = max((fault.powerless for step in steps for fault in step.every()), default=0)
-    firm = {
-        name
-        for name, mode in TOPICS.items()
-        if mode.keeps(
-            took_over=bool(took_over), power_cuts=power_cuts, members=len(cluster.members)
+    firm, lit = (
+        frozenset(
+            name
+            for name, mode in TOPICS.items()
+            if mode.keeps(took_over=bool(took_over), power_cuts=cuts, members=len(cluster.members))
         )
-    }
+        for cuts in (power_cuts, 0)
+    )
     history = _history(directory)
     for name, gap_s in gaps(history):
         tell(f"  longest time without an acknowledgement around {name}: {gap_s:.1f} s")
-    verdict = judge(history, final, frozenset(firm), hasty=frozenset({EAGER}))
+    verdict = judge(
+        history,
+        final,
+        firm,
+        hasty=frozenset({EAGER}),
+        single=frozenset(map(single.name_of, TOPICS)),
+    )
+    if not any(fault.fills for step in steps for fault in step.every()):
+        verdict.add("messages gone from a queue's front", gone(final))
+    verdict.add("messages of a topic's former life in its new one", revenants(history, final))
+    verdict.add("generations used again", reused_generations(history))
+    verdict.add("acknowledged messages lost from disks", lost_from_disk(history, final, lit))
+    verdict.counts["acknowledged messages of deleted topics"] += sum(
+        1 for rebirth in history.rebirths for _ in bygone(history, rebirth)
+    )
+    verdict.counts["acknowledged messages on a disk before all power went"] += sum(
+        1 for darkness in history.darknesses for _ in on_disk_before(history, darkness)
+    )
     verdict.counts["unplanned take-overs"] += len(took_over)
     verdict.counts["planned hand-overs"] += sum(record["released"] for record in records)
     verdict.counts["epochs in the lease"] += len(openings(records))

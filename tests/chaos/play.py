@@ -14,9 +14,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.chaos.acts import ACTS, at_random, steps_of
+from tests.chaos.acts import ACTS, RANDOM_SIZES, Act, at_random, steps_of
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import FAULTS
+from tests.chaos.listing import FAULTS
 from tests.chaos.performance import Step, perform
 from tests.support import loop_disk, network
 from tests.support.checkers import Verdict
@@ -39,26 +39,35 @@ def steps(name: str, rng: random.Random) -> list[Step]:
 
 
 def play(name: str, seed: int, folder: Path) -> Verdict:
+    def tell(line: str) -> None:
+        print(f"  {name}: {line}", flush=True)
+
     rng = random.Random(f"{seed}/{name}")
     chosen = steps(name, rng)
-    least = 1 if name in ACTS else rng.choice((1, 2))
-    print(f"\n{name}, at least {least} in sync: {', '.join(map(str, chosen))}", flush=True)
+    size = ACTS[name].size if name in ACTS else rng.choice(RANDOM_SIZES)
+    tell(f"{size.members} members, at least {size.in_sync_min} in sync; {_words(chosen)}")
     namespaces = not network.why_not()
     own_disks = namespaces and not loop_disk.missing("ext4")
-    cluster = Cluster(folder, least, namespaces=namespaces, own_disks=own_disks)
+    cluster = Cluster(folder, size, namespaces=namespaces, own_disks=own_disks)
     try:
-        verdict = asyncio.run(perform(cluster, chosen, rng, _tell))
+        verdict = asyncio.run(perform(cluster, chosen, rng, tell))
     except Exception as error:
         traceback.print_exc()
         verdict = Verdict(broken=[f"{name} did not come to its end: {error}"])
     played = [fault.name for step in chosen for fault in step.every()]
     verdict.counts.update(f"times: {name}" for name in played)
     verdict.counts["faults"] += len(played)
+    if name in ACTS and chosen == steps_of(name):
+        verdict.add("acts that did not show", _not_shown(ACTS[name], verdict))
     return verdict
 
 
-def _tell(line: str) -> None:
-    print(f"  {line}", flush=True)
+def _words(chosen: list[Step]) -> str:
+    return ", ".join(map(str, chosen))
+
+
+def _not_shown(act: Act, verdict: Verdict) -> list[str]:
+    return [what for what in act.shows if not verdict.counts[what]]
 
 
 def main() -> None:
@@ -67,6 +76,7 @@ def main() -> None:
         # What is unmounted here shall be gone from the mount namespaces of members too.
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
     verdict = play(name, seed, folder)
+    verdict.broken = [f"{name}: {finding}" for finding in verdict.broken]
     told = {"broken": verdict.broken, "counts": verdict.counts}
     (folder / "verdict.json").write_text(json.dumps(told))
 

@@ -26,9 +26,9 @@ def slow_disk(member: Member) -> Iterator[None]:
     """The member's process writes slowly to its disk."""
     assert member.disk is not None
     assert member.process is not None
-    group = GROUPS / f"cometmq-chaos-{os.getpid()}-{member.name}"
     device = os.stat(member.disk.mount_point).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
+    group = GROUPS / f"cometmq-chaos-{device}"  # no other run has this device
     group.mkdir()
     try:
         (group / "blkio.throttle.write_bps_device").write_text(f"{number} {WRITE_BYTES_PER_S}")

@@ -11,19 +11,24 @@ import pytest
 
 from tests.support.checkers import (
     COMMIT_LOSABLE_S,
+    HEALING_S,
     RETRIES_S,
     Held,
     Opening,
     differing_epochs,
+    gone,
     judge,
     two_writers,
 )
+from tests.support.extremes import lost_from_disk, reused_generations, revenants
 from tests.support.history import (
+    Darkness,
     Disturbance,
     History,
     Outcome,
     Place,
     Queue,
+    Rebirth,
     Seen,
     Send,
     Step,
@@ -61,9 +66,15 @@ class Case:
         return send
 
     def see(
-        self, queue: Queue, offset: int, name: str, reader: str = "steady", generation: int = 1
+        self,
+        queue: Queue,
+        offset: int,
+        name: str,
+        reader: str = "steady",
+        generation: int = 1,
+        at_s: float = 20.0,
     ) -> None:
-        self.history.reads.append(Seen(20.0, reader, queue, generation, offset, name))
+        self.history.reads.append(Seen(at_s, reader, queue, generation, offset, name))
 
     def step(self, queue: Queue, step: Step, spot: tuple[int, int], at_s: float) -> None:
         self.history.reads.append(Place(at_s, "steady", queue, step, spot))
@@ -230,6 +241,118 @@ def test_copies_need_a_cause(ended_s: float, found: dict[str, int]) -> None:
     assert case.broken() == found
 
 
+def test_who_sends_once_has_no_excuse_for_a_copy() -> None:
+    case = Case()
+    case.disturb(-50.0, 11.0)
+    case.hold(LOOSE, *names(LOOSE, *range(COUNT), 2))
+    verdict = judge(case.history, case.final, frozenset({FIRM[0]}), single=frozenset({LOOSE[0]}))
+    assert verdict.counts["copies without a cause"] == 1
+
+
+def test_a_refusal_is_counted_and_its_message_must_be_nowhere() -> None:
+    case = Case()
+    send = case.history.sends["firm/5"]
+    send.outcome, send.refusal = Outcome.REFUSED, "SLAVE_NOT_AVAILABLE"
+    assert case.broken() == {"messages from nowhere": 3}
+    case.history.reads = [e for e in case.history.reads if not _is_of(e, "firm/5")]
+    case.hold(FIRM, *names(FIRM, 0, 1, 2, 3, 4))
+    verdict = judge(case.history, case.final, frozenset({FIRM[0]}))
+    assert verdict.counts["refused: SLAVE_NOT_AVAILABLE"] == 1
+    assert not verdict.broken
+
+
+def _is_of(event: Seen | Place, message: str) -> bool:
+    return isinstance(event, Seen) and event.message == message
+
+
+def test_what_a_full_disk_took_is_not_lost() -> None:
+    case = Case()
+    case.final[FIRM] = Held(1, names(FIRM, 2, 3, 4, 5), 2)
+    assert not case.broken()
+    assert list(gone(case.final)) == [f"2 of {FIRM}"]
+    case.final[FIRM] = Held(1, names(FIRM, 3, 4, 5), 2)
+    assert case.broken()["acknowledged messages lost"] == 4
+
+
+# --- lives of a topic -----------------------------------------------------------------------------
+
+
+def reborn(case: Case, at_s: float, generation: int = 2, *held: str) -> Case:
+    """The firm topic was made anew, and holds this."""
+    case.history.rebirths.append(Rebirth(FIRM[0], at_s, at_s + 1, {FIRM[1]: generation}))
+    case.hold(FIRM, *held, generation=generation)
+    return case
+
+
+def in_new_life(case: Case, *offsets: int) -> list[str]:
+    """Messages sent, acknowledged and seen after the topic was made anew."""
+    found = [f"new/{offset}" for offset in offsets]
+    for offset, name in zip(offsets, found, strict=True):
+        send = case.send(name, FIRM, offset)
+        send.began_s, send.ended_s = 42.0 + offset, 42.5 + offset
+        case.see(FIRM, offset, name, reader="pushed", generation=0)
+    return found
+
+
+def test_a_topic_that_was_made_anew_has_lost_nothing() -> None:
+    case = Case()
+    new = in_new_life(case, 0, 1)
+    case.step(FIRM, Step.FENCED, (2, 0), 41.0)
+    for offset, name in enumerate(new):
+        case.see(FIRM, offset, name, generation=2, at_s=45.0)
+    reborn(case, 40.0, 2, *new)
+    assert not case.broken()
+    assert not list(revenants(case.history, case.final))
+    assert not list(reused_generations(case.history))
+
+
+def test_what_a_new_life_loses_is_lost() -> None:
+    case = Case()
+    new = in_new_life(case, 0, 1)
+    reborn(case, 40.0, 2, *new[:1])
+    assert case.broken()["acknowledged messages lost"] == 1
+
+
+def test_a_message_of_the_former_life_in_the_new_one() -> None:
+    case = reborn(Case(), 40.0, 2, "firm/3")
+    case.see(FIRM, 0, "firm/4", generation=2)
+    found = [finding.partition(" ")[0] for finding in revenants(case.history, case.final)]
+    assert found == ["firm/3", "firm/4"]
+
+
+def test_what_was_not_over_when_its_topic_was_deleted_may_come_later() -> None:
+    case = reborn(Case(), 15.2, 2, "firm/5")
+    assert not list(revenants(case.history, case.final))
+
+
+def test_a_generation_that_was_used_before() -> None:
+    case = reborn(Case(), 40.0, 1)
+    assert (
+        len(list(reused_generations(case.history))) == COUNT + 3
+    )  # what steady got, and its steps
+
+
+# --- all power lost -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topics", "on_disk", "at_s", "count"),
+    [
+        ({"firm"}, 5001, 20.0, 1),
+        ({"firm"}, 5000, 20.0, 0),  # in memory alone
+        ({"firm"}, 5001, 15.2, 0),  # not acknowledged before
+        ({"loose"}, 5001, 20.0, 0),
+    ],
+)
+def test_what_was_on_a_disk_outlives_all_power(
+    topics: set[str], on_disk: int, at_s: float, count: int
+) -> None:
+    case = Case()
+    case.hold(FIRM, *names(FIRM, 0, 1, 2, 3, 4))
+    case.history.darknesses.append(Darkness(at_s, on_disk))
+    assert len(list(lost_from_disk(case.history, case.final, frozenset(topics)))) == count
+
+
 # --- readers --------------------------------------------------------------------------------------
 
 
@@ -326,6 +449,14 @@ def test_a_commit_just_before_a_fault_may_be_lost() -> None:
     case.disturb(30.2, 30.4)
     case.step(FIRM, Step.ASKED, (1, 2), 31.0)
     assert not case.broken()
+
+
+@pytest.mark.parametrize(("asked_s", "found"), [(52.0, 0), (50.1 + HEALING_S, 1)])
+def test_a_commit_just_before_a_long_fault(asked_s: float, found: int) -> None:
+    case = Case()
+    case.disturb(30.2, 50.0)
+    case.step(FIRM, Step.ASKED, (1, 2), asked_s)
+    assert case.broken().get("committed offsets gone back", 0) == found
 
 
 def test_a_newer_generation_takes_a_commit_back_openly() -> None:

@@ -32,6 +32,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert began_s <= ended_s
 
 
+def test_what_happens_to_all_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with Recorder(path) as recorder:
+        recorder.send("a/0", QUEUE)
+        recorder.refused("a/0", "DISK_FULL")
+        recorder.dark(4711)
+        recorder.reborn("T", 1.5, {0: 7, 1: 8})
+    history = History.read([path])
+    [send] = history.sends.values()
+    assert (send.outcome, send.refusal) == (Outcome.REFUSED, "DISK_FULL")
+    assert send.began_s <= send.ended_s
+    [(dark_s, on_disk)] = history.darknesses
+    [(topic, began_s, ended_s, generations)] = history.rebirths
+    assert (on_disk, topic, began_s, generations) == (4711, "T", 1.5, {0: 7, 1: 8})
+    assert send.ended_s <= dark_s <= ended_s
+    assert history.of_former_life(send) == (send.began_s <= ended_s)
+
+
 def test_a_send_without_an_end_is_unknown(tmp_path: Path) -> None:
     path = tmp_path / "one"
     with Recorder(path) as recorder:

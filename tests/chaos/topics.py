@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cometmq.v1 import common_pb2 as common
@@ -26,24 +27,34 @@ class Mode:
         """
         if self.copies == ASYNC:
             return not took_over and (self.synced or not power_cuts)
-        return power_cuts < members or (self.synced and self.copies == FLUSHED)
+        return power_cuts < members or self.synced or self.copies == FLUSHED
 
+
+GROUP = "g1"  # of the brokers
+QUEUES = 2  # a topic
+FLEETING = "fleeting"  # may be deleted and made anew in a run
 
 TOPICS = {
     "loose": Mode(synced=False, copies=ASYNC),
     "synced": Mode(synced=True, copies=ASYNC),
     "copied": Mode(synced=False, copies=APPENDED),
+    "landed": Mode(synced=True, copies=APPENDED),
     "certain": Mode(synced=True, copies=FLUSHED),
+    FLEETING: Mode(synced=True, copies=FLUSHED),
 }
 
 
-def config_of(topic: str, queues: int) -> common.TopicConfig:
+def queues_of(topics: Iterable[str]) -> list[tuple[str, int]]:
+    return [(topic, number) for topic in topics for number in range(QUEUES)]
+
+
+def config_of(topic: str) -> common.TopicConfig:
     """What the broker is told of a topic."""
     mode = TOPICS[topic]
     return common.TopicConfig(
         name=topic,
-        read_queue_count=queues,
-        write_queue_count=queues,
+        read_queue_count=QUEUES,
+        write_queue_count=QUEUES,
         flush_mode=common.FLUSH_MODE_SYNC if mode.synced else common.FLUSH_MODE_ASYNC,
         replication_mode=mode.copies,
     )

@@ -3,9 +3,9 @@
 ``python -m tests.chaos.workload NAMESRV HISTORY TOPIC…``; a line on its standard input ends the
 producers; it ends itself when its readers have come to the end of every queue.
 
-*orderly* has one batch unanswered at a time, *eager* eight. *steady* pulls by itself, so it knows
-every position, commits each second, and begins anew at what is committed every few seconds;
-*pushed* is the push consumer as it comes.
+*orderly* has one batch unanswered at a time, *eager* eight; those of :mod:`tests.chaos.single` send
+nothing twice. *steady* pulls by itself, so it knows every position, commits each second, and begins
+anew at what is committed every few seconds; *pushed* is the push consumer as it comes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from cometmq.client import (
     SendStatus,
 )
 from cometmq.errors import CometError, PositionFenced
+from tests.chaos.single import send_once
+from tests.chaos.topics import GROUP, queues_of
 from tests.support.history import Outcome, Queue, Recorder, Step
 
-GROUP = "g1"  # of the brokers
 ORDERLY, EAGER = "orderly", "eager"  # the producers
-QUEUES = 2  # a topic
 EAGER_BURST = 12
 EAGER_PAUSE_S, ORDERLY_PAUSE_S = 0.15, 0.02
 UNDECIDED_MAX = 400  # sends of a producer that wait for their outcome
-SESSION_S, COMMIT_S, POLL_S, RETRY_S = 16.0, 1.0, 0.05, 0.2
+SESSION_S, COMMIT_S, POLL_S, RETRY_S = 16.0, 1.0, 0.1, 0.2
+PUSH = PushConsumerOptions(batch_count=64, commit_interval_ms=1_000)
 DRAIN_S = 60.0
 
 
@@ -178,13 +179,17 @@ def name_of(message: ReceivedMessage) -> str:
 
 
 class Pushed:
-    """The listener of the push consumer. ``ends``: behind the last message of each queue."""
+    """The listener of a push consumer, whose work takes ``work_s`` each time; then its messages
+    count as seen. ``ends``: behind the last message of each queue.
+    """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, work_s: float = 0.0) -> None:
         self._recorder = recorder
+        self._work_s = work_s
         self.ends: dict[Queue, int] = {}
 
     async def listen(self, messages: list[ReceivedMessage]) -> None:
+        await asyncio.sleep(self._work_s)
         for message in messages:
             queue = message.queue.topic, message.queue.queue_id
             self._recorder.seen("pushed", queue, name_of(message), offset=message.queue_offset)
@@ -221,14 +226,13 @@ async def until_read(consumer: PullConsumer, steadies: dict[Queue, Steady], push
 
 
 async def play(namesrv: str, recorder: Recorder, topics: Iterable[str]) -> None:
-    queues = [(topic, number) for topic in topics for number in range(QUEUES)]
+    queues = queues_of(topics)
     pushed = Pushed(recorder)
-    push = PushConsumerOptions(batch_count=64, commit_interval_ms=1_000)
     async with AsyncExitStack() as stack:
         orderly = Producer(namesrv, options=ProducerOptions(in_flight_max=1))
         eager = Producer(namesrv)
         consumer = PullConsumer(namesrv, "steady", options=PullConsumerOptions())
-        pusher = PushConsumer(namesrv, "pushed", pushed.listen, options=push)
+        pusher = PushConsumer(namesrv, "pushed", pushed.listen, options=PUSH)
         for each in (orderly, eager, consumer, pusher):
             await stack.enter_async_context(each)
         for topic in topics:
@@ -238,19 +242,20 @@ async def play(namesrv: str, recorder: Recorder, topics: Iterable[str]) -> None:
         sending = [
             asyncio.create_task(send_steadily(Sender(ORDERLY, orderly, recorder), queues)),
             asyncio.create_task(send_in_bursts(Sender(EAGER, eager, recorder), queues)),
+            *(asyncio.create_task(send_once(namesrv, topic, recorder)) for topic in topics),
         ]
         await until_told()
-        await _cancel(sending)
+        await cancel(sending)
         await asyncio.gather(orderly.flush(), eager.flush())
         print("sent", flush=True)
         with suppress(TimeoutError):  # what was not read by then is for the checkers
             async with asyncio.timeout(DRAIN_S):
                 await until_read(consumer, steadies, pushed)
         print("read", flush=True)
-        await _cancel(reading)
+        await cancel(reading)
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+async def cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):

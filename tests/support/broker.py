@@ -248,13 +248,13 @@ class BrokerClient:
         described = await self.admin.DescribeTopic(pb.DescribeTopicRequest(topic=topic))
         return described.queues[queue_id]
 
-    async def read_queue(self, topic: str, queue_id: int) -> list[Record]:
+    async def read_queue(self, topic: str, queue_id: int, start: int = 0) -> list[Record]:
         """All messages of a queue, the appended ones included: waits until they are readable."""
         end = (await self.status(topic, queue_id)).appended_offset
         found: list[Record] = []
         async with asyncio.timeout(DEADLINE_S):
-            while len(found) < end:
-                answer = await self.pull(topic, queue_id, len(found), max_count=4096)
+            while start + len(found) < end:
+                answer = await self.pull(topic, queue_id, start + len(found), max_count=4096)
                 assert answer.status in (pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NOT_FOUND), answer
                 records = record.decode_all(answer.records)
                 assert len(records) == answer.count
@@ -262,12 +262,12 @@ class BrokerClient:
                 if not records:
                     await asyncio.sleep(0.002)
         offsets = [r.queue_offset for r in found]
-        assert offsets == list(range(end)), offsets
+        assert offsets == list(range(start, end)), offsets
         assert all((r.topic, r.queue_id) == (topic, queue_id) for r in found)
         return found
 
-    async def bodies(self, topic: str, queue_id: int) -> list[bytes]:
-        return [found.body for found in await self.read_queue(topic, queue_id)]
+    async def bodies(self, topic: str, queue_id: int, start: int = 0) -> list[bytes]:
+        return [found.body for found in await self.read_queue(topic, queue_id, start)]
 
     async def commit(self, group: str, *items: tuple[str, int, int, int]) -> list[pb.OffsetResult]:
         """Commit (topic, queue, generation, offset) many at once."""

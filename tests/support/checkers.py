@@ -30,13 +30,17 @@ RETRIES_S = 35.0
 # A commit is answered when the writer has it, and is in the log within a second; a writer that was
 # deposed answers until it hears of that.
 COMMIT_LOSABLE_S = 15.0
+HEALING_S = 30.0  # after the end of a fault readers have come further than they were
 
 
 class Held(NamedTuple):
-    """A queue in the end: its generation, and its messages by offset from 0."""
+    """A queue in the end: its generation, and its messages by offset from ``first`` on. What was
+    before has gone because a disk was full.
+    """
 
     generation: int
     messages: Sequence[str]
+    first: int = 0
 
 
 @dataclass
@@ -58,21 +62,24 @@ def judge(
     final: Mapping[Queue, Held],
     firm: frozenset[str],
     hasty: frozenset[str] = frozenset(),
+    single: frozenset[str] = frozenset(),
 ) -> Verdict:
     """All checkers that need nothing but the history. ``firm``: the firm topics. ``hasty``: see
-    :func:`disorder`.
+    :func:`disorder`. ``single``: see :func:`unexplained_copies`.
     """
     verdict = Verdict(counts=counted(history, final))
-    losses = list(missing(history, final))
+    losses = [send for send in missing(history, final) if not history.of_former_life(send)]
     verdict.add("acknowledged messages lost", (s.message for s in losses if s.queue[0] in firm))
     loose = [send for send in losses if send.queue[0] not in firm]
     verdict.counts["acknowledged messages lost where the mode allows it"] += len(loose)
+    # A topic that was made anew has taken back all that was seen in its former life, openly.
+    unbroken = firm - {rebirth.topic for rebirth in history.rebirths}
     verdict.add("messages from nowhere", phantoms(history, final))
-    verdict.add("places with two messages", disagreements(history, final, firm))
+    verdict.add("places with two messages", disagreements(history, final, unbroken))
     verdict.add("places acknowledged twice", shared_receipts(history, firm))
     verdict.add("messages out of order", disorder(history, final, hasty))
-    verdict.add("copies without a cause", unexplained_copies(history, final))
-    verdict.add("seen and taken back", taken_back(history, final, firm))
+    verdict.add("copies without a cause", unexplained_copies(history, final, single))
+    verdict.add("seen and taken back", taken_back(history, final, unbroken))
     verdict.add("silent skips and rewinds", reader_faults(history))
     verdict.add("committed offsets gone back", commit_faults(history))
     verdict.add("messages never seen", unseen(history, final))
@@ -85,12 +92,15 @@ def counted(history: History, final: Mapping[Queue, Held]) -> Counter[str]:
     for send in history.sends.values():
         counts["messages sent"] += 1
         counts[f"sends: {send.outcome.value}"] += 1
+        if send.refusal:
+            counts[f"refused: {send.refusal}"] += 1
     seen = Counter((s.reader, s.message) for s in history.seen())
     counts["deliveries"] = seen.total()
     counts["deliveries repeated"] = seen.total() - len(seen)
     stored = [message for held in final.values() for message in held.messages]
     counts["messages stored"] = len(stored)
     counts["copies stored"] = len(stored) - len(set(stored))
+    counts["messages gone because a disk was full"] = sum(held.first for held in final.values())
     counts["fences"] = sum(isinstance(e, Place) and e.step is Step.FENCED for e in history.reads)
     return counts
 
@@ -98,7 +108,8 @@ def counted(history: History, final: Mapping[Queue, Held]) -> Counter[str]:
 def missing(history: History, final: Mapping[Queue, Held]) -> Iterator[Send]:
     """Acknowledged, and in the end not where the acknowledgement said."""
     for send in history.sends.values():
-        if send.outcome is Outcome.OK and _at(final, send.queue, send.offset) != send.message:
+        told = send.outcome is Outcome.OK
+        if told and not holds(final, send.queue, send.offset, send.message):
             yield send
 
 
@@ -110,7 +121,7 @@ def phantoms(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:
         send = history.sends.get(message)
         if send is None:
             yield f"{message} {where}: nobody sent it"
-        elif send.outcome is Outcome.FAILED:
+        elif send.outcome in (Outcome.FAILED, Outcome.REFUSED):
             yield f"{message} {where}: its send was refused"
         elif send.queue != queue:
             yield f"{message} {where}: it was sent to {send.queue}"
@@ -158,12 +169,18 @@ def disorder(history: History, final: Mapping[Queue, Held], hasty: frozenset[str
                 yield f"{queue}: {message} behind number {before}"
 
 
-def unexplained_copies(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:
-    """Stored more than once, though nothing was wrong that made its producer send it again."""
+def unexplained_copies(
+    history: History, final: Mapping[Queue, Held], single: frozenset[str]
+) -> Iterator[str]:
+    """Stored more than once, though nothing was wrong that made its producer send it again.
+    ``single``: producers that never send anything again.
+    """
     for queue, held in final.items():
         for message, times in Counter(held.messages).items():
             send = history.sends.get(message)
-            if times > 1 and send and not _disturbed(history, send.began_s, send.ended_s):
+            if times == 1 or send is None:
+                continue
+            if send.producer in single or not _disturbed(history, send.began_s, send.ended_s):
                 yield f"{message}: {times} times in {queue}"
 
 
@@ -174,10 +191,15 @@ def taken_back(
     it was seen is still the queue's.
     """
     for seen in history.seen():
-        there = _at(final, seen.queue, seen.offset) == seen.message
+        there = holds(final, seen.queue, seen.offset, seen.message)
         generation = final[seen.queue].generation if seen.queue in final else 0
         if not there and (seen.queue[0] in firm or seen.generation == generation):
             yield f"{seen.message} by {seen.reader} at {seen.queue} {seen.offset}"
+
+
+def gone(final: Mapping[Queue, Held]) -> Iterator[str]:
+    """Messages that retention took, for queues of a run in which no disk was full."""
+    yield from (f"{held.first} of {queue}" for queue, held in final.items() if held.first)
 
 
 def unseen(history: History, final: Mapping[Queue, Held]) -> Iterator[str]:
@@ -231,13 +253,21 @@ def commit_faults(history: History) -> Iterator[str]:
 def _least(history: History, kept: Sequence[Place], asked: Place) -> Spot | None:
     """What must at least be committed when the broker is asked."""
     before = [commit for commit in kept if commit.at_s <= asked.at_s]
-    sure = [
-        commit.spot
-        for commit in before
-        if commit.at_s + COMMIT_LOSABLE_S <= asked.at_s
-        or not history.disturbed(commit.at_s, asked.at_s, COMMIT_LOSABLE_S)
-    ]
+    sure = [commit.spot for commit in before if _is_sure(history, commit, asked.at_s)]
     return max(sure, default=None)
+
+
+def _is_sure(history: History, commit: Place, at_s: float) -> bool:
+    """Nothing was wrong when it was kept, or that is so long ago that its reader has committed
+    since.
+    """
+    exposed_s = min(at_s, commit.at_s + COMMIT_LOSABLE_S)
+    ends = [
+        fault.ended_s
+        for fault in history.disturbances
+        if fault.began_s <= exposed_s and fault.ended_s + COMMIT_LOSABLE_S >= commit.at_s
+    ]
+    return not ends or max(ends) + HEALING_S <= at_s
 
 
 # --- what needs more than the history -------------------------------------------------------------
@@ -270,9 +300,13 @@ def differing_epochs(kept: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _at(final: Mapping[Queue, Held], queue: Queue, offset: int) -> str | None:
-    held = final[queue].messages if queue in final else ()
-    return held[offset] if 0 <= offset < len(held) else None
+def holds(final: Mapping[Queue, Held], queue: Queue, offset: int, message: str) -> bool:
+    """Whether it is there in the end, or has gone with what was before the queue's first."""
+    held = final.get(queue, Held(0, ()))
+    index = offset - held.first
+    return 0 <= offset < held.first or (
+        0 <= index < len(held.messages) and held.messages[index] == message
+    )
 
 
 def _everywhere(history: History, final: Mapping[Queue, Held]) -> Iterator[tuple[str, Queue, str]]:
@@ -287,7 +321,7 @@ def _everywhere(history: History, final: Mapping[Queue, Held]) -> Iterator[tuple
 def _places(history: History, final: Mapping[Queue, Held]) -> Iterator[tuple[Queue, int, int, str]]:
     """Every sighting: queue, generation, offset, message."""
     for queue, held in final.items():
-        for offset, message in enumerate(held.messages):
+        for offset, message in enumerate(held.messages, held.first):
             yield queue, held.generation, offset, message
     for seen in history.seen():
         yield seen.queue, seen.generation, seen.offset, seen.message

@@ -30,6 +30,7 @@ class Outcome(Enum):
     STORED = "stored"  # stored, but the disk or a slave was not in time
     UNKNOWN = "unknown"  # a timeout, a broken client: stored or not
     FAILED = "failed"  # refused before anything was sent
+    REFUSED = "refused"  # tried once, and the broker said that nothing is stored
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Send:
     outcome: Outcome = Outcome.UNKNOWN
     offset: int = -1  # in its queue, when it is known to be stored
     log_offset: int = -1
+    refusal: str = ""  # the error's name, of one that was refused
 
     @property
     def producer(self) -> str:
@@ -91,6 +93,26 @@ class Disturbance(NamedTuple):
     ended_s: float
 
 
+class Rebirth(NamedTuple):
+    """A topic was deleted and made anew: when that was begun and done, and the generation that each
+    of its queues had then.
+    """
+
+    topic: str
+    began_s: float
+    ended_s: float
+    generations: dict[int, int]
+
+
+class Darkness(NamedTuple):
+    """Everybody who was in sync lost power at once. ``on_disk``: below this log offset somebody had
+    everything on the disk.
+    """
+
+    at_s: float
+    on_disk: int
+
+
 @dataclass
 class History:
     """All events of a run. ``reads`` holds what readers saw and did, in each reader's order."""
@@ -98,6 +120,8 @@ class History:
     sends: dict[str, Send] = field(default_factory=dict)
     reads: list[Seen | Place] = field(default_factory=list)
     disturbances: list[Disturbance] = field(default_factory=list)
+    rebirths: list[Rebirth] = field(default_factory=list)
+    darknesses: list[Darkness] = field(default_factory=list)
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Self:
@@ -123,6 +147,10 @@ class History:
         """Whether there was a fault, or one had ended less than ``after_s`` before, in between."""
         return any(d.began_s <= to_s and d.ended_s + after_s >= from_s for d in self.disturbances)
 
+    def of_former_life(self, send: Send) -> bool:
+        """Its topic was made anew later than it was sent, or meanwhile."""
+        return any(r.topic == send.queue[0] and send.began_s <= r.ended_s for r in self.rebirths)
+
     def _add(self, kind: str, *values: Any) -> None:
         getattr(self, f"_add_{kind}")(*values)
 
@@ -134,6 +162,10 @@ class History:
         send = self.sends[message]
         send.ended_s, send.outcome = at_s, Outcome(outcome)
         send.offset, send.log_offset = where
+
+    def _add_refused(self, at_s: float, message: str, refusal: str) -> None:
+        send = self.sends[message]
+        send.ended_s, send.outcome, send.refusal = at_s, Outcome.REFUSED, refusal
 
     def _add_seen(self, at_s: float, reader: str, topic: str, queue_id: int, *rest: Any) -> None:
         self.reads.append(Seen(at_s, reader, (topic, queue_id), *rest))
@@ -147,6 +179,13 @@ class History:
 
     def _add_fault(self, at_s: float, name: str, began_s: float) -> None:
         self.disturbances.append(Disturbance(name, began_s, at_s))
+
+    def _add_reborn(self, at_s: float, topic: str, began_s: float, *pairs: list[int]) -> None:
+        generations = {queue_id: generation for queue_id, generation in pairs}
+        self.rebirths.append(Rebirth(topic, began_s, at_s, generations))
+
+    def _add_dark(self, at_s: float, on_disk: int) -> None:
+        self.darknesses.append(Darkness(at_s, on_disk))
 
 
 class Recorder:
@@ -167,6 +206,9 @@ class Recorder:
     def sent(self, message: str, outcome: Outcome, offset: int = -1, log_offset: int = -1) -> None:
         self._write("sent", message, outcome.value, offset, log_offset)
 
+    def refused(self, message: str, refusal: str) -> None:
+        self._write("refused", message, refusal)
+
     def seen(
         self, reader: str, queue: Queue, message: str, *, offset: int, generation: int = 0
     ) -> None:
@@ -183,6 +225,13 @@ class Recorder:
             yield
         finally:
             self._write("fault", name, began_s)
+
+    def reborn(self, topic: str, began_s: float, generations: dict[int, int]) -> None:
+        self._write("reborn", topic, began_s, *generations.items())
+
+    def dark(self, on_disk: int) -> None:
+        """Written before the power goes, so that nothing that is told later counts."""
+        self._write("dark", on_disk)
 
     def _write(self, kind: str, *values: object) -> None:
         line = json.dumps([kind, time.monotonic(), *values], separators=(",", ":"))

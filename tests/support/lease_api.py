@@ -2,8 +2,8 @@
 
 ``lose_answers`` lets the next writes be carried out and their connections break before the answer.
 ``gate``: closed, calls are taken, and carried out and answered when it opens. ``accepted``: every
-object that was written, oldest first. What the model says is what a real API server says:
-tests/kube plays the same contract on both.
+object that was written, oldest first. ``outdated``: who reads leases as they were. What the model
+says is what a real API server says: tests/kube plays the same contract on both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/"
 
+Leases = dict[tuple[str, str], dict[str, Any]]
+
 
 class LeaseApi:
     """All leases by (namespace, name). ``failing``: every call is answered with this status."""
 
     def __init__(self) -> None:
-        self.leases: dict[tuple[str, str], dict[str, Any]] = {}
+        self.leases: Leases = {}
         self.lose_answers = 0
         self.failing = 0
         self.calls: list[str] = []
@@ -31,11 +33,26 @@ class LeaseApi:
         self.gate.set()
         self.accepted: list[dict[str, Any]] = []
         self.address = ""
+        self._views: dict[str, Leases] = {}  # of hosts that read what has been
         self._lock = threading.Lock()
         self._version = 100
 
-    def get(self, key: tuple[str, str]) -> tuple[int, dict[str, Any]]:
-        found = self.leases.get(key)
+    @contextmanager
+    def outdated(self, host: str) -> Iterator[None]:
+        """Who calls from this address reads everything as it is now, until it has written itself or
+        the block ends.
+        """
+        self._views[host] = copy.deepcopy(self.leases)
+        try:
+            yield
+        finally:
+            self._views.pop(host, None)
+
+    def has_written(self, host: str) -> None:
+        self._views.pop(host, None)
+
+    def get(self, key: tuple[str, str], host: str = "") -> tuple[int, dict[str, Any]]:
+        found = self._views.get(host, self.leases).get(key)
         missing = {"reason": "NotFound", "details": {"name": key[1], "kind": "leases"}}
         return (200, found) if found else (404, missing)
 
@@ -69,7 +86,7 @@ def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(lambda: api.get(self._key()))
+            self._answer(lambda: api.get(self._key(), self.client_address[0]))
 
         def do_POST(self) -> None:
             body = self._body()
@@ -93,6 +110,8 @@ def lease_api(host: str = "127.0.0.1") -> Iterator[LeaseApi]:
             api.calls.append(self.command)
             failure = {"reason": "Failing", "message": "failing"}
             status, body = (api.failing, failure) if api.failing else act()
+            if self.command != "GET" and status < 300:
+                api.has_written(self.client_address[0])
             if self.command != "GET" and api.lose_answers:
                 api.lose_answers -= 1
                 self.close_connection = True

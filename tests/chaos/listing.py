@@ -1,0 +1,65 @@
+"""The list of what can befall a cluster. A fault is a block: what it does at the beginning, it
+undoes at the end. Who is hit is decided when it begins.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+from tests.chaos.cluster import Cluster
+from tests.chaos.machines import Member
+from tests.support import loop_disk, network
+
+Inject = Callable[[Cluster, random.Random], AbstractAsyncContextManager[None]]
+Steps = Callable[[Cluster, random.Random], AsyncIterator[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``disk``: it needs a disk of the member's own. ``missing``: why it cannot be done here, empty
+    when it can. ``powerless``: members that lose what they had not synced. ``fills``: there is so
+    little room that old messages have to go. ``waits``: until the cluster has done something, so it
+    must not begin while anything is wrong that only ends after it.
+    """
+
+    name: str
+    inject: Inject
+    disk: bool = False
+    missing: Callable[[], str] = str
+    powerless: int = 0
+    fills: bool = False
+    waits: bool = False
+
+    def left_out(self) -> str:
+        """Why it is left out here; empty when it is not."""
+        disk = (network.why_not() or loop_disk.missing("ext4")) if self.disk else ""
+        return disk or self.missing()
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(
+    name: str,
+    *,
+    disk: bool = False,
+    missing: Callable[[], str] = str,
+    powerless: int = 0,
+    fills: bool = False,
+    waits: bool = False,
+) -> Callable[[Steps], Steps]:
+    """Lists a fault."""
+
+    def listed(steps: Steps) -> Steps:
+        inject = asynccontextmanager(steps)
+        FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits)
+        return steps
+
+    return listed
+
+
+def follower_of(cluster: Cluster, rng: random.Random) -> Member:
+    return rng.choice(cluster.followers())
