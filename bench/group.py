@@ -84,7 +84,10 @@ class Groups:
 
     def wipe(self, member_id: int, group: str = "g1") -> None:
         """A new disk for a member that does not run."""
-        shutil.rmtree(self._folder / f"{group}-{member_id}" / "store")
+        shutil.rmtree(self.store_of(member_id, group))
+
+    def store_of(self, member_id: int, group: str = "g1") -> Path:
+        return self._folder / f"{group}-{member_id}" / "store"
 
     def start(self) -> None:
         """Whoever does not run."""
@@ -97,13 +100,18 @@ class Groups:
         return time.monotonic() - started_s
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds_max: float = READY_S_MAX) -> None:
+def wait_for(
+    condition: Callable[[], bool],
+    what: str,
+    seconds_max: float = READY_S_MAX,
+    poll_s: float = POLL_S,
+) -> None:
     """TimeoutError."""
     deadline_s = time.monotonic() + seconds_max
     while not condition():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{what}: not within {seconds_max:.0f} s")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
 
 
 @contextmanager

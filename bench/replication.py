@@ -19,38 +19,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from bench.group import Groups, create_topic, groups, wait_for
+from bench.figures import Figure, Row, number, rows, table
+from bench.group import Groups, create_topic, groups
+from bench.newslave import BODY_BYTES, catch_up, rate_for
 from bench.processes import REPOSITORY, Child, Line
-from bench.report import machine, markdown
-from bench.stats import Spread, spread
-from bench.watching import Watch, producing
+from bench.report import machine
+from bench.watching import producing
 from cometmq.model import ReplicationMode
 
-BODY_BYTES = 1024
 ALONE, ASYNC, SYNC = "alone", "async", "sync"
 MODES = {ASYNC: ReplicationMode.ASYNC, SYNC: ReplicationMode.APPENDED}
 LATENCY_RATE = 500.0
-CATCH_UP_BYTES = 1_200_000_000
-SETTLE_S = 1.0  # after something has changed, before it is measured
-MB = 1_000_000
 # A slow slave runs for the first part of each period only.
 SLOW_RUNS_S, SLOW_PERIOD_S = 0.005, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure of one run. ``limit`` is the issue's: a least or, with ``at_most``, a most; None:
-    there is none.
-    """
-
-    name: str
-    value: float
-    unit: str
-    limit: float | None = None
-    at_most: bool = False
 
 
 # --- throughput and latency ---------------------------------------------------------------------
@@ -122,73 +106,6 @@ def latency(folder: Path, runs: int, seconds: float) -> Iterator[list[Figure]]:
             ]
             added = float(lines[SYNC]["p50_ms"]) - float(lines[ALONE]["p50_ms"])
             yield [*found, Figure("receipt, sync − alone, p50", added, "ms", 1.5, at_most=True)]
-
-
-# --- a new slave --------------------------------------------------------------------------------
-
-
-def catch_up(folder: Path, runs: int, seconds: float) -> Iterator[list[Figure]]:
-    with groups(folder / "group", 1) as group:
-        create_topic(group.namesrv, ASYNC, MODES[ASYNC])
-        lose_disk(group)
-        fill(group, CATCH_UP_BYTES)
-        for _ in range(runs):
-            size = group.log_end(0)
-            copied_s = copy_anew(group)
-            idle = Figure("catch-up, nobody sends", size / copied_s / MB, "MB/s", 300)
-            yield [idle, *beside_producers(group, seconds)]
-            lose_disk(group)
-
-
-def beside_producers(group: Groups, seconds: float) -> Iterator[Figure]:
-    """A producer at full speed: with its slave in step, then beside a new one that catches up."""
-    with producing(group.namesrv, ASYNC, body_bytes=BODY_BYTES) as watch:
-        in_step = rate_for(watch, seconds)
-        lose_disk(group)
-        gone = rate_for(watch, seconds)
-        group.start()
-        wait_for(lambda: group.log_end(1) > 0, "the copy")
-        copied, started_s = group.log_end(1), time.time()
-        time.sleep(seconds)
-        ended_s = time.time()
-        copied = group.log_end(1) - copied
-        beside = watch.rate(started_s, ended_s)
-    yield Figure("produce, no slave", gone, "messages/s")
-    yield Figure("produce, slave in step", in_step, "messages/s")
-    yield Figure("produce, new slave catches up", beside, "messages/s")
-    yield Figure("catching up / in step", beside / in_step, "", 0.80)
-    yield Figure("catch-up, beside the producer", copied / (ended_s - started_s) / MB, "MB/s")
-
-
-def lose_disk(group: Groups) -> None:
-    """The slave dies, and its store with it."""
-    group.kill(1)
-    group.wipe(1)
-
-
-def copy_anew(group: Groups) -> float:
-    """Start the slave; seconds from its first bytes until it has everything on its disk."""
-    starting = threading.Thread(target=group.start)
-    starting.start()
-    wait_for(lambda: group.log_end(1) > 0, "the copy")
-    started_s = time.monotonic()
-    wait_for(lambda: group.log_end(1) == group.log_end(0), "a whole copy")
-    copied_s = time.monotonic() - started_s
-    starting.join()
-    return copied_s
-
-
-def fill(group: Groups, size: int) -> None:
-    with producing(group.namesrv, ASYNC, body_bytes=BODY_BYTES):
-        wait_for(lambda: group.log_end(0) >= size, "a full log")
-
-
-def rate_for(watch: Watch, seconds: float) -> float:
-    """Messages a second from a moment after now on."""
-    time.sleep(SETTLE_S)
-    started_s = time.time()
-    time.sleep(seconds)
-    return watch.rate(started_s, started_s + seconds)
 
 
 # --- one slave of two ---------------------------------------------------------------------------
@@ -267,48 +184,6 @@ PARTS: dict[str, Callable[[Path, int, float], Iterator[list[Figure]]]] = {
     "catch-up": catch_up,
     "trouble": trouble,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One figure over all runs."""
-
-    figure: Figure  # of the first run
-    values: Spread
-
-    @property
-    def reached(self) -> bool:
-        limit, value = self.figure.limit, self.values.median
-        if limit is None:
-            return True
-        return value <= limit if self.figure.at_most else value >= limit
-
-
-def rows(runs: Sequence[Sequence[Figure]]) -> list[Row]:
-    """The figures of several runs, as they come in each of them."""
-    return [
-        Row(figures[0], spread([figure.value for figure in figures]))
-        for figures in zip(*runs, strict=True)
-    ]
-
-
-def table(found: Sequence[Row]) -> str:
-    header = ("what", "median", "lowest–highest", "unit", "limit", "reached")
-    return markdown(header, [cells(row) for row in found])
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    figure, values = row.figure, row.values
-    limit = ""
-    if figure.limit is not None:
-        limit = f"{'≤' if figure.at_most else '≥'} {figure.limit:g}"
-    extent = f"{number(values.lowest)}–{number(values.highest)}"
-    reached = ("yes" if row.reached else "NO") if limit else ""
-    return figure.name, number(values.median), extent, figure.unit, limit, reached
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -152,6 +152,11 @@ def _store_id(_: click.Context, __: click.Parameter, value: str | None) -> str |
     "--store-id", callback=_store_id, metavar=f"ID|{NEW_STORE_ID}",
     help="Where cometmq.json is gone: the id that it named, or a new one.",
 )  # fmt: skip
+@click.option(
+    "--restored", is_flag=True,
+    help="It is an older copy, from a backup or a snapshot: give it an id of its own, by which no "
+    "lease takes it for the store that it was.",
+)  # fmt: skip
 @slots_option
 @entries_option
 @click.option(

@@ -25,6 +25,9 @@ from cometmq.store.opening import OpenedStore, StoreOptions
 from cometmq.store.restart.recovery import Progress, last_record_before
 from cometmq.store.restart.replay import LastRecord, Observer, Replay
 
+# Further behind its writer, a follower makes log files without zeros, and when they are needed.
+FAR_BEHIND_BYTES = 64 * 1024 * 1024
+
 
 class CopyObserver(Observer, Protocol):
     """Who hears of what is copied, in the order of the log."""
@@ -39,6 +42,7 @@ class FollowerStore(BaseStore):
     def __init__(self, opened: OpenedStore, options: StoreOptions) -> None:
         super().__init__(opened)
         self._file_bytes = options.commit_log_file_bytes
+        self._log.far_behind = True  # for all that is known
 
     @classmethod
     def open(
@@ -76,6 +80,10 @@ class FollowerStore(BaseStore):
             self._guarded(lambda: self._opened.save_epochs(known))
         self._guarded(self._opened.forget_former_name)
         self.epoch = max(self.epoch, known[-1].number)
+
+    def note_writer_end(self, offset: int) -> None:
+        """The writer's log goes to ``offset``."""
+        self._log.far_behind = offset - self.appended_offset > FAR_BEHIND_BYTES
 
     def append(self, offset: int, data: bytes, observer: CopyObserver) -> int:
         """Write a chunk of the writer's log: whole records of one file, or a file's end mark alone.

@@ -61,6 +61,9 @@ class CommitLog:
         # check when it is read. Moves on when the disk is read, which reads more than it is asked.
         self.trusted_from = 0
         self.files_max = 0  # that may be made; 0: any number
+        # A copy far behind what it is a copy of: its disk has the log to write, and zeros under it
+        # would be as much again. So none are written, and no file is made ahead of its use.
+        self.far_behind = False
         self._forgotten = 0  # what stands before it is being removed
         self._files = files
         self._new_path: Path = paths.next_log_file
@@ -130,8 +133,8 @@ class CommitLog:
             offset, size = self._scars[-1]
             segment = self.segments.find(offset)
             assert segment is not None, offset
-            for at in range(offset, offset + size, len(ZEROS)):
-                segment.pwrite(at, ZEROS[: min(len(ZEROS), offset + size - at)])
+            start = offset - segment.start
+            clear(segment.file, start, start + size)  # a hole stays one: filling it takes room
             self._scars.pop()
 
     def _write_blank(self, end: int, file_end: int) -> None:
@@ -214,7 +217,8 @@ class CommitLog:
     @property
     def next_file_wanted(self) -> bool:
         """Less than half a file is left to write to."""
-        return self.segments.end - self.end[0] <= self.segments.file_bytes // 2
+        left = self.segments.end - self.end[0]
+        return not self.far_behind and left <= self.segments.file_bytes // 2
 
     def prepare_next_file(self) -> None:
         """Make the next file, if it is wanted; takes as long as the disk needs for writing it."""
@@ -241,7 +245,7 @@ class CommitLog:
         try:
             new = self._files.create(self._new_path, self.segments.file_bytes)
             try:
-                write_zeros(new, self.segments.file_bytes)
+                write_zeros(new, 0 if self.far_behind else self.segments.file_bytes)
             finally:
                 new.close()
         except BaseException:

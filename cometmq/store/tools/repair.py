@@ -45,6 +45,7 @@ class Accepted:
     cut_at: int | None = None  # a good record, from which on everything goes
     epoch: int | None = None  # number above all that were ever used, when cometmq.epochs is gone
     store_id: str | None = None  # what cometmq.json said, when it does not read; or NEW_STORE_ID
+    restored: bool = False  # a copy from before: its group may have gone on with the original
 
 
 @dataclass(slots=True)
@@ -270,9 +271,9 @@ class _Repair:
         self._files.sync_directory(self._paths.root)
 
     def _breaks_history(self, found: Survey) -> bool:
-        """Something is given up, or the log's epochs are made up."""
+        """Something is given up, or was never in this copy, or the log's epochs are made up."""
         accepted = self._accepted
-        is_cut = found.ends_too_early or accepted.cut_at is not None
+        is_cut = found.ends_too_early or accepted.cut_at is not None or accepted.restored
         return is_cut or bool(found.damages) or accepted.epoch is not None
 
     def _left_open(self, known: Identity, *, whole: bool) -> Identity:
@@ -315,6 +316,9 @@ class _Repair:
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count
+        if self._accepted.restored:
+            former = opened.former_store_id
+            self._note(f"called the store {opened.store_id}: a copy of {former}, not the store")
         self._note(f"made {done.queue_count} queues and the key index anew")
 
     def _note(self, action: str) -> None:

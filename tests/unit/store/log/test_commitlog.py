@@ -82,6 +82,33 @@ def test_a_full_disk_while_preparing_leaves_nothing(tmp_path: Path) -> None:
     assert put(log, 100) == SIZE
 
 
+def test_far_behind_files_are_made_when_they_are_needed_and_take_no_room(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    log = opened(tmp_path, files)
+    log.far_behind = True
+    put(log, SIZE - 8)
+    assert not log.next_file_wanted
+    log.prepare_next_file()
+    assert len(log.segments) == 1
+    files.room = 8 + 100  # for the end mark and the batch
+    assert put(log, 100) == SIZE
+    assert (tmp_path / "commitlog" / offset_name(SIZE)).stat().st_size == SIZE
+    log.far_behind, files.room = False, None
+    put(log, SIZE // 2)
+    assert log.next_file_wanted
+
+
+def test_what_a_failed_append_did_not_reach_needs_no_room(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    log = opened(tmp_path, files)
+    put(log, 100)
+    files.room = 0
+    with pytest.raises(DiskFull):
+        put(log, 300)
+    log.heal()
+    assert log.end == (100, 1)
+
+
 def test_what_a_failed_append_wrote_is_cleared_by_the_next(tmp_path: Path) -> None:
     files = FaultyFiles()
     log = opened(tmp_path, files)

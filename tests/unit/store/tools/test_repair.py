@@ -616,13 +616,26 @@ def test_an_identity_can_be_drawn_anew(store: Path) -> None:
     assert after != before
 
 
-def test_a_restored_copy_is_another_store(store: Path) -> None:
-    """As docs/runbooks.md has it: a lease may name its id as one that has everything."""
-    identity = store / "cometmq.json"
-    before = json.loads(identity.read_text())["store_id"]
-    identity.unlink()
-    mended(store, store_id=before)
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_restored_copy_is_another_store(store: Path, crashed: bool) -> None:
+    """A lease may name its id as one that has everything. What it has it keeps."""
+    if crashed:
+        open_store(store).abandon()
+    before, _ = names_of(store)
+    done = mended(store, restored=True)
+    assert any(before in action for action in done.actions)
+    assert (names_of(store)[1], done.losses) == (before, [])
     restored = FollowerStore.open(store, SMALL)
-    assert restored.store_id != before == restored.former_store_id
+    assert restored.store_id == names_of(store)[0] != before == restored.former_store_id
     assert len(bodies(restored, "A", 0)) == MESSAGES // 2
     restored.close()
+
+
+def test_no_two_restored_copies_are_the_same_store(store: Path, tmp_path: Path) -> None:
+    copies = [tmp_path / "copies" / name for name in "ab"]
+    for copy in copies:
+        shutil.copytree(store, copy, ignore=shutil.ignore_patterns("copies"))
+        mended(copy, restored=True)
+    names = [names_of(copy) for copy in copies]
+    assert names[0][0] != names[1][0]
+    assert names[0][1] == names[1][1] == names_of(store)[0]
