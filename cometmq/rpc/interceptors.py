@@ -161,7 +161,16 @@ def guard(method: str, handler: Handler, observer: CallObserver | None) -> Handl
         return grpc.stream_unary_rpc_method_handler(guarded, parse, serialize)
     both = _checked(method, handler.stream_stream)
     guarded = _guarded(method, both, observer, stream=True)
-    return grpc.stream_stream_rpc_method_handler(guarded, parse, serialize)
+    return grpc.stream_stream_rpc_method_handler(guarded, parse, _unless_done(serialize))
+
+
+def _unless_done(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Bytes go as they are: the method has serialized its answer itself."""
+
+    def serialized(response: Any) -> bytes:
+        return response if isinstance(response, bytes) else serialize(response)
+
+    return serialized
 
 
 def refuse(error: CometError) -> Handler:

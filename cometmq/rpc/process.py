@@ -17,6 +17,7 @@ from cometmq import reexec
 from cometmq.errors import CometError
 from cometmq.reexec import STOP_SIGNALS, RoleChange
 from cometmq.rpc.memory import keep_freed
+from cometmq.rpc.polling import poll_in_one_thread
 
 
 class StopSignal:
@@ -68,6 +69,7 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     """
     stop = StopSignal()
     keep_freed()
+    poll_in_one_thread()
     try:
         import uvloop
 

@@ -34,6 +34,9 @@ from cometmq.store.cleaner import Pin
 from cometmq.store.log.commitlog import Chunk
 
 COLD_READ_THREADS = 2
+# Fewer bytes wait for more while something sent is unanswered: so under load frames get larger, and
+# more messages share what each costs whatever its size. With nothing unanswered they go at once.
+GATHER_BYTES = CHUNK_BYTES_MAX * 3 // 4
 # What consumers of followers may see is told with the next bytes, or so long after the last frame.
 MARKS_S = 0.005
 
@@ -196,25 +199,37 @@ class Sender:
                 await self._keep_pace(chunk)
             if chunk is not None or due_s <= 0:
                 return self._frame(chunk, replicas.clock.boottime_s())
-            try:
-                async with asyncio.timeout(due_s):
-                    await self.wake.wait()
-            except TimeoutError:
-                continue
+            await self._woken(due_s)
         return None
+
+    async def _woken(self, delay_s: float) -> None:
+        """Until something has changed, at most so long."""
+        timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
+        try:
+            await self.wake.wait()
+        finally:
+            timer.cancel()
 
     def _due_s(self) -> float:
         """When a frame is due that has no bytes."""
         shown, flush_to = self._to_tell()
-        if self._told is None or self._told[1] != flush_to:
+        replica = self.replica
+        if self._told is None or self._told[1] < flush_to <= replica.sent:
             return self._told_s
-        return self._told_s + (HEARTBEAT_S if self._told[0] == shown else MARKS_S)
+        # What is unanswered is followed by a frame that tells it anyway, or by an answer.
+        soon = self._told[0] != shown and replica.has_what_was_sent
+        return self._told_s + (MARKS_S if soon else HEARTBEAT_S)
 
     async def _chunk(self) -> Chunk | None:
         room = self.replica.room()
-        if not room:
+        if not room or self._gathers():
             return None
-        return await self._replicas.read_chunk(self.replica.sent, min(room, CHUNK_BYTES_MAX))
+        return await self._replicas.read_chunk(self.replica.sent, room)
+
+    def _gathers(self) -> bool:
+        """Whether what there is to send waits for more: until the next answer, at the latest."""
+        waiting_bytes = self._replicas.storage.store.written_offset - self.replica.sent
+        return not self.replica.has_what_was_sent and waiting_bytes < GATHER_BYTES
 
     async def _keep_pace(self, chunk: Chunk) -> None:
         replicas = self._replicas

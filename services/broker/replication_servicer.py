@@ -12,7 +12,6 @@ from cometmq.member.checksum import checksum_log
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.standing import standing_of
-from cometmq.native import crc32
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,
@@ -24,6 +23,7 @@ from cometmq.replication.lease import Seat
 from cometmq.replication.refusals import Reason
 from cometmq.rpc.gate import Gate
 from cometmq.v1 import common_pb2, member_pb2
+from services.broker.frames import pack
 from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet
 from services.broker.replicas import Frame, Replicas, Sender
@@ -79,7 +79,7 @@ class ReplicationServicer:
                 tasks.create_task(self._read_acks(sender, context))
                 tasks.create_task(self._end_when_draining())
                 while (frame := await sender.next_frame()) is not None:
-                    await context.write(self._response(frame))
+                    await context.write(self._packed(frame))
                 raise InvalidRequest("member_id: another stream of this member has come")
 
     async def _read_acks(self, sender: Sender, context: Context) -> None:
@@ -96,6 +96,9 @@ class ReplicationServicer:
                     min(ack.promise_ms, self._promise_ms),
                 )
             )
+
+    def _packed(self, frame: Frame) -> bytes:
+        return pack(frame, self._store.epoch, self._replicas.clock.wall_ms())
 
     async def _end_when_draining(self) -> None:
         await self._gate.wait_draining()
@@ -124,22 +127,6 @@ class ReplicationServicer:
             log_file_bytes=self._log_file_bytes,
             promise_ms=self._promise_ms,
         )
-
-    def _response(self, frame: Frame) -> member_pb2.ReplicateResponse:
-        response = member_pb2.ReplicateResponse()
-        chunk = response.chunk  # filled in place: handed over as a whole it would be copied again
-        chunk.epoch = self._store.epoch
-        chunk.offset = frame.offset
-        chunk.data = frame.data
-        chunk.data_crc32 = crc32(frame.data)
-        chunk.writer_end_offset = frame.writer_end
-        chunk.visible_flushed_offset = frame.visible.flushed
-        chunk.visible_copied_offset = frame.visible.copied
-        chunk.visible_copied_flushed_offset = frame.visible.copied_flushed
-        chunk.flush_to_offset = frame.flush_to
-        chunk.sent_boot_ms = frame.sent_boot_ms
-        chunk.sent_ms = self._replicas.clock.wall_ms()
-        return response
 
     async def StepDown(
         self, request: member_pb2.StepDownRequest, context: Context

@@ -189,8 +189,15 @@ async def test_streams_are_guarded_once_and_left_alone() -> None:
     context = await _end_of(guarded.stream_stream)
 
     assert isinstance(context.error, errors.LimitExceeded)
-    assert (guarded.request_deserializer, guarded.response_serializer) == (_parse, str.encode)
+    assert guarded.request_deserializer is _parse
     assert counts.heard[-1] == ("ended", "/s/M", 7.0, "LIMIT_EXCEEDED", True)
+
+
+def test_what_a_stream_has_serialized_itself_goes_as_it_is() -> None:
+    handler = grpc.stream_stream_rpc_method_handler(_echo, _parse, str.encode)
+    serialize = guard("/s/M", handler, None).response_serializer
+    assert serialize is not None
+    assert (serialize("made here"), serialize(b"\xff as it is")) == (b"made here", b"\xff as it is")
 
 
 @pytest.mark.parametrize("make", ["unary_stream", "stream_stream"])

@@ -1,0 +1,23 @@
+"""Fewer threads between the network and the event loop.
+
+gRPC's event engine hands everything that comes over a connection from the thread that waits for the
+socket to a second one that reads it, and that one to a third that tells the event loop. Its poller
+from before the engine reads in the thread that waits and tells. A change of threads costs more than
+all that is done to a small message: one there and back took half the time, and little more than
+half the CPU time; receiving a large one took two thirds of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+_VARIABLE = "GRPC_EXPERIMENTS"
+_WITHOUT_ENGINE = "-event_engine_client,-event_engine_listener"
+
+
+def poll_in_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Do so in this process, which has not used gRPC yet; False: whoever started it has decided
+    which of gRPC's experiments it takes part in.
+    """
+    return environ.setdefault(_VARIABLE, _WITHOUT_ENGINE) == _WITHOUT_ENGINE
