@@ -56,7 +56,7 @@ def view_of(group: str, members: list[namesrv_pb2.Member], standings: Standings)
     writer = max(writers, key=lambda standing: standing.epoch, default=None)
     reign = writer.reign if writer is not None and writer.HasField("reign") else None
     ends = [s.log_end_offset for s in standings.values() if s is not writer]
-    status, advice = _judged(writer, reign, len(members))
+    status, advice = _judged(writer, reign, len(members), len(standings))
     known = sorted(member.member_id for member in members)
     return GroupStatusView(
         broker_group=group,
@@ -78,7 +78,10 @@ def view_of(group: str, members: list[namesrv_pb2.Member], standings: Standings)
 
 
 def _judged(
-    writer: member_pb2.StandingResponse | None, reign: member_pb2.Reign | None, member_count: int
+    writer: member_pb2.StandingResponse | None,
+    reign: member_pb2.Reign | None,
+    member_count: int,
+    answer_count: int,
 ) -> tuple[str, str]:
     if writer is None:
         return (
@@ -93,8 +96,10 @@ def _judged(
         return "refusing", "bring followers back, or lower min_in_sync_replicas"
     if member_count < 2:
         return "degraded", "it has no follower: with its machine its messages are lost"
-    if len(reign.in_sync) < member_count:
+    if len(reign.in_sync) < (reign.in_sync_expected or member_count):
         return "degraded", "not all members are in sync: see cometmq broker status"
+    if answer_count < member_count:
+        return "degraded", "not all members answer"
     return "ok", ""
 
 

@@ -36,6 +36,7 @@ from cometmq.member.listen import Ports
 from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import DiskCollector, MemberMetrics
 from cometmq.member.read_servicer import ReadServicer
+from cometmq.member.recovering import RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
 from cometmq.member.tenure import DEPOSED, Deposed
 from cometmq.reexec import RoleChange
@@ -219,7 +220,7 @@ class MemberApp(ABC):
     @abstractmethod
     async def _open(self, around: Surroundings) -> Parts | None:
         """Open the store and put the parts together; None after :meth:`become`, and when a signal
-        to stop came first.
+        to stop came first. Raises RecoveryStopped when one comes meanwhile.
         """
 
     def become(
@@ -244,6 +245,10 @@ class MemberApp(ABC):
         log.info("role ends", extra=fields(next=module, reason=reason))
         self._ended.set()
 
+    def _progress(self) -> RecoveryProgress:
+        """For opening the store."""
+        return RecoveryProgress(self._metrics, self._clock, lambda: self.stopping)
+
     @property
     def stopping(self) -> bool:
         """A signal to stop has come."""
@@ -254,9 +259,12 @@ class MemberApp(ABC):
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
         identity = await self._identity()
-        parts = await self._open(
-            Surroundings(self._config, identity, self._ports, self._metrics, self._clock)
-        )
+        around = Surroundings(self._config, identity, self._ports, self._metrics, self._clock)
+        try:
+            parts = await self._open(around)
+        except RecoveryStopped as stopped:
+            log.info("told to stop while the store was recovered", extra=fields(read=str(stopped)))
+            return
         if parts is None:
             return
         await self._ports.set_started()

@@ -104,7 +104,8 @@ class MemberConfig(ServiceConfig):
     send_in_flight_bytes_max: int = field(
         default=64 * MIB,
         metadata=about(
-            "Bytes of all batches that wait for their acknowledgement; above it FLOW_CONTROL.",
+            "Bytes of all batches that wait for copies, and of all others that wait for their "
+            "acknowledgement; above it FLOW_CONTROL.",
             unit="bytes",
             minimum=MIB,
         ),

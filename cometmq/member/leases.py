@@ -1,8 +1,8 @@
 """Where the lease of a broker group is kept: a file, or a Lease object of Kubernetes.
 
 Both give the same: read the record with its version, write a record if the version is still that
-one. Blocking work is done in threads, with deadlines: LeaseUnavailable means that nothing is known,
-not even whether a write was done.
+one. Blocking work is done in a thread, with a deadline: LeaseUnavailable means that nothing is
+known, not even whether a write was done.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol, TypeVar
@@ -62,14 +63,47 @@ def open_lease(url: str) -> Lease:
     raise ConfigInvalid(f"option lease: {url!r} is neither file:///path nor kubernetes://ns/name")
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            return await asyncio.to_thread(work)
-    except TimeoutError:
-        raise LeaseUnavailable(f"no answer about the lease within {DEADLINE_S:g} s") from None
-    except OSError as error:
-        raise LeaseUnavailable(f"the lease cannot be reached: {error}") from error
+class _OneAtATime:
+    """Blocking calls in threads of their own, each when the one before has ended. A disk that hangs
+    so holds one thread, however often it is asked, and none that somebody else needs.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives, or raises. LeaseUnavailable: its turn, or its end, has not come by
+        the deadline; or an OSError.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._turn.acquire()
+                return await self._begin(work)
+        except TimeoutError:
+            raise LeaseUnavailable(f"no answer about the lease within {DEADLINE_S:g} s") from None
+        except OSError as error:
+            raise LeaseUnavailable(f"the lease cannot be reached: {error}") from error
+
+    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def end(settle: Callable[[], None]) -> None:
+            self._turn.release()
+            if not answer.done():  # else its caller has given up
+                settle()
+
+        def run() -> None:
+            try:
+                settle = partial(answer.set_result, work())
+            except Exception as error:
+                settle = partial(answer.set_exception, error)
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                loop.call_soon_threadsafe(end, settle)
+
+        # Not the loop's executor: what hangs there keeps a process from ending.
+        threading.Thread(target=run, name="lease", daemon=True).start()
+        return answer
 
 
 # --- a file ---------------------------------------------------------------------------------------
@@ -84,12 +118,13 @@ class FileLease:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = path.with_name(f"{path.name}.lock")
+        self._calls = _OneAtATime()
 
     async def read(self) -> Reading:
-        return await _in_thread(self._read)
+        return await self._calls.call(self._read)
 
     async def write(self, record: LeaseRecord, version: str) -> str:
-        return await _in_thread(lambda: self._write(record, version))
+        return await self._calls.call(lambda: self._write(record, version))
 
     def _read(self) -> Reading:
         try:
@@ -127,7 +162,7 @@ class FileLease:
 
 def _take(lock: IO[str]) -> None:
     """Lock the file. BlockingIOError: another has it for longer than anybody waits here; a thread
-    that waited for ever would keep its process from ending.
+    that waited for ever would take the turn from all later calls.
     """
     for _ in range(round(DEADLINE_S / LOCK_RETRY_S)):
         with suppress(BlockingIOError):
@@ -154,13 +189,14 @@ class KubernetesLease:
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._one = f"{self._all}/{name}"
         self._api = api or KubeApi()
+        self._calls = _OneAtATime()
         self._last: Body = {}  # as read or written last: labels and owners stay as they are
 
     async def read(self) -> Reading:
-        return await _in_thread(self._read)
+        return await self._calls.call(self._read)
 
     async def write(self, record: LeaseRecord, version: str) -> str:
-        return await _in_thread(lambda: self._write(record, version))
+        return await self._calls.call(lambda: self._write(record, version))
 
     def _read(self) -> Reading:
         status, found = self._api.call("GET", self._one, None, DEADLINE_S)

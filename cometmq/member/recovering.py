@@ -5,6 +5,7 @@ gauges. The metrics port is open by then; the health name ``started`` is still N
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from cometmq.clock import Clock
 from cometmq.member.metrics import MemberMetrics
@@ -15,15 +16,26 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 5.0  # between two lines
 
 
-class RecoveryProgress:
-    """Call it with bytes read and bytes to read, from the thread that recovers."""
+class RecoveryStopped(Exception):
+    """A signal to stop has come. The store is left as by a crash; the next start recovers it."""
 
-    def __init__(self, metrics: MemberMetrics, clock: Clock) -> None:
+
+class RecoveryProgress:
+    """Call it with bytes read and bytes to read, from the thread that recovers. Raises
+    RecoveryStopped once ``stopping`` says so.
+    """
+
+    def __init__(
+        self, metrics: MemberMetrics, clock: Clock, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._stopping = stopping
         self._told_s = clock.monotonic_s()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if self._stopping():
+            raise RecoveryStopped(f"after {done_bytes} of {total_bytes} bytes")
         self._metrics.recovery_read_bytes.set(done_bytes)
         self._metrics.recovery_total_bytes.set(total_bytes)
         now_s = self._clock.monotonic_s()

@@ -8,14 +8,15 @@ a second, all together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import TopicNotFound
+from cometmq.errors import SlaveNotAvailable, TopicNotFound
 from cometmq.member.statelog import encode_record
 from cometmq.member.storage import MemberStorage, Segment
-from cometmq.messaging.changes import Change
+from cometmq.messaging.changes import Change, TopicPut
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
@@ -26,9 +27,12 @@ from cometmq.messaging.state import (
 )
 from cometmq.messaging.topics import is_system
 from cometmq.model import TopicConfig
-from cometmq.replication.watermarks import REPLICATED, DurabilityClass
+from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 
 T = TypeVar("T")
+
+FIRST_COPIES_S_MAX = 3.0  # until followers that are there are in sync
+RETRY_S = 0.05
 
 
 class StateKeeper:
@@ -58,6 +62,8 @@ class StateKeeper:
         self._tasks: set[asyncio.Task[Any]] = set()
         # Raises SlaveNotAvailable while what has to be copied would wait without an end.
         self.check_copies: Callable[[], None] = lambda: None
+        self.on_demands: Callable[[], None] = lambda: None  # what :attr:`demands` says has changed
+        self._coming = DurabilityClass.ASYNC  # demanded by the change that is on its way
         self._in_flight: list[Change] = []  # appended, not yet applied
         self._copied_at = (
             storage.store.appended_offset
@@ -165,24 +171,58 @@ class StateKeeper:
         return self._storage.store.queue_bounds(topic, queue_id)[1]
 
     async def _commit(self, *changes: Change) -> None:
-        if self._demands() & REPLICATED:
-            self.check_copies()
-        end = self._append(change_records(changes))
-        self._in_flight += changes
-        try:
-            # On our disk too: else the next start could do without a change that was answered.
-            await self._storage.stored(end, self._demands() | DurabilityClass.FLUSHED)
-        finally:
+        with self._demanding(changes):
+            await self._check_copies()
+            end = self._append(change_records(changes))
+            self._in_flight += changes
+            try:
+                # On our disk too: else the next start could do without a change that was answered.
+                await self._storage.stored(end, self.demands | DurabilityClass.FLUSHED)
+            finally:
+                for change in changes:
+                    self._in_flight.remove(change)
             for change in changes:
-                self._in_flight.remove(change)
-        for change in changes:
-            self.state.apply(change)
+                self.state.apply(change)
 
-    def _demands(self) -> DurabilityClass:
+    @property
+    def demands(self) -> DurabilityClass:
+        """What a change of the state waits for: all that any topic asks for, also one that the
+        change makes. Who had heard nothing of it could else take over.
+        """
+        return self._coming | self._topics_demand
+
+    @property
+    def _topics_demand(self) -> DurabilityClass:
         return DurabilityClass.of(*self.state.topics.demands(STATE_TOPIC))
 
+    @contextmanager
+    def _demanding(self, changes: Sequence[Change]) -> Iterator[None]:
+        self._coming = union(_demands_of(c.config) for c in changes if isinstance(c, TopicPut))
+        self.on_demands()
+        try:
+            yield
+        finally:
+            self._coming = DurabilityClass.ASYNC
+            self.on_demands()
+
+    async def _check_copies(self) -> None:
+        """Raises SlaveNotAvailable where copies cannot be had. Where no topic has asked for any so
+        far it takes a while to know: followers that are there may not be in sync yet.
+        """
+        if not self.demands & REPLICATED:
+            return
+        patience_s = 0.0 if self._topics_demand & REPLICATED else FIRST_COPIES_S_MAX
+        until_s = self._clock.monotonic_s() + patience_s
+        while True:
+            try:
+                return self.check_copies()
+            except SlaveNotAvailable:
+                if self._clock.monotonic_s() >= until_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
     def _append(self, records: Sequence[StateRecord]) -> int:
-        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, self._demands())
+        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, self.demands)
         end = self._storage.store.appended_offset
         for state_record in records:
             data = encode_record(state_record, self._host, self._clock.wall_ms())
@@ -191,3 +231,7 @@ class StateKeeper:
             )
             end = ticket.appended.end_offset
         return end
+
+
+def _demands_of(config: TopicConfig) -> DurabilityClass:
+    return DurabilityClass.of(config.flush_mode, config.replication_mode)

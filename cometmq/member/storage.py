@@ -237,7 +237,7 @@ class MemberStorage(BaseStorage):
         alone: bool = True,
     ) -> None:
         if maxima is None:
-            maxima = readable_at_start(store, lambda _topic: DurabilityClass.ASYNC)
+            maxima = readable_at_start(store, lambda _topic: DurabilityClass.ASYNC, Marks())
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
         self.is_only_writer: Callable[[], bool] = lambda: True
@@ -374,17 +374,22 @@ class MemberStorage(BaseStorage):
 
 
 def readable_at_start(
-    store: BaseStore, demands_of: Callable[[str], DurabilityClass]
+    store: BaseStore, demands_of: Callable[[str], DurabilityClass], shown: Marks
 ) -> ReadableMaxima:
-    """What consumers may read of a log that was just opened for writing: everything, but what
-    others may not have yet of topics that wait for copies.
+    """What consumers may read of a log that was just opened for writing: everything, but of topics
+    that wait for copies only what consumers have seen before, by marks that were ``shown``; others
+    may not have the rest yet.
     """
-    maxima = ReadableMaxima()
-    for topic, queue_id in store.queues():
-        low, high = store.queue_bounds(topic, queue_id)
-        if high > low:
-            copies = demands_of(topic) & REPLICATED
-            maxima.push(copies, store.appended_offset, (topic, queue_id), high)
+    maxima, end = ReadableMaxima(), store.appended_offset
+    for key in store.queues():
+        low, high = store.queue_bounds(*key)
+        demands = demands_of(key[0])
+        copies = demands & REPLICATED
+        seen = store.queue_offset_at(*key, shown.visible(demands)) if copies else high
+        if seen > low:
+            maxima.push(DurabilityClass.ASYNC, end, key, seen)
+        if high > max(low, seen):
+            maxima.push(copies, end, key, high)
     maxima.advance(Marks(flushed=store.flushed_offset))
     return maxima
 

@@ -18,6 +18,7 @@ from cometmq.member.leases import Lease, Reading
 from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, Seat, Seats
 from cometmq.replication.tenure import Tenure
+from cometmq.replication.watermarks import Marks
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ class LeaseHolder:
         return self._tenure.is_valid(self._clock.boottime_s(), promised_until_s)
 
     # --- what is written --------------------------------------------------------------------------
+
+    def tell_shown(self, shown: Callable[[], Marks]) -> None:
+        """Write by which marks consumers see messages, whenever something is written."""
+        self._tenure.shown = shown
 
     async def begin(
         self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, Reason, Seat, seats
+from cometmq.replication.lineage import recalled
+from cometmq.replication.watermarks import NO_MARKS, Marks
 
 # Who has taken the lease has so many durations to open its log, before others take it for dead.
 OPENING_DURATIONS = 3
@@ -33,10 +36,18 @@ class Standing:
     promised_until_s: float = 0.0  # it does not stand before
     peers: frozenset[int] | None = None  # the group's other members; None: that is not configured
     forced: bool = False  # an operator wants it to lead, whatever may be lost
+    epochs: tuple[Epoch, ...] = ()  # of its log
+    counted_in: int = 0  # the epoch that its generations say they are counted in
+    shown: Marks = NO_MARKS  # by these a writer has shown what is in its log
 
     @property
     def seat(self) -> Seat:
         return Seat(self.member_id, self.store_id)
+
+    @property
+    def epoch_floor(self) -> int:
+        """What it opens is to be above: no generation is given twice, and generations only grow."""
+        return max(self.epoch, self.counted_in)
 
     @property
     def former_seat(self) -> Seat | None:
@@ -109,6 +120,7 @@ class Candidacy:
     def __init__(self, duration_s: float) -> None:
         self._duration_s = duration_s
         self._watched: tuple[LeaseRecord | None, float] | None = None  # and since when
+        self._last: LeaseRecord | None = None  # that was there, also when it was lost since
         # What was read before we tried to take it; () = we did not.
         self._attempt: tuple[LeaseRecord | None, ...] = ()
 
@@ -127,6 +139,7 @@ class Candidacy:
         """
         if self._watched is None or self._watched[0] != record:
             self._watched = (record, now_s)
+        self._last = record or self._last
         if self._attempt != (record,):
             self._attempt = ()
         if record is None:
@@ -140,7 +153,7 @@ class Candidacy:
 
     def _lead_again(self, record: LeaseRecord, me: Standing) -> Step:
         reason = Reason.RESTART if record.opened else Reason(record.reason)
-        if not record.opened and me.epoch <= record.epoch:
+        if not record.opened and me.epoch_floor <= record.epoch:
             return Lead(reason, record)
         # The others shall know that we are about to open. And if an epoch was opened that the lease
         # does not know, it has to, before the next one is: whoever takes over passes over one
@@ -148,7 +161,7 @@ class Candidacy:
         self._attempt = (record,)
         again = replace(
             record,
-            epoch=max(me.epoch, record.epoch),
+            epoch=max(me.epoch_floor, record.epoch),
             reason=reason.value,
             opened=False,
             renewals=record.renewals + 1,
@@ -212,16 +225,17 @@ class Candidacy:
     def _take_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
         if me.forced:
             return self._force_unowned(me, now_s, answers)
+        begun = bool(me.epoch or (self._last and self._last.epoch))
         if me.peers is None:
-            return self._write(None, me, Reason.FIRST) if not me.epoch else Follow("")
+            return Follow("") if begun else self._write(None, me, Reason.FIRST)
         if me.peers and answers is None:
             return Ask(me.peers)
         found = list((answers or {}).values())
         if {peer.member_id for peer in found} < me.peers or any(peer.writes for peer in found):
             return Follow("", self._duration_s)  # the acting writer writes it anew
-        if not me.epoch and not any(peer.epoch for peer in found):
+        if not begun and not any(peer.epoch for peer in found):
             return self._write(None, me, Reason.FIRST)
-        if me.epoch and _longest(me, found):
+        if _longest(me, found):
             known = max([me.epoch, *(peer.epoch for peer in found)])
             return self._write(None, me, Reason.RECREATED, known)
         return Follow("", self._duration_s)
@@ -244,7 +258,8 @@ class Candidacy:
         self, before: LeaseRecord | None, me: Standing, reason: Reason, epoch: int = 0
     ) -> Write:
         self._attempt = (before,)
-        record = _taken(before, me, reason, self._duration_s, max(epoch, me.epoch))
+        epoch = max(epoch, me.epoch_floor)
+        record = _taken(before, self._last, me, reason, self._duration_s, epoch)
         return Write(record, reason)
 
 
@@ -254,28 +269,42 @@ def _longest(me: Standing, peers: Iterable[Peer]) -> bool:
 
 
 def _taken(
-    before: LeaseRecord | None, me: Standing, reason: Reason, duration_s: float, epoch: int
+    before: LeaseRecord | None,
+    last: LeaseRecord | None,
+    me: Standing,
+    reason: Reason,
+    duration_s: float,
+    epoch: int,
 ) -> LeaseRecord:
+    """What to write over ``before``; ``last`` is that, or what was there before it was lost."""
     in_sync = {me.seat}
     if before is not None and not reason.alone:
         # Whoever was in sync still has all that was acknowledged. Not so the old writer: it may
         # have more, but nobody wants to wait for it. It comes back as any follower does.
         gone = (me.member_id, before.holder_id)
         in_sync.update(seat for seat in before.in_sync if seat.member_id not in gone)
-    if before is not None and not before.released:
+    if last is not None and not last.released:
         # The old writer may have opened one more, and not have come to say so.
-        epoch = max(epoch, before.epoch + 1)
+        epoch = max(epoch, last.epoch + 1)
     return LeaseRecord(
         group=me.group,
         holder_id=me.member_id,
         holder_store_id=me.store_id,
         holder_address=me.address,
-        epoch=max(epoch, 0 if before is None else before.epoch),
+        epoch=max(epoch, 0 if last is None else last.epoch),
         in_sync=seats(in_sync),
         electable=seats(in_sync),
         reason=reason.value,
         opened=False,
         duration_s=duration_s,
-        renewals=0 if before is None else before.renewals + 1,
-        epochs=() if before is None else before.epochs,
+        renewals=0 if last is None else last.renewals + 1,
+        epochs=recalled(() if last is None else last.epochs, me.epochs),
+        shown=_shown(before, me, reason),
     )
+
+
+def _shown(before: LeaseRecord | None, me: Standing, reason: Reason) -> Marks:
+    """By which marks consumers have seen what is in our log, as far as is known."""
+    if before is None or reason is Reason.FORCED:
+        return me.shown  # the lease may speak of another log than ours
+    return me.shown.raised(before.shown).within(me.log_end)

@@ -181,8 +181,16 @@ class Replica:
         self._framed_ms = self._answered_ms = 0  # of the newest frame that was sent, and answered
 
     def room(self) -> int:
-        """Bytes that may be sent now."""
-        return max(0, self.appended + WINDOW_BYTES_MAX - self.sent)
+        """Bytes that may be sent now: a whole chunk or none. If every answer made room for as much
+        as it answers, chunks would shrink to single records, each with the cost of a chunk.
+        """
+        unanswered = self.sent - self.appended
+        return CHUNK_BYTES_MAX if unanswered + CHUNK_BYTES_MAX <= WINDOW_BYTES_MAX else 0
+
+    @property
+    def has_what_was_sent(self) -> bool:
+        """In its page cache, and has told so."""
+        return self.appended == self.sent
 
     def sent_to(self, end: int) -> None:
         assert end > self.sent, (end, self.sent)

@@ -26,6 +26,17 @@ class SetPolicy:
     promote_async: bool = True  # where no topic asks for copies, a little may be lost
     async_lag_bytes_max: int = 64 * 1024 * 1024
     async_silence_s_max: float = 5.0
+    group_size: int = 0  # members that the group has; 0 = nobody knows
+
+    def is_alone(self, *, replicated: bool) -> bool:
+        """Nobody is to take over, so the writer waits for nobody. ``replicated``: some topic asks
+        for copies.
+        """
+        return not replicated and not self.promote_async
+
+    def expected(self, *, replicated: bool) -> int:
+        """How many should be in sync; 0 = nobody knows."""
+        return 1 if self.is_alone(replicated=replicated) else self.group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ def wanted_sets(
     replicated: bool,
 ) -> tuple[Seats, Seats]:
     """In-sync and electable seats as they should be. ``replicated``: some topic asks for copies."""
-    if not replicated and not policy.promote_async:
+    if policy.is_alone(replicated=replicated):
         return (own.seat,), (own.seat,)
     in_sync = {own.seat}
     for seat in record.in_sync:

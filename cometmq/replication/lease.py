@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from cometmq.replication.lineage import Branch, Branches, is_in_order
+from cometmq.replication.watermarks import NO_MARKS, Marks
 
 # How much faster another member's clock may run: time that is counted on is that much shorter.
 CLOCK_DRIFT_MAX = 0.01
@@ -79,12 +80,14 @@ class LeaseRecord:
     duration_s: float = 6.0
     renewals: int = 0  # of the present holder
     epochs: Branches = ()  # that were begun under this lease; none: not known
+    shown: Marks = NO_MARKS  # by these consumers have seen messages, of this writer or before
 
     def __post_init__(self) -> None:
         for name in ("in_sync", "electable"):
             members = seats(Seat(*seat) for seat in getattr(self, name)) or (self.holder,)
             object.__setattr__(self, name, members)
         object.__setattr__(self, "epochs", tuple(Branch(*branch) for branch in self.epochs))
+        object.__setattr__(self, "shown", Marks(*self.shown))
         assert is_in_order(self.epochs), self
         assert self.released == (self.transfer_to is not None), self
         assert self.holder in self.in_sync, self

@@ -47,6 +47,17 @@ def branched(recorded: Branches, own: Sequence[Epoch]) -> Branches:
     return (*recorded, branch)[-BRANCHES_MAX:]
 
 
+def recalled(seen: Branches, own: Sequence[Epoch]) -> Branches:
+    """What to record when a member takes the lease: what was ``seen`` there last, and what its
+    store has since. The lease may have been lost, or written by a release that kept no list.
+    """
+    newest = seen[-1].epoch if seen else 0
+    for count, (number, _) in enumerate(own, 1):
+        if number > newest:
+            seen = branched(seen, own[:count])
+    return seen
+
+
 def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:
     """Log offset up to which every log that may have been shown to somebody, and was not fenced, is
     the same as ours. ``own``: the store's epochs, the last of them just opened at the log's end.
@@ -56,6 +67,9 @@ def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:
     0 when that cannot be told: the lease keeps some of the epochs only, and we know none of them.
     """
     known = {number for number, _ in own}
+    # No epoch that is newer than our log: an early release began to count generations at the time
+    # of day, which reads as an epoch that nobody has opened.
+    settled = min(settled, max((number for number, _ in own[:-1]), default=0))
     if len(recorded) == BRANCHES_MAX and not any(branch.epoch in known for branch in recorded):
         return 0
     by_epoch = {branch.epoch: branch for branch in recorded}

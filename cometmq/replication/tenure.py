@@ -10,6 +10,7 @@ from dataclasses import replace
 from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, Seat, Seats
 from cometmq.replication.lineage import branched
+from cometmq.replication.watermarks import Marks
 
 
 class Tenure:
@@ -25,6 +26,7 @@ class Tenure:
         assert not record.released, record
         self.record = record
         self.valid_until_s = 0.0
+        self.shown: Callable[[], Marks] = Marks  # by which consumers see messages now
         self._epoch = record.epoch  # the highest that we have tried to write
         self._attempts: list[tuple[LeaseRecord, float]] = []  # without an answer, and when sent
         self._releasing: LeaseRecord | None = None
@@ -62,7 +64,8 @@ class Tenure:
 
     def renewal(self) -> LeaseRecord:
         """What to write to renew."""
-        return replace(self.record, renewals=self._next_number())
+        shown = self.record.shown.raised(self.shown())
+        return replace(self.record, renewals=self._next_number(), shown=shown)
 
     def begun(self, own: Sequence[Epoch], address: str) -> LeaseRecord:
         """What to write when the writer has opened its epoch, before it serves: the last of
@@ -125,7 +128,23 @@ class Tenure:
             self.written(record)
             return True
         same = record.holder == self.record.holder
-        return same and not record.released and record.epoch <= self._epoch
+        ours = same and not record.released and record.epoch <= self._epoch
+        if ours:
+            self._adopt(record)
+        return ours
+
+    def _adopt(self, record: LeaseRecord) -> None:
+        """It stands under our name, and is none of the writes that wait for an answer: an earlier
+        process of ours wrote it, or an operator. Whom it names may lead from now on.
+        """
+        newest = record if record.epoch > self.record.epoch else self.record
+        self.record = replace(
+            newest,
+            in_sync=record.in_sync,
+            electable=record.electable,
+            renewals=max(record.renewals, self.record.renewals),
+            shown=record.shown.raised(self.record.shown),
+        )
 
     def is_release(self, record: LeaseRecord | None) -> bool:
         """Whether a reading shows that our release was written after all."""

@@ -65,18 +65,25 @@ class Marks(NamedTuple):
 
     def least(self, demands: DurabilityClass) -> int:
         """The lowest of the positions that are demanded, at least one."""
-        return min(
-            position
-            for condition, position in zip(_CONDITIONS, self, strict=True)
-            if condition & demands
-        )
+        return min([self[place] for place in _PLACES[demands]])
 
     def raised(self, other: Marks) -> Marks:
         """Each position at its highest."""
         return Marks(*map(max, self, other))
 
+    def within(self, end: int) -> Marks:
+        """Of a log that ends there."""
+        return Marks(*(min(mark, end) for mark in self))
 
+
+NO_MARKS = Marks()
 _CONDITIONS = (DurabilityClass.FLUSHED, DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED)
+# By class, the places in Marks of what it demands: asked for every batch and every answer of a
+# follower, when flags would cost more than all the rest.
+_PLACES = tuple(
+    tuple(place for place, condition in enumerate(_CONDITIONS) if condition & demands)
+    for demands in range(max(DurabilityClass) * 2)
+)
 
 
 class Watermarks:
@@ -156,11 +163,16 @@ class CopyWatermarks:
         """Another stream begins, maybe of another writer. What was told of bytes that are not here
         yet was told of other bytes.
         """
-        self._told = Marks(*(min(mark, self.appended) for mark in self._told))
+        self._told = self.shown
 
     def told(self, marks: Marks) -> None:
         """The writer has told by what consumers may see."""
         self._told = self._told.raised(marks)
+
+    @property
+    def shown(self) -> Marks:
+        """By these the writer, or one before it, has shown what is here."""
+        return self._told.within(self.appended)
 
     @property
     def told_position(self) -> int:

@@ -306,7 +306,10 @@ class SendBatchResult(_message.Message):
     """How far the batch has come; set when it was stored."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent."""
+        """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent. But of a
+        batch that had waited already nobody knows whether it stays: STORE_FAILED of a disk that failed, BROKER_DRAINING of a
+        writer whose role another member has taken.
+        """
 
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -651,6 +651,7 @@ class Reign(_message.Message):
     ONLY_WRITER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
+    IN_SYNC_EXPECTED_FIELD_NUMBER: _builtins.int
     min_in_sync: _builtins.int
     """With fewer in sync, sends to topics that wait for copies are refused."""
     only_writer: _builtins.bool
@@ -659,6 +660,10 @@ class Reign(_message.Message):
     """Why it leads: first, restart, handover, takeover, unclean, recreated or forced."""
     since_ms: _builtins.int
     """Since when, in milliseconds since 1970."""
+    in_sync_expected: _builtins.int
+    """How many should be in sync: the members that the option peers names; 1 = the writer alone, because nobody is to take
+    over; 0 = not known.
+    """
     @_builtins.property
     def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of the members that have everything that was acknowledged under replication, the writer included."""
@@ -676,10 +681,11 @@ class Reign(_message.Message):
         only_writer: _builtins.bool = ...,
         reason: _builtins.str = ...,
         since_ms: _builtins.int = ...,
+        in_sync_expected: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["electable", b"electable", "in_sync", b"in_sync", "min_in_sync", b"min_in_sync", "only_writer", b"only_writer", "reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["electable", b"electable", "in_sync", b"in_sync", "in_sync_expected", b"in_sync_expected", "min_in_sync", b"min_in_sync", "only_writer", b"only_writer", "reason", b"reason", "since_ms", b"since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

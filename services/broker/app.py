@@ -34,7 +34,6 @@ from cometmq.member.opening import Opened, open_writer
 from cometmq.member.pacing import CatchUpPace
 from cometmq.member.pulls_servicer import PullsServicer
 from cometmq.member.reading import Reader
-from cometmq.member.recovering import RecoveryProgress
 from cometmq.member.registration import Registrar
 from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
@@ -47,7 +46,12 @@ from cometmq.messaging.topics import AUTO_CREATE_TOPIC, is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import LeaseRecord, Reason
-from cometmq.replication.watermarks import STRICTEST, DurabilityClass
+from cometmq.replication.watermarks import (
+    REPLICATED,
+    STRICTEST,
+    DurabilityClass,
+    ReadableMaxima,
+)
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
@@ -147,7 +151,7 @@ class App(MemberApp):
             log_end=before.log_end if before is not None and handed_over else None,
             keeps_positions=reason.keeps_positions,
             branches=() if lease is None else lease.epochs,
-            progress=RecoveryProgress(around.metrics, self._clock),
+            progress=self._progress(),
         )
 
     def _parts(self, around: Surroundings, opened: Opened, holder: LeaseHolder | None) -> _Parts:
@@ -182,19 +186,18 @@ class _Parts:
         self._holder = holder
         self.seconds = opened.seconds
         self.state = opened.state
-        alone = holder is None or holder.bounding() == {holder.record.holder}
         self.storage = MemberStorage(
             opened.store,
             around.flush_policy(),
             clock,
             metrics.flush_s.observe,
-            None if alone else readable_at_start(opened.store, _demands_in(opened.state)),
-            alone=alone,
+            _readable_at_start(opened, holder),
+            alone=holder is None,
         )
         self.registrar = Registrar(
             config.namesrv, self._registration, config.register_namesrv_period / 1000
         )
-        changed, forget = self._topics_changed, self._forget_topic
+        changed, forget = self.registrar.changed, self._forget_topic
         self.keeper = StateKeeper(
             opened.state, self.storage, identity.store_host, clock, changed, forget
         )
@@ -225,9 +228,15 @@ class _Parts:
             write_copy=self.keeper.write_copy,
         )
         self._in_sync = InSyncSet(
-            self.storage, self._replicas, holder, self.state.topics, _set_policy(config), clock
+            self.storage,
+            self._replicas,
+            holder,
+            lambda: bool(self.keeper.demands & REPLICATED),
+            _set_policy(config),
+            clock,
         )
         self.keeper.check_copies = self._in_sync.check_copies
+        self.keeper.on_demands = self._in_sync.refresh
         intake = Intake(
             self.storage,
             self.keeper,
@@ -280,10 +289,6 @@ class _Parts:
                 self._replicas, self._in_sync, self.hand_over, identity, config, ports.gate
             ),
         )
-
-    def _topics_changed(self) -> None:
-        self.registrar.changed()
-        self._in_sync.refresh()  # it matters to it whether some topic waits for copies
 
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)
@@ -370,7 +375,15 @@ def _set_policy(config: MemberConfig) -> SetPolicy:
         promote_async=config.promote_async is PromoteAsync.BOUNDED,
         async_lag_bytes_max=config.async_promote_lag_max,
         async_silence_s_max=config.async_promote_silence_max,
+        group_size=len(config.peers),
     )
+
+
+def _readable_at_start(opened: Opened, holder: LeaseHolder | None) -> ReadableMaxima | None:
+    """None: everything."""
+    if holder is None:
+        return None
+    return readable_at_start(opened.store, _demands_in(opened.state), holder.record.shown)
 
 
 def _demands_in(state: BrokerState) -> Callable[[str], DurabilityClass]:

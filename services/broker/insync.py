@@ -14,8 +14,6 @@ from cometmq.clock import Clock
 from cometmq.errors import SlaveNotAvailable
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import LeaseHolder
-from cometmq.messaging.topics import TopicTable
-from cometmq.model import ReplicationMode
 from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
 from cometmq.replication.lease import Seat, Seats
 from cometmq.telemetry import fields
@@ -29,14 +27,16 @@ RETRY_S = 0.5
 
 
 class InSyncSet:
-    """Belongs to the event loop. ``holder`` is None for a broker that stands alone."""
+    """Belongs to the event loop. ``holder`` is None for a broker that stands alone.
+    ``replicated``: some topic waits for copies, or a change is on its way that will.
+    """
 
     def __init__(
         self,
         storage: MemberStorage,
         replicas: Replicas,
         holder: LeaseHolder | None,
-        topics: TopicTable,
+        replicated: Callable[[], bool],
         policy: SetPolicy,
         clock: Clock,
     ) -> None:
@@ -44,7 +44,7 @@ class InSyncSet:
         self._storage = storage
         self._replicas = replicas
         self._holder = holder
-        self._topics = topics
+        self._replicated = replicated
         self._policy = policy
         self._clock = clock
         self._since_s = clock.boottime_s()
@@ -52,6 +52,7 @@ class InSyncSet:
         if holder is not None:
             storage.is_only_writer = lambda: holder.is_valid(replicas.promised_until_s)
             holder.on_change = self.refresh
+            holder.tell_shown(lambda: storage.shown)
             replicas.on_ack = self.refresh
             self.refresh()
 
@@ -59,6 +60,11 @@ class InSyncSet:
     def size(self) -> int:
         """How many have a message before it counts as copied, this member included."""
         return 1 if self._holder is None else len(self._holder.bounding())
+
+    @property
+    def expected(self) -> int:
+        """How many should be, this member included; 0: nobody knows."""
+        return self._policy.expected(replicated=self._replicated())
 
     @property
     def electable(self) -> int:
@@ -69,11 +75,6 @@ class InSyncSet:
     def size_min(self) -> int:
         """With fewer in sync, sends to topics that wait for copies are refused."""
         return self._policy.size_min
-
-    @property
-    def _replicated(self) -> bool:
-        """Some topic waits for copies."""
-        return self._topics.replication_mode is not ReplicationMode.ASYNC
 
     def check_copies(self) -> None:
         """Raises SlaveNotAvailable while too few members are in sync."""
@@ -95,11 +96,12 @@ class InSyncSet:
             only_writer=self._storage.is_only_writer(),
             reason=record.reason,
             since_ms=self._since_ms,
+            in_sync_expected=self.expected,
         )
 
     def refresh(self) -> None:
         """Something is known that may let acknowledgements go on."""
-        enough = not self._replicated or self.size >= self._policy.size_min
+        enough = not self._replicated() or self.size >= self._policy.size_min
         if not enough:
             self._storage.hold_copies()
         elif self._holder is not None:
@@ -110,7 +112,7 @@ class InSyncSet:
         bounding = holder.bounding()
         own = self._own(holder)
         # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
-        rivals = holder.rivals() if self._replicated else ()
+        rivals = holder.rivals() if self._replicated() else ()
         positions = copied(bounding, rivals, own, self._replicas.by_seat)
         if positions is None:
             self._storage.hold_copies()
@@ -147,7 +149,7 @@ class InSyncSet:
             self._replicas.by_seat,
             self._policy,
             self._clock.boottime_s(),
-            replicated=self._replicated,
+            replicated=self._replicated(),
         )
 
     def _tell(self, before: set[Seat], now: set[Seat]) -> None:

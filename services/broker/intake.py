@@ -69,7 +69,9 @@ class Intake:
         clock: Clock,
         copies: CopiesPart,
     ) -> None:
-        self.in_flight_bytes = 0  # of batches that wait for their acknowledgement
+        # Of batches that wait for copies, and of all others that wait, answered late or not: each
+        # keeps its place in the queues of what waits, and copies may lag for long.
+        self._in_flight_bytes = {True: 0, False: 0}
         self._storage = storage
         self._keeper = keeper
         self._topics = keeper.state.topics
@@ -78,6 +80,11 @@ class Intake:
         self._observer = observer
         self._clock = clock
         self._copies = copies
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Of batches that wait for their acknowledgement."""
+        return sum(self._in_flight_bytes.values())
 
     async def take(
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None = None
@@ -121,11 +128,13 @@ class Intake:
         self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None
     ) -> Accepted:
         came_s = self._clock.monotonic_s()
-        self._check_room(len(records))
+        self._storage.check_room()
         if checksum is not None and crc32(records) != checksum:
             raise BatchChecksumMismatch(f"CRC-32 of {len(records)} bytes is not {checksum:#010x}")
         segments = self._segments(claims)
-        if any(segment.demands & REPLICATED for segment in segments):
+        for_copies = any(segment.demands & REPLICATED for segment in segments)
+        self._check_in_flight(len(records), for_copies)
+        if for_copies:
             self._copies.check_copies()
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
@@ -135,7 +144,7 @@ class Intake:
         if ticket.acked is None:
             self._observer.acknowledged(appended_s)
         else:
-            self._track(ticket.acked, len(records), came_s)
+            self._track(ticket.acked, len(records), for_copies, came_s)
         for segment, size_bytes in zip(segments, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(segment.topic, segment.count, size_bytes)
         return Accepted(ticket, came_s + self._patience_s(ticket.demands))
@@ -171,23 +180,23 @@ class Intake:
             error.segment = missing.segment
             raise
 
-    def _check_room(self, size_bytes: int) -> None:
-        self._storage.check_room()
+    def _check_in_flight(self, size_bytes: int, for_copies: bool) -> None:
+        waiting = self._in_flight_bytes[for_copies]
         # A single batch always gets in, else one above the limit could never be sent.
-        if self.in_flight_bytes and (
-            self.in_flight_bytes + size_bytes > self._policy.in_flight_bytes_max
-        ):
+        if waiting and waiting + size_bytes > self._policy.in_flight_bytes_max:
             raise FlowControl(
-                f"{self.in_flight_bytes} bytes wait for their acknowledgement, "
+                f"{waiting} bytes wait for {'copies' if for_copies else 'their acknowledgement'}, "
                 f"{self._policy.in_flight_bytes_max} may (send_in_flight_bytes_max)"
             )
 
-    def _track(self, acked: asyncio.Future[None], size_bytes: int, came_s: float) -> None:
-        self.in_flight_bytes += size_bytes
+    def _track(
+        self, acked: asyncio.Future[None], size_bytes: int, for_copies: bool, came_s: float
+    ) -> None:
+        self._in_flight_bytes[for_copies] += size_bytes
 
         def done(future: asyncio.Future[None]) -> None:
-            self.in_flight_bytes -= size_bytes
-            assert self.in_flight_bytes >= 0
+            self._in_flight_bytes[for_copies] -= size_bytes
+            assert self._in_flight_bytes[for_copies] >= 0
             if not future.cancelled() and future.exception() is None:
                 self._observer.acknowledged(self._clock.monotonic_s() - came_s)
 

@@ -64,6 +64,12 @@ class ReplicationCollector(Collector):
             "Members that must be in sync for sends to topics that wait for copies.",
         )
         least.add_metric([], self._in_sync.size_min)
+        expected = GaugeMetricFamily(
+            "cometmq_in_sync_members_expected",
+            "Members that should be in sync; without a value where nobody knows.",
+        )
+        if self._in_sync.expected:
+            expected.add_metric([], self._in_sync.expected)
         electable = GaugeMetricFamily(
             "cometmq_electable_members", "Members, the writer included, that may take over."
         )
@@ -77,4 +83,4 @@ class ReplicationCollector(Collector):
             "1 while nobody else can be the writer; 0: acknowledgements wait.",
         )
         only.add_metric([], int(self._replicas.storage.is_only_writer()))
-        return [size, least, electable, shrinks, only]
+        return [size, least, expected, electable, shrinks, only]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -37,14 +37,14 @@ from cometmq.member.progress import GroupReads
 from cometmq.member.pulls_servicer import PullsServicer
 from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.reading import Reader
-from cometmq.member.recovering import RecoveryProgress
 from cometmq.member.registration import Registrar
 from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
 from cometmq.member.standing import Peers
 from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.suggestion import Copy
-from cometmq.replication.candidacy import Lead, Standing
+from cometmq.replication.candidacy import Follow, Lead, Standing
+from cometmq.replication.watermarks import Marks
 from cometmq.store.following import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
@@ -61,26 +61,29 @@ class App(MemberApp):
 
     name = "haslave"
     role = FOLLOWER
+    _shown: Callable[[], Marks] = Marks  # by which a writer has shown what is here
 
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:
             self.become(WRITER_MODULE, "alone")
             return None
-        progress = RecoveryProgress(around.metrics, self._clock)
-        opened = await asyncio.to_thread(open_copy, self._config, self._clock, progress=progress)
-        candidate = self._candidate(around, opened.store)
+        opened = await asyncio.to_thread(
+            open_copy, self._config, self._clock, progress=self._progress()
+        )
+        candidate = self._candidate(around, opened)
         step = await candidate.look()
         if isinstance(step, Lead):
             await asyncio.to_thread(opened.store.close)
             self.lead(step, opened.store, None)
             return None
         parts = _Parts(self, around, opened, candidate)
+        self._shown = lambda: parts.storage.watermarks.shown
         if step is not None:
-            parts.following.follow(step.address)
+            parts.follow(step)
         return parts
 
-    def _candidate(self, around: Surroundings, store: FollowerStore) -> Candidate:
-        config = self._config
+    def _candidate(self, around: Surroundings, opened: OpenedCopy) -> Candidate:
+        config, store = self._config, opened.store
 
         peers = Peers(config.broker_group, config.peer_addresses(), around.ports.secret)
 
@@ -96,6 +99,9 @@ class App(MemberApp):
                 promised_until_s,
                 peers.ids,
                 forced,
+                epochs=tuple(store.epochs),
+                counted_in=opened.state.state.generations.last_fork,
+                shown=self._shown(),
             )
 
         lease = open_lease(config.lease)
@@ -116,6 +122,7 @@ class _Parts:
         self._around = around
         self._candidate = candidate
         self._cut: CutNeeded | None = None
+        self._lease_known = False
         config, metrics, clock = around.config, around.metrics, around.clock
         identity = around.identity
         state = opened.state.state
@@ -227,10 +234,17 @@ class _Parts:
                 self._app.lead(step, self._store, self.following.heard_s)
                 return
             if step is not None:
-                # A writer that speaks is not left because its lease is gone: it writes it anew.
-                if step.address or not self.following.connected:
-                    self.following.follow(step.address)
+                self.follow(step)
                 pause_s = min(pause_s, step.look_again_s or pause_s)
+
+    def follow(self, step: Follow) -> None:
+        """The lease is another's, or nobody's."""
+        if not self._lease_known:
+            self._lease_known = True
+            self.registrar.changed()
+        # A writer that speaks is not left because its lease is gone: it writes it anew.
+        if step.address or not self.following.connected:
+            self.following.follow(step.address)
 
     async def _tell_epochs(self) -> None:
         while True:
@@ -240,7 +254,9 @@ class _Parts:
 
     def _registration(self) -> namesrv_pb2.RegisterMemberRequest | None:
         epoch = self._store.epoch
-        if not epoch:  # no writer was ever here
+        # No writer was ever here; or it may be us, who restart: routes that know us as the writer
+        # would only change to and fro.
+        if not epoch or not self._lease_known:
             return None
         role = common_pb2.MEMBER_ROLE_FOLLOWER
         return namesrv_pb2.RegisterMemberRequest(member=self._around.member_proto(role, epoch))

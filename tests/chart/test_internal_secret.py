@@ -82,6 +82,17 @@ def test_one_is_made_that_the_processes_take(tmp_path: Path) -> None:
     assert not rendered("everything").of("Secret"), "an existing one is left alone"
 
 
+@pytest.mark.parametrize("major", HELMS)
+def test_only_an_existing_one_is_the_same_in_every_rendering(major: int) -> None:
+    """`helm template` asks no cluster: what it makes is not to be applied twice."""
+
+    def data(*options: str) -> list[Any]:
+        return [o["data"] for o in template(major, *options) if o["kind"] == "Secret"]
+
+    assert data() != data()
+    assert data("--set", "internalSecret.existingSecret=ours") == []
+
+
 def test_without_it_nothing_is_left_of_it() -> None:
     objects = template(HELMS[-1], "--set", "internalSecret.enabled=false")
     assert "secret" not in f"{objects}".lower()

@@ -49,3 +49,10 @@ def test_a_floor_that_lets_nobody_be_away_is_told(slaves: int, told: bool) -> No
     change = f"broker.config.min_in_sync_replicas=2,broker.groups[0].slaves={slaves}"
     said = notes("defaults", "--set", f"broker.groups[0].name=a,{change}")
     assert ("only while all its 2 members are in sync" in said) is told
+
+
+def test_a_secret_that_templates_would_rotate_is_told() -> None:
+    """Whoever names his own need not hear of it."""
+    assert "name this one: internalSecret.existingSecret" in notes("defaults")
+    assert "prod-internal" in notes("defaults")
+    assert "existingSecret" not in notes("everything")

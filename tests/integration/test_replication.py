@@ -74,6 +74,15 @@ async def test_a_follower_has_the_same_bytes_and_the_same_answers(tmp_path: Path
         await until_async(committed)
 
 
+async def test_a_follower_in_step_makes_its_files_ahead(tmp_path: Path) -> None:
+    async with live_group(tmp_path) as group:
+        await group[0].client.put_topic("T", 1, SYNC)
+        for _ in range(3):
+            await group[0].client.send("T", 0, bytes(50_000))  # more than half of a file
+        folders = [group[number].config.store_path / "commitlog" for number in (0, 1)]
+        await until(lambda: all(len(list(folder.iterdir())) == 2 for folder in folders))
+
+
 async def shows(member: LiveMember, topic: str, queue_id: int, count: int) -> bool:
     try:
         return (await member.client.status(topic, queue_id)).max_offset == count

@@ -15,11 +15,12 @@ import pytest
 from cometmq import errors
 from cometmq.member.config import PromoteAsync
 from cometmq.model import ReplicationMode
+from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
-from cometmq.v1 import common_pb2, member_pb2
-from tests.support.broker import ASYNC, refusal, until, until_async
+from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
+from tests.support.broker import ASYNC, refusal, running_namesrv, until, until_async
 from tests.support.live_group import LiveGroup, LiveMember, live_group
 
 QUICK: dict[str, Any] = {
@@ -123,6 +124,35 @@ async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
         assert await bodies(group[0]) == [b"a"]
 
 
+async def test_routes_keep_a_writer_that_restarts_while_it_looks_for_its_lease(
+    tmp_path: Path,
+) -> None:
+    options = {**COPIED, "lease_duration_s": 30.0}
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), **options) as group,
+        open_channel(namesrv) as channel,
+    ):
+        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+
+        async def known() -> dict[int, tuple[int, int]]:
+            found = await stub.DescribeCluster(namesrv_pb2.DescribeClusterRequest())
+            return {m.member.member_id: (m.member.role, m.member.epoch) for m in found.members}
+
+        await all_in_sync(group, 0, 1)
+        writer = (await known())[0]
+        assert writer == (common_pb2.MEMBER_ROLE_WRITER, 1)
+        await group[0].crash()
+        written = group.lease.read_text()
+        group.lease.write_text("{")  # it cannot be read for now
+        await group[0].start("follower")
+        assert (await known()).get(0, writer) == writer, "it may be the writer still"
+        group.lease.write_text(written)
+        await group[0].until_role("writer")
+        await all_in_sync(group, 0, 1)
+        assert (await known())[0] == (common_pb2.MEMBER_ROLE_WRITER, 2)
+
+
 async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_path: Path) -> None:
     async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
@@ -199,6 +229,62 @@ async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: P
         assert await bodies(group[0]) == [b"a", b"b"]
 
 
+async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Path) -> None:
+    """At a member that took over, and when that one is restarted."""
+    async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
+        await all_in_sync(group, 0, 1, 2)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"seen")
+        await until_async(lambda: _has(group[2], 1))
+        await group[1].crash()
+        await group[0].crash()
+        await group[2].until_role("writer")
+        assert await bodies(group[2]) == [b"seen"]
+        await all_in_sync(group, 2)
+
+        await group[2].crash()
+        await group[2].start("writer")
+        assert reasons(group[2])[-1] == "restart"
+        assert await bodies(group[2]) == [b"seen"]
+        assert isinstance(
+            await refusal(group[2].client.send("T", 0, b"refused")), errors.SlaveNotAvailable
+        )
+
+
+async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> None:
+    patient = {**COPIED, "in_sync_lag_s_max": 3600.0}
+    async with live_group(tmp_path, **patient, min_in_sync_replicas=2) as group:
+        await all_in_sync(group, 0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"seen")
+        await until_async(lambda: _has(group[1], 1))
+        await group[1].crash()
+        late = await group[0].client.send("T", 0, b"late")
+        assert late.status == pb.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
+        group[0].reconfigure(in_sync_lag_s_max=0.5)
+        for _ in range(2):  # the second finds that nobody else is in sync
+            await group[0].crash()
+            await group[0].start("writer")
+            await all_in_sync(group, 0)
+            assert (await group[0].client.pull("T", 0, 0)).count == 1
+        await group[1].start("follower")
+        await all_in_sync(group, 0, 1)
+        await until_async(lambda: _has(group[0], 2))
+
+
+async def test_a_set_of_one_shows_what_it_has_where_the_floor_allows(tmp_path: Path) -> None:
+    async with live_group(tmp_path, 3, **COPIED) as group:
+        await all_in_sync(group, 0, 1, 2)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"seen")
+        await group[1].crash()
+        await group[0].crash()
+        await group[2].until_role("writer")
+        await all_in_sync(group, 2)
+        await acknowledged(group[2], b"new")
+        assert await bodies(group[2]) == [b"seen", b"new"]
+
+
 # --- machines lose what was not on their disks ----------------------------------------------------
 
 
@@ -263,12 +349,34 @@ async def test_a_deleted_lease_is_written_anew_by_the_writer(
     caplog.set_level("INFO")
     async with live_group(tmp_path, **COPIED) as group:
         await all_in_sync(group, 0, 1)
+        begun = lease(group)["epochs"]
         group.lease.unlink()
         await until(group.lease.exists)
         assert lease(group)["holder_id"] == 0
+        assert lease(group)["epochs"] == begun != []
         await all_in_sync(group, 0, 1)
     followed = [record for record in caplog.records if record.message == "following"]
     assert len(followed) == 1, "nobody left a writer that spoke"
+
+
+async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
+    tmp_path: Path,
+) -> None:
+    async with live_group(tmp_path, **COPIED) as group:
+        await all_in_sync(group, 0, 1)
+        known = peers(*(group[n].internal_address for n in (0, 1)))
+        for number in (1, 0):
+            group[number].reconfigure(peers=known)
+            await group[number].crash()
+            if number:
+                await group[1].start("follower")
+                await all_in_sync(group, 0, 1)
+        begun = lease(group)["epochs"]
+        group.lease.unlink()
+        await group[0].start()
+        await until(lambda: "recreated" in [*reasons(group[0]), *reasons(group[1])])
+        await all_in_sync(group, 0, 1)
+        assert lease(group)["epochs"][:-1] == begun != []
 
 
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ WANTED = (
     "lease writes without an answer",
     "lease writes without an answer, carried out",
     "sends refused for want of copies",
+    "copied messages shown from the start",
     "fault: lease deleted",
     "fault: lease out of reach",
     "fault: loses its disk",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, StaleEpoch
-from cometmq.messaging.generations import History
+from cometmq.messaging.generations import EPOCH_SHIFT, History
 from cometmq.replication.candidacy import Lead, Standing
 from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Plan, plan
 from cometmq.replication.hello import check_writer
@@ -24,7 +24,7 @@ from tests.sim.disk import Histories, Record
 from tests.sim.lease import LeaseClient
 from tests.sim.member import GROUP, Member, MemberPeers, Role
 from tests.sim.network import End, Stream
-from tests.sim.storage import TOPIC, histories_of
+from tests.sim.storage import TOPIC, histories_of, newest_generation
 from tests.sim.world import Bell
 
 ANSWER_MS = 250
@@ -103,6 +103,9 @@ class Follower(Role):
                 promised_until_s,
                 peers.ids,
                 forced,
+                epochs=tuple(disk.epoch_pairs()),
+                counted_in=newest_generation(histories_of(disk)) >> EPOCH_SHIFT,
+                shown=self.marks.shown,
             )
 
         self.candidate = Candidate(lease, self.rules.duration_s, standing, peers, self.clock)

@@ -106,6 +106,18 @@ class Judge:
         self._acked = [acked for acked in self._acked if acked not in lost]
         self.world.counts[f"epochs by {reason.value}"] += 1
         self._shown_in[epoch] = (0,) * 8
+        self._note_readable(writer)
+
+    def _note_readable(self, writer: Writer) -> None:
+        """What a writer shows of copied messages before it knows what others have."""
+        if writer.epoch < self.lossy_since:
+            return
+        for queue, demands in enumerate(self.group.rules.demands):
+            if demands & REPLICATED:
+                found = writer.disk.queues[queue][: writer.readable(queue)]
+                self.world.counts["copied messages shown from the start"] += len(found)
+                for record in found:
+                    self._note_copied(writer, record)
 
     def _is_forgotten(self, epoch: int, writer: Writer) -> bool:
         """The lease was lost, and nobody who could be asked has heard of that epoch."""
@@ -154,6 +166,16 @@ class Judge:
         if demands & DurabilityClass.COPIED_FLUSHED:
             return [seat for seat in members if _disk_of(seat) not in self._gone]
         return [seat for seat in members if seat not in self._broken]
+
+    def counts_on(self, writer: Writer) -> None:
+        """Whom it waits for, and whom it takes for a rival, may be too many, never too few."""
+        record = self.group.lease.last
+        if record is None or record.holder != writer.disk.seat or record.released:
+            return
+        forgotten = set(record.in_sync) - writer.tenure.bounding()
+        forgotten |= set(record.electable) - writer.tenure.rivals() - {record.holder}
+        if forgotten:
+            raise Violation(f"{writer.disk.seat} does not count on {forgotten}, the lease does")
 
     # --- acknowledged -----------------------------------------------------------------------------
 

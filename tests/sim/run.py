@@ -21,6 +21,7 @@ from tests.sim.writer import Writer
 
 CALM_S = 5.0  # at the beginning
 PEACE_S_MAX = 120.0
+TIME_OF_DAY_MS = 1_790_000_000_000  # an early release began to count generations there
 STUCK_S = 40.0  # in peace without a writer: then an operator looks
 
 C = DurabilityClass
@@ -39,7 +40,7 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Counter[str]:
     """Play one seed; what has happened. Raises Violation, and whatever a machine asserts."""
     logging.getLogger("services.haslave.candidate").setLevel(logging.ERROR)
     world = World(seed, told)
-    group, judge, faults = _made(world)
+    group, judge, faults = _made(world, TIME_OF_DAY_MS if seed % 4 == 0 else 0)
     for member in group.members:
         member.execute(delay_s=world.between(0.0, 1.0))
     producer = Producer(group, pause_s=world.between(0.05, 0.4))
@@ -58,7 +59,7 @@ def play(seed: int, told: Callable[[str], None] | None = None) -> Counter[str]:
     return world.counts
 
 
-def _made(world: World) -> tuple[Group, Judge, Faults]:
+def _made(world: World, counted_to: int) -> tuple[Group, Judge, Faults]:
     rng = world.rng
     members = rng.choice([2, 3, 3])
     replicated = rng.random() < 0.7
@@ -75,6 +76,7 @@ def _made(world: World) -> tuple[Group, Judge, Faults]:
         policy,
         # Without a list of peers a lost lease is anybody's whose store is empty.
         knows_peers="lease deleted" in kinds or rng.random() < 0.8,
+        counted_to=counted_to,
     )
     judge = Judge(world)
     lease = LeaseService(world)

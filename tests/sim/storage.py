@@ -36,11 +36,14 @@ class Batch(NamedTuple):
 class Storage:
     """``is_only_writer`` is asked whenever something would be acknowledged or shown."""
 
-    def __init__(self, disk: Disk, epoch: int, demands: list[DurabilityClass], alone: bool) -> None:
+    def __init__(
+        self, disk: Disk, epoch: int, demands: list[DurabilityClass], before: Marks
+    ) -> None:
+        """``before``: by these marks consumers have seen what is there."""
         self.disk = disk
         self.epoch = epoch
         self.watermarks = Watermarks(disk.end, disk.flushed)
-        self.maxima = _readable_at_start(disk, demands)
+        self.maxima = _readable_at_start(disk, demands, before)
         self.shown = Marks()
         self.copies_wanted = 0
         self.sealed = False
@@ -50,7 +53,7 @@ class Storage:
         self.on_show: Callable[[], None] = lambda: None
         self.on_move: Callable[[], None] = lambda: None
         self._demands = demands
-        self._alone = alone
+        self._alone = False
         self._acks: dict[DurabilityClass, deque[Batch]] = {}
 
     def append(self, queues: list[int], first_uid: int, sizes: list[int]) -> Batch:
@@ -130,12 +133,21 @@ def histories_of(disk: Disk) -> Histories:
     return disk.copies[-1].histories if disk.copies else ()
 
 
-def _readable_at_start(disk: Disk, demands: list[DurabilityClass]) -> ReadableMaxima:
+def newest_generation(histories: Histories) -> int:
+    """The highest that they tell of; 0 = none."""
+    return max((history.current for history in histories), default=0)
+
+
+def _readable_at_start(disk: Disk, demands: list[DurabilityClass], before: Marks) -> ReadableMaxima:
     maxima = ReadableMaxima()
     for queue, units in enumerate(disk.queues):
-        if units:
-            copies = demands[queue] & REPLICATED
-            maxima.push(copies, disk.end, (TOPIC, queue), units[-1].number)
+        copies, key = demands[queue] & REPLICATED, (TOPIC, queue)
+        seen = before.visible(demands[queue]) if copies else disk.end
+        count = sum(unit.start < seen for unit in units)
+        if count:
+            maxima.push(DurabilityClass.ASYNC, disk.end, key, count)
+        if len(units) > count:
+            maxima.push(copies, disk.end, key, len(units))
     maxima.advance(Marks(flushed=disk.flushed))
     return maxima
 

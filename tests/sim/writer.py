@@ -38,7 +38,7 @@ from tests.sim.follower import FollowerHello, Frame, WriterHello
 from tests.sim.lease import LeaseClient
 from tests.sim.member import GROUP, Member, Role, reason_of
 from tests.sim.network import End, Stream
-from tests.sim.storage import TOPIC, Storage, histories_of
+from tests.sim.storage import TOPIC, Storage, histories_of, newest_generation
 
 RETRY_S = 0.5
 LOOK_S = 0.1
@@ -217,8 +217,9 @@ class Writer(Role):
 
     def _serve(self) -> None:
         disk = self.disk
-        alone = self.tenure.bounding() == {self.tenure.record.holder} and self._are_enough
-        self.storage = storage = Storage(disk, self.epoch, self.rules.demands, alone)
+        before = self.tenure.record.shown
+        self.storage = storage = Storage(disk, self.epoch, self.rules.demands, before)
+        self.tenure.shown = lambda: storage.shown
         storage.is_only_writer = self.is_valid
         storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
         storage.on_show = lambda: self.group.judge.shown(self)
@@ -315,6 +316,7 @@ class Writer(Role):
         """Something is known that may let acknowledgements go on."""
         if not self.serving:
             return
+        self.group.judge.counts_on(self)
         bounding = self.tenure.bounding()
         if not self._are_enough:
             self.storage.stand_still()
@@ -524,7 +526,7 @@ def _copy_of_state(writer: Writer, *, raised: bool) -> Histories:
     disk = writer.disk
     found = histories_of(disk)
     # No generation of another writer, also of one whose records nobody has.
-    newest = max((history.current for history in found), default=0)
+    newest = newest_generation(found) or (writer.rules.counted_to if writer.epoch == 1 else 0)
     last = max(writer.epoch << EPOCH_SHIFT, newest)
     if not found:
         return tuple(History(((last + 1, 0),)) for _ in disk.queues)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -191,6 +192,33 @@ class LeaseContract:
         with pytest.raises(LeaseConflict):
             await keeper.open().write(lost, version)
         assert await lease.read() == Reading(replace(HELD, epoch=4), settled)
+
+    async def test_what_hangs_is_asked_once(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A disk may hang for hours: it takes one thread, and none that others wait for."""
+        lease, begun, goes_on = keeper.open(), list[int](), threading.Event()
+        version = await lease.write(HELD, NOT_THERE)
+        read = lease._read  # type: ignore[attr-defined]
+
+        def hangs() -> Reading:
+            begun.append(threading.get_ident())
+            goes_on.wait()
+            found: Reading = read()
+            return found
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(leases, "DEADLINE_S", 0.02)
+                patch.setattr(lease, "_read", hangs)
+                for _ in range(10):
+                    with pytest.raises(LeaseUnavailable, match="no answer"):
+                        await lease.read()
+            assert len(begun) == 1
+        finally:
+            goes_on.set()
+        assert await lease.read() == Reading(HELD, version)
+        assert await lease.write(FULL, version)
 
 
 async def _does_not_end(task: asyncio.Task[T], for_s: float = 0.1) -> None:

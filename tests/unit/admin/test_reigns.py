@@ -96,6 +96,24 @@ def test_a_writer_with_a_lease_and_without_a_follower_is_a_single_copy() -> None
     assert "no follower" in found.advice
 
 
+@pytest.mark.parametrize(
+    ("in_sync", "expected", "registered", "status"),
+    [
+        ([0], 1, (0, 1), "ok"),  # nobody is to take over
+        ([0, 1], 3, (0, 1), "degraded"),  # one has been away for so long that it is forgotten
+        ([0, 1], 2, (0, 1, 2), "degraded"),  # one is being removed, and does not answer
+        ([0, 1], 2, (0, 1), "ok"),  # it has been
+        ([0], 0, (0, 1), "degraded"),  # nobody tells how many there should be
+    ],
+)
+def test_the_set_is_as_large_as_it_should_be(
+    in_sync: list[int], expected: int, registered: tuple[int, ...], status: str
+) -> None:
+    reign = changed(in_sync=in_sync, in_sync_expected=expected)
+    found = view(standing(0, reign=reign), standing(1), registered=registered)
+    assert found.status == status
+
+
 def test_a_writer_without_a_lease_stands_alone_on_purpose() -> None:
     alone = standing(0)
     alone.role = WRITER

@@ -18,6 +18,7 @@ from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import Seat
+from cometmq.replication.watermarks import REPLICATED
 from services.broker.insync import InSyncSet
 from services.broker.replicas import Replicas, Sender
 from tests.support.broker import until
@@ -39,10 +40,16 @@ class Writer:
     clock: WallClock
 
     def in_sync(self, policy: SetPolicy) -> InSyncSet:
-        topics = self.member.state.topics
-        return InSyncSet(
-            self.member.storage, self.replicas, self.holder, topics, policy, self.clock
+        keeper = self.member.keeper
+
+        def replicated() -> bool:
+            return bool(keeper.demands & REPLICATED)
+
+        made = InSyncSet(
+            self.member.storage, self.replicas, self.holder, replicated, policy, self.clock
         )
+        keeper.on_demands, keeper.check_copies = made.refresh, made.check_copies
+        return made
 
     def tell(self, sender: Sender, *, appended: int, flushed: int, promise_ms: int = 0) -> None:
         """The follower has taken everything that was sent, and answers at once."""
@@ -160,13 +167,20 @@ async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copi
 ) -> None:
     """In a group without copies a follower that lags may lead; then a topic asks for copies."""
     await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
-    in_sync = writer.in_sync(SetPolicy())
+    writer.in_sync(SetPolicy())
     itself = writer.holder.record.holder
     await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))
     await writer.member.put("C2")
     config = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
-    await writer.member.keeper.put_topic(config)
-    in_sync.refresh()
+    before = writer.member.store.appended_offset
+    putting = asyncio.create_task(writer.member.keeper.put_topic(config))
+    await until(lambda: writer.member.store.appended_offset > before)
+    await writer.member.on_disk()
+    assert not putting.done(), "the one who may lead would not know that it asks for copies"
+    await writer.holder.put_sets(lambda: ((itself,), (itself,)))
+    assert not await putting
+
+    await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))
     ticket = writer.member.append("C", 0, b"x")
     assert ticket.acked is not None
     await writer.member.on_disk()

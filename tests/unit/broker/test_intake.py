@@ -131,6 +131,27 @@ async def test_bytes_wait_until_their_acknowledgement(member: Member, held: Held
     assert member.store.queue_bounds("S", 0) == (0, 3)
 
 
+async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> None:
+    """Also when it was answered late: copies may lag for as long as they like."""
+    await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
+    size = len(encoded("C", 0, b"x" * 1_000))
+    into = intake(member, room=2 * size + 1, timeout_s=0.0)
+    member.storage.hold_copies()
+    late = [await accept(into, ("C", 0, 1), body=b"x" * 1_000) for _ in range(2)]
+    assert await into.settled(late[0]) is SendStatus.FLUSH_SLAVE_TIMEOUT
+    assert into.in_flight_bytes == 2 * size
+    assert isinstance(await refused(into, ("C", 0, 1), body=b"x" * 1_000), FlowControl)
+    assert isinstance(await refused(into, ("C", 0, 1), ("A", 0, 1)), FlowControl)
+    for topic in ("A", "S"):
+        await take(into, (topic, 0, 2), body=b"x" * 1_000)
+    end = member.store.appended_offset
+    await member.on_disk()
+    member.storage.copied_to(end, end, alone=True)
+    member.storage.settle()
+    await until(lambda: into.in_flight_bytes == 0)
+    await take(into, ("C", 0, 1), body=b"x" * 1_000)
+
+
 async def test_a_single_batch_always_gets_in(member: Member) -> None:
     into = intake(member, room=1)
     ticket = await take(into, ("S", 0, 1), body=b"x" * 1_000)

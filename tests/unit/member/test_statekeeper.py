@@ -12,10 +12,12 @@ from cometmq.errors import (
     SlaveNotAvailable,
     TopicNotFound,
 )
+from cometmq.member import statekeeper
 from cometmq.member.statelog import load
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import Position, ReplicationMode, TopicConfig
+from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.engine import MessageStore
 from tests.support.broker import until
 from tests.support.gates import HeldFlush
@@ -203,9 +205,9 @@ async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
         raise SlaveNotAvailable("1 of 2")
 
     async with living_member(tmp_path) as member:
-        member.keeper.check_copies = refuse
         copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
-        await member.keeper.put_topic(copied)  # until then no topic asked for copies
+        await member.keeper.put_topic(copied)
+        member.keeper.check_copies = refuse
         records = state_records(member)
         with pytest.raises(SlaveNotAvailable):
             await member.put("T")
@@ -213,3 +215,43 @@ async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
             await member.keeper.drop_topic("C")
         member.keeper.check_open("C")
         assert state_records(member) == records
+
+
+async def test_the_first_topic_that_asks_for_copies_waits_for_followers_to_be_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it comes nobody looks who is in sync; so who is there is not refused at once."""
+    monkeypatch.setattr(statekeeper, "RETRY_S", 0.001)
+    demanded: list[DurabilityClass] = []
+
+    def refuse_twice() -> None:
+        if len(refusals) < 2:
+            refusals.append(member.keeper.demands)
+            raise SlaveNotAvailable("1 of 2")
+
+    refusals: list[DurabilityClass] = []
+    async with living_member(tmp_path) as member:
+        member.keeper.check_copies = refuse_twice
+        member.keeper.on_demands = lambda: demanded.append(member.keeper.demands)
+        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        assert await member.keeper.put_topic(copied)
+        assert refusals == [DurabilityClass.COPIED] * 2
+        assert demanded == [DurabilityClass.COPIED] * 2
+
+
+async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statekeeper, "FIRST_COPIES_S_MAX", 0.0)
+
+    def refuse() -> None:
+        raise SlaveNotAvailable("1 of 2")
+
+    async with living_member(tmp_path) as member:
+        member.keeper.check_copies = refuse
+        records = state_records(member)
+        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        with pytest.raises(SlaveNotAvailable):
+            await member.keeper.put_topic(copied)
+        assert (state_records(member), member.keeper.demands) == (records, DurabilityClass.ASYNC)
+        await member.put("T")

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
-from cometmq.member.storage import MemberStorage, Segment
+from cometmq.member.storage import MemberStorage, Segment, readable_at_start
 from cometmq.model import FlushMode, TopicConfig
-from cometmq.replication.watermarks import DurabilityClass
+from cometmq.replication.watermarks import DurabilityClass, Marks
 from cometmq.store.engine import MessageStore
 from tests.support.broker import encoded, until
 from tests.support.members import NEVER, Member, living_member, opened
 from tests.support.stores import HOST, WallClock, open_store
 
-A, S = ("A", 0), ("S", 0)
+A, C, S = ("A", 0), ("C", 0), ("S", 0)
 
 
 @pytest.fixture
@@ -108,6 +108,34 @@ async def test_after_recovery_everything_is_readable(tmp_path: Path) -> None:
     found = opened(tmp_path)
     storage = MemberStorage(found.store, NEVER, WallClock())
     assert storage.bounds(A) == (0, 2, 2)
+    storage.close()
+
+
+async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) -> None:
+    """The rest of a topic that waits for copies is when others have it."""
+    async with living_member(tmp_path) as member:
+        for name in ("A", "C"):
+            await member.put(name)
+        member.append("A", 0, b"a", b"b")
+        shown = member.append("C", 0, b"1", b"2").appended.end_offset
+        member.append("C", 0, b"3")
+    found = opened(tmp_path)
+
+    def demands_of(topic: str) -> DurabilityClass:
+        return DurabilityClass.COPIED if topic == "C" else DurabilityClass.ASYNC
+
+    nothing = readable_at_start(found.store, demands_of, Marks())
+    assert [nothing.readable(key) for key in (A, C)] == [2, 0]
+    maxima = readable_at_start(found.store, demands_of, Marks(0, shown, 0))
+    storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, alone=False)
+    assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
+    end = found.store.appended_offset
+    storage.copied_to(end - 1, 0, alone=False)
+    storage.settle()
+    assert storage.bounds(C) == (0, 2, 3)
+    storage.copied_to(end, 0, alone=False)
+    storage.settle()
+    assert storage.bounds(C) == (0, 3, 3)
     storage.close()
 
 

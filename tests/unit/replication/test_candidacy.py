@@ -19,6 +19,7 @@ from cometmq.replication.candidacy import (
 )
 from cometmq.replication.lease import LeaseRecord, Reason, Seat
 from cometmq.replication.lineage import Branch
+from cometmq.replication.watermarks import Marks
 
 DURATION_S = 6.0
 W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
@@ -156,6 +157,7 @@ def test_a_released_lease_is_its_new_holders_when_it_has_everything() -> None:
 
 def test_when_nobody_comes_others_may_take_it() -> None:
     assert reason(after(RELEASED, standing(0), DURATION_S)) is Reason.HANDOVER
+    assert reason(after(RELEASED, standing(0, log_end=99), DURATION_S)) is Reason.TAKEOVER
     assert reason(after(RELEASED, standing(2), DURATION_S)) is Reason.TAKEOVER
     assert reason(after(RELEASED, standing(3), 1e9)) is None
 
@@ -229,6 +231,68 @@ def test_a_lost_lease_is_the_longest_logs() -> None:
     assert reason(after(None, me, 0.0, {0: shorter[0]})) is None
 
 
+def test_who_writes_a_lost_lease_anew_remembers_the_epochs_that_stood_there() -> None:
+    seen = (Branch(2, 0, 0), Branch(3, 40, 2), Branch(6, 30, 2))
+    me = standing(peers=OTHERS, epochs=((2, 0), (4, 50)))
+    candidacy = Candidacy(DURATION_S)
+    candidacy.saw(replace(SHARED, epoch=6, epochs=seen, renewals=5), me, 0.0)
+    candidacy.saw(None, me, 1.0)
+    step = candidacy.saw(None, me, 1.0, {0: peer(0), 2: peer(2)})
+    assert reason(step) is Reason.RECREATED
+    assert isinstance(step, Write)
+    assert step.record.epochs == seen, "who lacks a writer that is gone has to hear of it"
+    assert step.record.epoch == 7, "its holder may have opened one more"
+    assert step.record.in_sync == (A,), "who has everything is not known any more"
+
+
+def test_who_never_saw_the_lease_records_what_its_store_knows() -> None:
+    me = standing(peers=OTHERS, epochs=((2, 0), (4, 50)))
+    known = (Branch(2, 0, 0), Branch(4, 50, 2))
+    for step in (
+        after(None, me, 0.0, {0: peer(0), 2: peer(2)}),
+        after(None, replace(me, forced=True), DURATION_S, {}),
+        after(SHARED, me, DURATION_S),  # as an early release wrote it, without a list
+    ):
+        assert isinstance(step, Write)
+        assert step.record.epochs == known
+
+
+@pytest.mark.parametrize("peers", [None, OTHERS])
+def test_a_newcomer_that_has_seen_a_lease_does_not_begin_the_group(
+    peers: frozenset[int] | None,
+) -> None:
+    """Its writer is about to write it anew; or nobody has anything, and positions are fenced."""
+    me = standing(3, epoch=0, log_end=0, peers=peers)
+    candidacy = Candidacy(DURATION_S)
+    candidacy.saw(HELD, me, 0.0)
+    step = candidacy.saw(
+        None, me, 1.0, None if peers is None else {n: peer(n, 0, 0) for n in peers}
+    )
+    assert reason(step) is (None if peers is None else Reason.RECREATED)
+
+
+def test_an_epoch_is_above_all_that_generations_were_ever_counted_in() -> None:
+    """Else two that go on from the same log would give out the same generation."""
+    by_the_clock = 1_790_000_000_000 >> 32
+    me = standing(counted_in=by_the_clock)
+    step = after(SHARED, me, DURATION_S)
+    assert isinstance(step, Write)
+    assert step.record.epoch == by_the_clock
+    again = after(HELD, standing(0, counted_in=by_the_clock), 0.0)
+    assert isinstance(again, Write)
+    assert (again.record.epoch, again.reason) == (by_the_clock, Reason.RESTART)
+    opening = replace(again.record, opened=False)
+    assert after(opening, standing(0, counted_in=by_the_clock), 0.0) == Lead(
+        Reason.RESTART, opening
+    )
+
+
+def test_who_has_counted_further_has_no_longer_log() -> None:
+    me = standing(peers=OTHERS, counted_in=417)
+    longer = {0: peer(0, epoch=5), 2: peer(2)}
+    assert reason(after(None, me, 0.0, longer)) is None
+
+
 # --- by force -------------------------------------------------------------------------------------
 
 
@@ -256,6 +320,35 @@ def test_the_old_writer_can_be_forced_when_others_never_answer() -> None:
     assert reason(after(SHARED, me, 10.0, {})) is Reason.FORCED
 
 
+# --- what consumers have seen -------------------------------------------------------------------
+
+
+def shown(record: LeaseRecord | None, me: Standing, answers: Answers | None = None) -> Marks:
+    """By which marks, says the lease that the member writes."""
+    step = after(record, me, DURATION_S + LAGGARD_WAIT_S, answers)
+    assert isinstance(step, Write), step
+    return step.record.shown
+
+
+def test_a_taker_tells_what_consumers_have_seen_as_far_as_anybody_knows() -> None:
+    told = replace(SHARED, shown=Marks(90, 50, 40))
+    assert shown(told, standing()) == (90, 50, 40)
+    assert shown(told, standing(shown=Marks(60, 60, 30))) == (90, 60, 40)
+    assert shown(replace(RELEASED, shown=Marks(90, 50, 40)), standing()) == (90, 50, 40)
+
+
+def test_what_was_lost_was_not_shown() -> None:
+    told = replace(SHARED, shown=Marks(190, 180, 40), in_sync=(W,))
+    me = standing(0, "new", former_store_id="store-0")
+    assert shown(told, me) == (100, 100, 40)
+
+
+def test_of_a_log_that_the_lease_does_not_speak_of_it_tells_nothing() -> None:
+    told = replace(HELD, shown=Marks(90, 50, 40))
+    me = standing(forced=True, shown=Marks(30, 20, 10))
+    assert shown(told, me) == shown(None, me) == (30, 20, 10)
+
+
 # --- promises -------------------------------------------------------------------------------------
 
 
@@ -274,6 +367,13 @@ def test_nothing_is_promised_while_a_lost_lease_may_become_ours() -> None:
     candidacy, me = Candidacy(DURATION_S), standing(epoch=0)
     assert isinstance(candidacy.saw(None, me, 0.0), Write)
     assert not candidacy.may_promise
+
+
+def test_nothing_is_promised_while_a_write_is_open_that_we_would_not_try_again() -> None:
+    candidacy, me = Candidacy(DURATION_S), standing(peers=OTHERS)
+    assert isinstance(candidacy.saw(None, me, 0.0, {0: peer(0), 2: peer(2)}), Write)
+    assert isinstance(candidacy.saw(None, me, 1.0, {0: peer(0, writes=True), 2: peer(2)}), Follow)
+    assert not candidacy.may_promise, "it may still be carried out"
 
 
 def test_a_write_without_an_answer_is_found_out_by_reading() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.replication.follower import (
+    CHUNK_BYTES_MAX,
     HANDOVER_BEHIND_BYTES_MAX,
     WINDOW_BYTES_MAX,
     Ack,
@@ -171,12 +172,19 @@ def replica(member_id: int = 1, appended: int = 0, flushed: int = 0) -> Replica:
 
 def test_no_more_is_sent_than_the_window_holds() -> None:
     found = replica()
-    found.sent_to(WINDOW_BYTES_MAX - 1)
-    assert found.room() == 1
-    found.sent_to(WINDOW_BYTES_MAX + 500)
+    found.sent_to(WINDOW_BYTES_MAX - CHUNK_BYTES_MAX)
+    assert found.room() == CHUNK_BYTES_MAX
+    found.sent_to(WINDOW_BYTES_MAX)
     assert found.room() == 0
-    found.acked(Ack(600, 0, 0, 0), 10**9)
-    assert found.room() == 100
+
+
+def test_a_window_that_is_full_opens_by_whole_chunks() -> None:
+    found = replica()
+    found.sent_to(WINDOW_BYTES_MAX + 500)
+    found.acked(Ack(CHUNK_BYTES_MAX + 499, 0, 0, 0), 10**9)
+    assert found.room() == 0, "less than a chunk would be sent"
+    found.acked(Ack(CHUNK_BYTES_MAX + 500, 0, 0, 0), 10**9)
+    assert found.room() == CHUNK_BYTES_MAX
 
 
 def test_a_new_stream_takes_nothing_off_the_followers_disk() -> None:
@@ -222,6 +230,8 @@ def test_a_promise_counts_from_when_the_frame_was_sent() -> None:
     assert found.promised_until_s == pytest.approx(9.94)
     found.acked(Ack(0, 0, 4500, 0), 0)
     assert found.promised_until_s == pytest.approx(9.94), "what was promised holds"
+    found.acked(Ack(0, 0, 4500, 1000), 0)
+    assert found.promised_until_s == pytest.approx(9.94)
 
 
 @pytest.mark.parametrize("answers_ms", [3999, 5001])

@@ -116,6 +116,16 @@ def test_a_group_may_want_no_asynchronous_promotion() -> None:
     assert wanted(SHARED, replica(), policy=policy) == ((W, A), (W, A))
 
 
+def test_how_many_should_be_in_sync() -> None:
+    policy = replace(POLICY, promote_async=False, group_size=3)
+    found = [
+        each.expected(replicated=replicated)
+        for each in (policy, replace(policy, promote_async=True), POLICY)
+        for replicated in (True, False)
+    ]
+    assert found == [3, 1, 3, 3, 0, 0]
+
+
 def test_a_member_sits_on_one_seat() -> None:
     new = Seat(1, "new")
     assert wanted(SHARED, replica(), replica(new))[0] == (W, A)

@@ -8,7 +8,14 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.replication.lineage import BRANCHES_MAX, Branch, Branches, branched, common_end
+from cometmq.replication.lineage import (
+    BRANCHES_MAX,
+    Branch,
+    Branches,
+    branched,
+    common_end,
+    recalled,
+)
 
 
 def test_a_writer_that_has_everybodys_bytes_is_fenced_at_its_end() -> None:
@@ -60,9 +67,50 @@ def test_nothing_is_certain_when_the_lease_has_dropped_what_we_know() -> None:
     assert common_end([*own, (30, 900)], recorded, settled=1) == 900
 
 
+def test_a_full_list_that_begins_after_our_log_may_have_dropped_who_left_it_first() -> None:
+    """Epoch 2 left it at 5, say, and nobody recalls."""
+    dropped: Branches = (Branch(2, 5, 1), Branch(3, 10, 1))
+    own = [(1, 0), (3, 10)]
+    recorded = dropped
+    for epoch in range(4, BRANCHES_MAX + 3):
+        own.append((epoch, 10 * epoch))
+        recorded = branched(recorded, own)
+    assert recorded[0] == dropped[1]
+    assert common_end([(1, 0), (30, 15)], recorded, settled=1) == 0
+
+
 def test_without_a_record_our_own_end_counts() -> None:
     assert branched((), [(4, 10), (7, 90)]) == (Branch(7, 90, 4),)
     assert common_end([(4, 10), (7, 90)], (), settled=0) == 90
+
+
+def test_who_counted_by_the_time_of_day_has_taken_no_newer_epoch_into_account() -> None:
+    recorded = (Branch(1, 0, 0), Branch(2, 181, 1))
+    by_the_clock = 1_790_000_000_000 >> 32
+    assert by_the_clock > 2
+    assert common_end([(1, 0), (418, 188)], recorded, settled=by_the_clock) == 181
+    assert common_end([(1, 0), (2, 181), (418, 190)], recorded, settled=by_the_clock) == 190
+
+
+def test_a_list_that_was_lost_is_made_of_what_the_store_knows() -> None:
+    own = [(3, 0), (5, 50), (7, 90)]
+    found = recalled((), own)
+    assert found == (Branch(3, 0, 0), Branch(5, 50, 3), Branch(7, 90, 5))
+    later = branched(found, [*own, (9, 120)])
+    assert common_end([(3, 0), (4, 50), (10, 70)], later, settled=4) == 50
+    assert recalled(found, own) == found
+
+
+def test_what_was_seen_is_kept_and_what_the_store_has_since_is_added() -> None:
+    seen = (Branch(3, 0, 0), Branch(4, 40, 3), Branch(5, 50, 3))
+    assert recalled(seen, [(3, 0), (5, 50), (7, 90)]) == (*seen, Branch(7, 90, 5))
+    assert recalled(seen, [(3, 0)]) == seen
+    assert recalled((), []) == ()
+
+
+def test_what_is_recalled_is_bounded() -> None:
+    own = [(number, 10 * number) for number in range(1, BRANCHES_MAX + 5)]
+    assert [branch.epoch for branch in recalled((), own)] == list(range(5, BRANCHES_MAX + 5))
 
 
 # --- against logs ---------------------------------------------------------------------------------

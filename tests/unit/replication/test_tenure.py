@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from cometmq.replication.lease import LeaseRecord, Seat
 from cometmq.replication.tenure import Tenure
+from cometmq.replication.watermarks import Marks
 
 W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
 HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4, in_sync=(W, A), electable=(W, A))
@@ -19,6 +20,39 @@ def test_a_tenure_knows_its_own() -> None:
     assert tenure.saw(tenure.renewal(), 0.0)
     assert not tenure.saw(replace(HELD, holder_id=1, holder_store_id="store-1"), 0.0)
     assert not tenure.saw(replace(HELD, epoch=5), 0.0), "a later incarnation"
+
+
+def test_sets_that_somebody_else_wrote_in_our_name_count_at_once() -> None:
+    """A process of ours that has ended may have had a write on its way."""
+    tenure = Tenure(HELD)
+    tried = tenure.with_sets((W,), (W,))
+    tenure.sent(tried, 0.0)
+    late = replace(HELD, renewals=7, in_sync=(W, B), electable=(W, A, B))
+    assert tenure.saw(late, 0.0)
+    assert tenure.bounding() == {W, B}
+    assert tenure.rivals() == {A, B}
+    assert not tenure.settled, "what we tried may still be done"
+    assert tenure.renewal().renewals > 7
+    tenure.written(tried)
+    assert tenure.bounding() == {W}
+
+
+def test_an_old_record_in_our_name_takes_no_epoch_back() -> None:
+    tenure = Tenure(HELD)
+    begun = tenure.begun([(5, 70)], "host-0:2")
+    tenure.sent(begun, 0.0)
+    tenure.written(begun)
+    assert tenure.saw(replace(HELD, in_sync=(W, B), electable=(W, B)), 1.0)
+    assert (tenure.record.epoch, tenure.record.holder_address) == (5, "host-0:2")
+    assert tenure.bounding() == {W, B}
+
+
+def test_every_record_tells_what_consumers_see() -> None:
+    tenure = Tenure(replace(HELD, shown=Marks(9, 4, 4)))
+    assert tenure.renewal().shown == (9, 4, 4), "of a writer before"
+    tenure.shown = lambda: Marks(12, 3, 5)
+    for record in (tenure.renewal(), tenure.with_sets((W,), (W,)), tenure.release(1, 100)):
+        assert record.shown == (12, 4, 5)
 
 
 def test_a_lost_lease_is_written_anew_while_nobody_else_can_have_held_it() -> None:

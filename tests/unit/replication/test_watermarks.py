@@ -211,6 +211,12 @@ class TestCopyWatermarks:
         marks.flush_to(200)
         assert (marks.visible(ASYNC), marks.visible(COPIED_FLUSHED)) == (100, 90)
 
+    def test_what_a_writer_has_shown_of_it_is_known(self) -> None:
+        marks = CopyWatermarks(100, 60)
+        assert marks.shown == (0, 0, 0)
+        marks.told(Marks(180, 90, 70))
+        assert marks.shown == (100, 90, 70), "no more than is here"
+
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
         marks = CopyWatermarks(100, 100)
         marks.told(Marks(80, 70, 70))
