@@ -5,7 +5,7 @@ servers that do as ordered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,6 +48,13 @@ class Group:
         """The follower writes; the name server has heard of it."""
         self.follower.role, self.follower.epoch = self.writer.role, self.writer.epoch + 1
         await self.tell(self.follower)
+
+    def hide_last(self, count: int) -> Callable[[], None]:
+        """Nobody gets the last messages before what is returned has been called."""
+        queue = self.writer.queues["T", 0]
+        hidden = queue[-count:]
+        del queue[-count:]
+        return lambda: queue.extend(hidden)
 
     async def fill(self, *bodies: bytes) -> None:
         async with Producer(self.namesrv.address) as producer:
@@ -122,13 +129,11 @@ async def test_a_follower_that_refuses_is_left_for_the_writer() -> None:
 async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
     async with group() as on:
         await on.fill(b"0", b"1", b"2")
-        queue = on.follower.queues["T", 0]
-        queue, later = queue[:1], queue[1:]
-        on.follower.queues["T", 0] = queue
+        show = on.hide_last(2)
         async with reading(on.namesrv.address) as consumer:
             await on.tell(on.follower)
             await until(lambda: on.follower.pulls)
-            queue += later
+            show()
             got: list[bytes] = []
             while len(got) < 2:
                 got += await bodies(consumer)
@@ -144,10 +149,11 @@ async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
 async def test_a_writer_that_died_unseen_is_passed_over() -> None:
     """Its route stands until name servers miss it, or somebody takes over."""
     async with group() as on:
-        await on.fill(b"0")
+        await on.fill(b"0", b"1")
+        show = on.hide_last(1)
         async with reading(on.namesrv.address) as consumer:
-            await on.fill(b"1")
             await on.writer.stop()
+            show()
             assert await bodies(consumer) == [b"1"]
             assert on.follower.pulls
 

@@ -89,7 +89,8 @@ def _members(processes: Processes, shared: dict[str, Any]) -> Iterator[Service]:
         name = f"g1-{number}"
         own = {"member_id": number, "store_path": here / f"{name}-store"}
         yield processes.service(name, "haslave", **shared, **leased, **own)
-    alone = {"broker_group": "g2", "store_path": here / "g2-store"}
+    # It knows that the group has no other member, so that it says how many should be in sync.
+    alone = {"broker_group": "g2", "store_path": here / "g2-store", "peers": "0@127.0.0.1:10911"}
     yield processes.service("g2-0", "broker", **shared, **alone)
 
 
