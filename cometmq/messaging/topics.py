@@ -114,6 +114,8 @@ class TopicTable:
         # Of the users' topics, by what their messages have to have before they are acknowledged.
         self._flush_counts: Counter[FlushMode] = Counter()
         self._copy_counts: Counter[ReplicationMode] = Counter()
+        # The strictest of all users' topics: asked for with each answer of a follower.
+        self._strictest = (FlushMode.ASYNC, ReplicationMode.ASYNC)
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -167,17 +169,14 @@ class TopicTable:
         System topics ask for all that any of the users' topics asks for.
         """
         if is_system(name):
-            flush = FlushMode.SYNC if self._flush_counts[FlushMode.SYNC] else FlushMode.ASYNC
-            return flush, self.replication_mode
+            return self._strictest
         config = self.get(name)
         return config.flush_mode, config.replication_mode
 
     @property
     def replication_mode(self) -> ReplicationMode:
         """The strictest of all users' topics."""
-        counts = self._copy_counts
-        asked = (mode for mode in ReplicationMode if counts[mode])
-        return max(asked, default=ReplicationMode.ASYNC)
+        return self._strictest[1]
 
     def check_room(self, name: str) -> None:
         """Raises ``LimitExceeded`` when the topic is new and the table is full."""
@@ -208,6 +207,10 @@ class TopicTable:
         if not is_system(config.name):
             self._flush_counts[config.flush_mode] += change
             self._copy_counts[config.replication_mode] += change
+            self._strictest = (
+                FlushMode.SYNC if self._flush_counts[FlushMode.SYNC] else FlushMode.ASYNC,
+                max(+self._copy_counts, default=ReplicationMode.ASYNC),
+            )
 
     @staticmethod
     def _check_access(name: str, permission: int) -> None:

@@ -29,7 +29,7 @@ class DurabilityClass(IntFlag):
     @classmethod
     def of(cls, flush: FlushMode, replication: ReplicationMode) -> DurabilityClass:
         """The class of a topic with these settings."""
-        return _OF_FLUSH[flush] | _OF_REPLICATION[replication]
+        return _OF[flush, replication]
 
 
 _OF_FLUSH = {FlushMode.ASYNC: DurabilityClass.ASYNC, FlushMode.SYNC: DurabilityClass.FLUSHED}
@@ -37,6 +37,11 @@ _OF_REPLICATION = {
     ReplicationMode.ASYNC: DurabilityClass.ASYNC,
     ReplicationMode.APPENDED: DurabilityClass.COPIED,
     ReplicationMode.FLUSHED: DurabilityClass.COPIED_FLUSHED,
+}
+_OF = {
+    (flush, replication): _OF_FLUSH[flush] | _OF_REPLICATION[replication]
+    for flush in FlushMode
+    for replication in ReplicationMode
 }
 REPLICATED = DurabilityClass.COPIED | DurabilityClass.COPIED_FLUSHED
 STRICTEST = DurabilityClass.FLUSHED | REPLICATED

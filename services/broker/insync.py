@@ -101,18 +101,18 @@ class InSyncSet:
 
     def refresh(self) -> None:
         """Something is known that may let acknowledgements go on."""
-        enough = not self._replicated() or self.size >= self._policy.size_min
-        if not enough:
+        replicated = self._replicated()
+        if replicated and self.size < self._policy.size_min:
             self._storage.hold_copies()
         elif self._holder is not None:
-            self._count_copies(self._holder)
+            self._count_copies(self._holder, replicated)
         self._storage.settle()
 
-    def _count_copies(self, holder: LeaseHolder) -> None:
+    def _count_copies(self, holder: LeaseHolder, replicated: bool) -> None:
         bounding = holder.bounding()
         own = self._own(holder)
         # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
-        rivals = holder.rivals() if self._replicated() else ()
+        rivals = holder.rivals() if replicated else ()
         positions = copied(bounding, rivals, own, self._replicas.by_seat)
         if positions is None:
             self._storage.hold_copies()
