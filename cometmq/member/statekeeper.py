@@ -104,12 +104,14 @@ class StateKeeper:
             task.exception()  # the caller got it, or has gone
 
     async def _put_topic(self, config: TopicConfig, *, only_new: bool) -> bool:
+        # From when it was asked for: were each to wait in its turn, they would pile up.
+        until_s = self._clock.monotonic_s() + FIRST_COPIES_S_MAX
         async with self._one_at_a_time:
             before = self.state.topics.find(config.name)
             created = before is None
             if created or (before != config and not only_new):
                 put = self.state.plan_topic(config)
-                await self._commit(put, *self.state.plan_reserve(config))
+                await self._commit(put, *self.state.plan_reserve(config), until_s=until_s)
                 self._on_topics()
             return created
 
@@ -170,9 +172,9 @@ class StateKeeper:
     def _next_offset(self, topic: str, queue_id: int) -> int:
         return self._storage.store.queue_bounds(topic, queue_id)[1]
 
-    async def _commit(self, *changes: Change) -> None:
+    async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
         with self._demanding(changes):
-            await self._check_copies()
+            await self._check_copies(until_s)
             end = self._append(change_records(changes))
             self._in_flight += changes
             try:
@@ -205,19 +207,19 @@ class StateKeeper:
             self._coming = DurabilityClass.ASYNC
             self.on_demands()
 
-    async def _check_copies(self) -> None:
+    async def _check_copies(self, until_s: float) -> None:
         """Raises SlaveNotAvailable where copies cannot be had. Where no topic has asked for any so
-        far it takes a while to know: followers that are there may not be in sync yet.
+        far it takes a while to know, at most ``until_s``: followers that are there may not be in
+        sync yet.
         """
         if not self.demands & REPLICATED:
             return
-        patience_s = 0.0 if self._topics_demand & REPLICATED else FIRST_COPIES_S_MAX
-        until_s = self._clock.monotonic_s() + patience_s
+        is_first = not self._topics_demand & REPLICATED
         while True:
             try:
                 return self.check_copies()
             except SlaveNotAvailable:
-                if self._clock.monotonic_s() >= until_s:
+                if not is_first or self._clock.monotonic_s() >= until_s:
                     raise
             await asyncio.sleep(RETRY_S)
 

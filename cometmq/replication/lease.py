@@ -89,6 +89,7 @@ class LeaseRecord:
         object.__setattr__(self, "epochs", tuple(Branch(*branch) for branch in self.epochs))
         object.__setattr__(self, "shown", Marks(*self.shown))
         assert is_in_order(self.epochs), self
+        assert min(self.shown) >= 0, self
         assert self.released == (self.transfer_to is not None), self
         assert self.holder in self.in_sync, self
         assert set(self.in_sync) <= set(self.electable), self

@@ -190,17 +190,16 @@ class Sender:
         something anyway. None: a newer stream of the member has come.
         """
         replicas = self._replicas
-        while replicas.is_current(self):
+        while True:
             self.wake.clear()
             chunk = await self._chunk()
+            if not replicas.is_current(self):  # what the replica was sent, that one sends
+                return None
             now_s = replicas.clock.boottime_s()
             due_s = self._due_s() - now_s
-            if chunk is not None:
-                await self._keep_pace(chunk)
             if chunk is not None or due_s <= 0:
-                return self._frame(chunk, replicas.clock.boottime_s())
+                return self._frame(chunk, now_s)
             await self._woken(due_s)
-        return None
 
     async def _woken(self, delay_s: float) -> None:
         """Until something has changed, at most so long."""
@@ -224,7 +223,10 @@ class Sender:
         room = self.replica.room()
         if not room or self._gathers():
             return None
-        return await self._replicas.read_chunk(self.replica.sent, room)
+        chunk = await self._replicas.read_chunk(self.replica.sent, room)
+        if chunk is not None:
+            await self._keep_pace(chunk)
+        return chunk
 
     def _gathers(self) -> bool:
         """Whether what there is to send waits for more: until the next answer, at the latest."""

@@ -14,6 +14,7 @@ from cometmq.replication import follower
 from cometmq.replication.follower import Ack, LogView
 from cometmq.replication.lease import Seat
 from cometmq.replication.watermarks import Marks
+from cometmq.store.log.commitlog import Chunk
 from services.broker import replicas as module
 from services.broker.replicas import MARKS_S, Replicas
 from tests.support.stores import WallClock, append, open_store
@@ -195,6 +196,30 @@ async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) ->
             assert await newer.next_frame() is not None
             assert replicas.connected() == [newer.replica]
     assert replicas.connected() == []
+
+
+async def test_what_an_older_stream_was_reading_is_not_skipped_by_the_newer(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the replica: what the older counted as sent the newer would leave out."""
+    grow(replicas)
+    read, goes_on = replicas.read_chunk, asyncio.Event()
+
+    async def slowly(offset: int, bytes_max: int) -> Chunk | None:
+        await goes_on.wait()
+        return await read(offset, bytes_max)
+
+    with replicas.join(Seat(1, "store"), 0) as older:
+        with monkeypatch.context() as patch:
+            patch.setattr(replicas, "read_chunk", slowly)
+            reading = asyncio.create_task(older.next_frame())
+            await asyncio.sleep(0)
+        with replicas.join(Seat(1, "store"), 0) as newer:
+            goes_on.set()
+            assert await reading is None
+            frame = await newer.next_frame()
+            assert frame is not None
+            assert (frame.offset, bool(frame.data)) == (0, True)
 
 
 async def test_what_is_still_to_be_sent_is_kept_if_possible(replicas: Replicas) -> None:

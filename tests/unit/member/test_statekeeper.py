@@ -22,6 +22,7 @@ from cometmq.store.engine import MessageStore
 from tests.support.broker import until
 from tests.support.gates import HeldFlush
 from tests.support.members import Member, living_member
+from tests.support.stores import WallClock
 
 
 def same_as_log(member: Member) -> bool:
@@ -237,6 +238,32 @@ async def test_the_first_topic_that_asks_for_copies_waits_for_followers_to_be_co
         assert await member.keeper.put_topic(copied)
         assert refusals == [DurabilityClass.COPIED] * 2
         assert demanded == [DurabilityClass.COPIED] * 2
+
+
+async def test_first_topics_that_wait_for_followers_wait_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is changed meanwhile, and clients ask again and again."""
+    monkeypatch.setattr(statekeeper, "RETRY_S", 0.001)
+    refusals_s: list[float] = []
+
+    def refuse() -> None:
+        clock.now_ms += 1000
+        refusals_s.append(clock.monotonic_s())
+        raise SlaveNotAvailable("1 of 2")
+
+    async with living_member(tmp_path) as member:
+        clock = member.keeper._clock
+        assert isinstance(clock, WallClock)
+        member.keeper.check_copies = refuse
+        copied = [TopicConfig(name, 1, 1, replication_mode=ReplicationMode.APPENDED) for name in "ABCD"]
+        asked_s = clock.monotonic_s()
+        made = await asyncio.gather(*map(member.keeper.put_topic, copied), return_exceptions=True)
+        assert [type(error) for error in made] == [SlaveNotAvailable] * 4
+        waited_s = statekeeper.FIRST_COPIES_S_MAX
+        assert [at - asked_s for at in refusals_s if at - asked_s > waited_s] == [
+            waited_s + 1, waited_s + 2, waited_s + 3
+        ]
 
 
 async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
