@@ -201,6 +201,11 @@ class CopyWatermarks:
         return min(self.flushed, self._told.visible(demands))
 
 
+def _shown_by(demands: DurabilityClass) -> DurabilityClass:
+    """The conditions that :meth:`Marks.visible` looks at."""
+    return demands or DurabilityClass.FLUSHED
+
+
 class Visible(Protocol):
     """What :class:`ReadableMaxima` advances by."""
 
@@ -239,7 +244,7 @@ class ReadableMaxima:
         if before is not None:
             assert maximum > before[1], "a queue only grows"
             if before[0] is not demands:
-                demands |= before[0]
+                demands = _shown_by(before[0]) | _shown_by(demands)
         waiting = self._waiting.get(demands)
         if waiting is None:
             waiting = self._waiting[demands] = deque()

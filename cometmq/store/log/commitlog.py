@@ -248,10 +248,10 @@ class CommitLog:
                 write_zeros(new, 0 if self.far_behind else self.segments.file_bytes)
             finally:
                 new.close()
+            self._files.rename(self._new_path, self.segments.path(start))
         except BaseException:
             self._files.unlink(self._new_path)
             raise
-        self._files.rename(self._new_path, self.segments.path(start))
         self._files.sync_directory(self.segments.directory)
         self.segments.add(self._files, start)
 

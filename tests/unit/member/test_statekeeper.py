@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,7 @@ async def test_first_topics_that_wait_for_followers_wait_together(
 ) -> None:
     """Nothing else is changed meanwhile, and clients ask again and again."""
     monkeypatch.setattr(statekeeper, "RETRY_S", 0.001)
+    clock = WallClock()
     refusals_s: list[float] = []
 
     def refuse() -> None:
@@ -253,16 +255,18 @@ async def test_first_topics_that_wait_for_followers_wait_together(
         raise SlaveNotAvailable("1 of 2")
 
     async with living_member(tmp_path) as member:
-        clock = member.keeper._clock
-        assert isinstance(clock, WallClock)
+        monkeypatch.setattr(member.keeper, "_clock", clock)
         member.keeper.check_copies = refuse
-        copied = [TopicConfig(name, 1, 1, replication_mode=ReplicationMode.APPENDED) for name in "ABCD"]
+        copy = TopicConfig("", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        copied = [replace(copy, name=name) for name in "ABCD"]
         asked_s = clock.monotonic_s()
         made = await asyncio.gather(*map(member.keeper.put_topic, copied), return_exceptions=True)
         assert [type(error) for error in made] == [SlaveNotAvailable] * 4
         waited_s = statekeeper.FIRST_COPIES_S_MAX
         assert [at - asked_s for at in refusals_s if at - asked_s > waited_s] == [
-            waited_s + 1, waited_s + 2, waited_s + 3
+            waited_s + 1,
+            waited_s + 2,
+            waited_s + 3,
         ]
 
 

@@ -43,7 +43,6 @@ def test_fields_of_a_later_release_are_left_out() -> None:
         {"epochs": [[2, 0]]},
         {"epochs": [[2, 0, 2]]},
         {"epochs": [[3, 0, 0], [2, 0, 0]]},
-        {"shown": [0, 0]},
         {"shown": [0, "1", 0]},
         {"shown": [-1, 0, 0]},
     ],

@@ -82,6 +82,23 @@ def test_a_full_disk_while_preparing_leaves_nothing(tmp_path: Path) -> None:
     assert put(log, 100) == SIZE
 
 
+def test_a_disk_without_room_for_a_files_name_takes_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FaultyFiles()
+    log = opened(tmp_path, files)
+
+    def full(*_: object) -> None:
+        raise DiskFull("the folder cannot grow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "rename", full)
+        with pytest.raises(DiskFull):
+            put(log, 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
+    assert put(log, 100) == 0
+
+
 def test_far_behind_files_are_made_when_they_are_needed_and_take_no_room(tmp_path: Path) -> None:
     files = FaultyFiles()
     log = opened(tmp_path, files)
