@@ -241,6 +241,8 @@ class MemberStorage(BaseStorage):
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
         self.is_only_writer: Callable[[], bool] = lambda: True
+        # Called when more is on our disk, which bounds what counts as on everybody's.
+        self.count_copies: Callable[[], None] = lambda: None
         self.shown = Marks()  # by which consumers see messages: granted while the only writer
         self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
@@ -365,6 +367,7 @@ class MemberStorage(BaseStorage):
         self.watermarks.flush_to(position)
         if self._alone:
             self.watermarks.copied_to(position, position)
+        self.count_copies()
         self.settle()
 
     def _fail(self, error: Exception) -> None:

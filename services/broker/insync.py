@@ -51,6 +51,7 @@ class InSyncSet:
         self._since_ms = clock.wall_ms()
         if holder is not None:
             storage.is_only_writer = lambda: holder.is_valid(replicas.promised_until_s)
+            storage.count_copies = self._count
             holder.on_change = self.refresh
             holder.tell_shown(lambda: storage.shown)
             replicas.on_ack = self.refresh
@@ -101,12 +102,15 @@ class InSyncSet:
 
     def refresh(self) -> None:
         """Something is known that may let acknowledgements go on."""
+        self._count()
+        self._storage.settle()
+
+    def _count(self) -> None:
         replicated = self._replicated()
         if replicated and self.size < self._policy.size_min:
             self._storage.hold_copies()
         elif self._holder is not None:
             self._count_copies(self._holder, replicated)
-        self._storage.settle()
 
     def _count_copies(self, holder: LeaseHolder, replicated: bool) -> None:
         bounding = holder.bounding()

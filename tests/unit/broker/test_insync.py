@@ -22,6 +22,7 @@ from cometmq.replication.watermarks import REPLICATED
 from services.broker.insync import InSyncSet
 from services.broker.replicas import Replicas, Sender
 from tests.support.broker import until
+from tests.support.gates import HeldFlush
 from tests.support.leases import HELD, MemoryLease
 from tests.support.members import Member, living_member
 from tests.support.stores import WallClock
@@ -62,6 +63,12 @@ class Writer:
 
 
 @pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldFlush:
+    """Ask for it before the writer."""
+    return HeldFlush(monkeypatch)
+
+
+@pytest.fixture
 async def writer(tmp_path: Path) -> AsyncIterator[Writer]:
     clock, lease = WallClock(), MemoryLease()
     async with living_member(tmp_path) as member:
@@ -96,6 +103,31 @@ async def test_a_follower_that_keeps_step_is_waited_for(writer: Writer) -> None:
         await writer.member.on_disk()
         assert not ticket.acked.done()
         writer.tell(sender, appended=ticket.appended.end_offset, flushed=end)
+        await ticket.acked
+    await ended(running)
+
+
+async def test_a_follower_whose_disk_is_faster_need_not_answer_again(
+    held: HeldFlush, writer: Writer
+) -> None:
+    """What it told before our own disk was done counts when it is."""
+    in_sync = writer.in_sync(SetPolicy())
+    running = await kept(in_sync)
+    await writer.member.keeper.put_topic(
+        TopicConfig("F", 1, 1, replication_mode=ReplicationMode.FLUSHED)
+    )
+    end = writer.member.store.appended_offset
+    with writer.replicas.join(FOLLOWER, 0) as sender:
+        writer.tell(sender, appended=end, flushed=end)
+        await until(lambda: in_sync.size == 2)
+        held.hold()
+        ticket = writer.member.append("F", 0, b"x")
+        assert ticket.acked is not None
+        await until(lambda: held.waiting)
+        end = ticket.appended.end_offset
+        writer.tell(sender, appended=end, flushed=end)
+        assert not ticket.acked.done()
+        held.release()
         await ticket.acked
     await ended(running)
 
