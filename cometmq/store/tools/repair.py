@@ -317,9 +317,16 @@ class _Repair:
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count
         if self._accepted.restored:
-            former = opened.former_store_id
-            self._note(f"called the store {opened.store_id}: a copy of {former}, not the store")
+            self._part_from_the_original(opened)
         self._note(f"made {done.queue_count} queues and the key index anew")
+
+    def _part_from_the_original(self, opened: OpenedStore) -> None:
+        """A lease that names the original says nothing of its copy: neither that it has everything
+        nor, as of a store that has lost its end, that it may go on when nobody else was in sync.
+        """
+        former = opened.former_store_id
+        opened.forget_former_name()
+        self._note(f"called the store {opened.store_id}: a copy of {former}, not the store")
 
     def _note(self, action: str) -> None:
         logger.warning("%s: %s", self._paths.root, action)
