@@ -194,14 +194,14 @@ class StateCopy:
         config = None if is_system(topic) else self.state.topics.find(topic)
         if config is None:
             return STRICTEST
-        return _demands_of(config) | self._expected.get(topic, DurabilityClass.ASYNC)
+        return DurabilityClass.of_topic(config) | self._expected.get(topic, DurabilityClass.ASYNC)
 
     def expect(self, config: TopicConfig) -> None:
         """Messages that come now may be of the topic as it is in a record that waits: what was
         sent after a change must not be seen by the rule from before it.
         """
         before = self._expected.get(config.name, DurabilityClass.ASYNC)
-        self._expected[config.name] = before | _demands_of(config)
+        self._expected[config.name] = before | DurabilityClass.of_topic(config)
 
     def put(self, end: int, tag: str, body: bytes) -> None:
         """A state record came that ends at ``end`` of the log."""
@@ -224,10 +224,6 @@ class StateCopy:
             self.state.become(self._loader.state)
             return [config.name for config in self.state.topics]
         return [name for name in map(_topic_of, changes) if name]
-
-
-def _demands_of(config: TopicConfig) -> DurabilityClass:
-    return DurabilityClass.of(config.flush_mode, config.replication_mode)
 
 
 def _topic_of(change: Change) -> str:

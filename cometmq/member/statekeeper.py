@@ -199,7 +199,9 @@ class StateKeeper:
 
     @contextmanager
     def _demanding(self, changes: Sequence[Change]) -> Iterator[None]:
-        self._coming = union(_demands_of(c.config) for c in changes if isinstance(c, TopicPut))
+        self._coming = union(
+            DurabilityClass.of_topic(c.config) for c in changes if isinstance(c, TopicPut)
+        )
         self.on_demands()
         try:
             yield
@@ -233,7 +235,3 @@ class StateKeeper:
             )
             end = ticket.appended.end_offset
         return end
-
-
-def _demands_of(config: TopicConfig) -> DurabilityClass:
-    return DurabilityClass.of(config.flush_mode, config.replication_mode)

@@ -173,11 +173,6 @@ class TopicTable:
         config = self.get(name)
         return config.flush_mode, config.replication_mode
 
-    @property
-    def replication_mode(self) -> ReplicationMode:
-        """The strictest of all users' topics."""
-        return self._strictest[1]
-
     def check_room(self, name: str) -> None:
         """Raises ``LimitExceeded`` when the topic is new and the table is full."""
         if name not in self._topics and len(self._topics) >= self.topics_max:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import NamedTuple, Protocol
 
-from cometmq.model import FlushMode, ReplicationMode
+from cometmq.model import FlushMode, ReplicationMode, TopicConfig
 
 QueueKey = tuple[str, int]  # topic, queue id
 
@@ -30,6 +30,11 @@ class DurabilityClass(IntFlag):
     def of(cls, flush: FlushMode, replication: ReplicationMode) -> DurabilityClass:
         """The class of a topic with these settings."""
         return _OF[flush, replication]
+
+    @classmethod
+    def of_topic(cls, config: TopicConfig) -> DurabilityClass:
+        """What the topic's own messages ask for."""
+        return cls.of(config.flush_mode, config.replication_mode)
 
 
 _OF_FLUSH = {FlushMode.ASYNC: DurabilityClass.ASYNC, FlushMode.SYNC: DurabilityClass.FLUSHED}
