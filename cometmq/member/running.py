@@ -34,10 +34,10 @@ async def live(stop: StopSignal, load_app: Callable[[], type[MemberApp]]) -> Rol
     before = reexec.received(os.environ)
     config = load(MemberConfig, argv=sys.argv[1:], environ=os.environ)
     if before is not None:
-        config = _with_ports(config, before.ports)
+        config = with_ports(config, before.ports)
     if config.cpu_affinity:
         set_affinity(config.cpu_affinity)
-    ports = await _bound(config, rebinding=before is not None)
+    ports = await bound(config, rebinding=before is not None)
     try:
         app_class = load_app()
 
@@ -53,7 +53,7 @@ async def live(stop: StopSignal, load_app: Callable[[], type[MemberApp]]) -> Rol
         await ports.stop(0)
 
 
-def _with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
+def with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
     """The options with the ports that the process before had bound."""
     return replace(
         config,
@@ -63,7 +63,7 @@ def _with_ports(config: MemberConfig, ports: Mapping[str, int]) -> MemberConfig:
     )
 
 
-async def _bound(config: MemberConfig, *, rebinding: bool) -> Ports:
+async def bound(config: MemberConfig, *, rebinding: bool) -> Ports:
     """Ports that listen. One that was ours a moment ago may be somebody's outgoing connection's for
     another.
     """

@@ -10,7 +10,6 @@ from tests.integration.test_takeover import (
     QUICK,
     UNFLUSHED,
     acknowledged,
-    all_in_sync,
     reasons,
 )
 from tests.support.broker import ASYNC, until
@@ -24,7 +23,7 @@ async def told(member: LiveMember, name: str, label: str = "") -> float:
 
 async def test_a_take_over_is_counted_and_timed(tmp_path: Path) -> None:
     async with live_group(tmp_path, 2, **COPIED, min_in_sync_replicas=2) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         assert await told(group[0], "elections_total", 'reason="first"') == 1
         assert await told(group[0], "in_sync_members") == 2
         assert await told(group[0], "in_sync_members_min") == 2
@@ -45,11 +44,11 @@ async def test_a_take_over_is_counted_and_timed(tmp_path: Path) -> None:
 
 async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> None:
     async with live_group(tmp_path, 2, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         for old, new in ((0, 1), (1, 0)):
             await group[old].members.StepDown(member_pb2.StepDownRequest())
             await group[new].until_role("writer")
-            await all_in_sync(group, 0, 1)
+            await group.all_in_sync(0, 1)
         assert await told(group[0], "elections_total", 'reason="first"') == 1
         assert await told(group[0], "elections_total", 'reason="handover"') == 1
 
@@ -57,7 +56,7 @@ async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> N
 async def test_what_a_member_cut_off_is_shown_until_somebody_removes_it(tmp_path: Path) -> None:
     async with live_group(tmp_path, 2, **QUICK, **UNFLUSHED) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group.in_step()
         await group[1].stop()
         await acknowledged(group[0], b"lost " * 100)

@@ -300,6 +300,7 @@ async def test_a_take_over_carries_producers_and_consumers_on(tmp_path: Path) ->
             for body in bodies[:20]:
                 await producer.send_and_wait(Message("T", body))
             await until(lambda: set(bodies[:20]) <= set(listener.bodies))
+            await on.group.all_in_sync(0, 1)
             await on.kill_writer()
             for body in bodies[20:30]:
                 await producer.send_and_wait(Message("T", body))

@@ -21,7 +21,7 @@ from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
 from tests.support.broker import ASYNC, refusal, running_namesrv, until, until_async
-from tests.support.live_group import LiveGroup, LiveMember, live_group
+from tests.support.live_group import LiveMember, live_group
 
 QUICK: dict[str, Any] = {
     "lease_duration_s": 1.0,
@@ -36,19 +36,6 @@ UNFLUSHED: dict[str, Any] = {
     "flush_interval_commit_log": NEVER_MS,
     "flush_commit_log_thorough_interval": NEVER_MS,
 }
-
-
-def lease(group: LiveGroup) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(group.lease.read_text())["record"]
-    return record
-
-
-def in_sync(group: LiveGroup) -> list[int]:
-    return [seat[0] for seat in lease(group)["in_sync"]]
-
-
-async def all_in_sync(group: LiveGroup, *members: int) -> None:
-    await until(lambda: in_sync(group) == list(members))
 
 
 async def acknowledged(member: LiveMember, *bodies: bytes) -> None:
@@ -70,7 +57,7 @@ async def bodies(member: LiveMember) -> list[bytes]:
 
 async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         for number in range(50):
             await acknowledged(group[0], b"%d" % number)
@@ -84,20 +71,20 @@ async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
         await acknowledged(group[1], b"new")
 
         await group[0].start("follower")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await acknowledged(group[1], b"newer")
         await group.in_step()
 
 
 async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) -> None:
     async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
-        await all_in_sync(group, 0, 1, 2)
+        await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         await group[0].crash()
         await until(lambda: "writer" in (group[1].role, group[2].role))
         new = group[1] if group[1].role == "writer" else group[2]
-        await all_in_sync(group, 1, 2)
+        await group.all_in_sync(1, 2)
 
         async def goes_on() -> bool:
             try:
@@ -114,13 +101,13 @@ async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) 
 
 async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
     async with live_group(tmp_path, **{**COPIED, "lease_duration_s": 30.0}) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         await group[0].crash()
         await group[0].start("writer")
         assert group[1].changes == []
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         assert await bodies(group[0]) == [b"a"]
 
 
@@ -139,7 +126,7 @@ async def test_routes_keep_a_writer_that_restarts_while_it_looks_for_its_lease(
             found = await stub.DescribeCluster(namesrv_pb2.DescribeClusterRequest())
             return {m.member.member_id: (m.member.role, m.member.epoch) for m in found.members}
 
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         writer = (await known())[0]
         assert writer == (common_pb2.MEMBER_ROLE_WRITER, 1)
         await group[0].crash()
@@ -149,7 +136,7 @@ async def test_routes_keep_a_writer_that_restarts_while_it_looks_for_its_lease(
         assert (await known()).get(0, writer) == writer, "it may be the writer still"
         group.lease.write_text(written)
         await group[0].until_role("writer")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         assert (await known())[0] == (common_pb2.MEMBER_ROLE_WRITER, 2)
 
 
@@ -157,7 +144,7 @@ async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_pa
     async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"kept")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group.in_step()
         await group[1].stop()
         await acknowledged(group[0], b"lost " * 100)
@@ -191,7 +178,7 @@ async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) ->
         await group[1].members.Elect(member_pb2.ElectRequest(force=True))
         await group[1].until_role("writer")
         assert reasons(group[1]) == ["forced"]
-        assert in_sync(group) == [1]
+        assert group.in_sync() == [1]
         refused = await refusal(group[1].members.Elect(member_pb2.ElectRequest(force=True)))
         assert isinstance(refused, errors.NotFollower)
 
@@ -201,30 +188,30 @@ async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) ->
 
 async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await group[1].crash()
         result = await group[0].client.send("T", 0, b"a")
         assert result.status == pb.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
         assert (await group[0].client.pull("T", 0, 0)).status == pb.PULL_STATUS_NOT_FOUND
-        await all_in_sync(group, 0)
+        await group.all_in_sync(0)
         await acknowledged(group[0], b"b")
         assert await bodies(group[0]) == [b"a", b"b"]
 
 
 async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED, min_in_sync_replicas=2) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         await group[1].crash()
-        await all_in_sync(group, 0)
+        await group.all_in_sync(0)
         end = group[0].opened.appended_offset
         refused = await refusal(group[0].client.send("T", 0, b"refused"))
         assert isinstance(refused, errors.SlaveNotAvailable)
         assert group[0].opened.appended_offset == end
         await group[1].start("follower")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await acknowledged(group[0], b"b")
         assert await bodies(group[0]) == [b"a", b"b"]
 
@@ -232,7 +219,7 @@ async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: P
 async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Path) -> None:
     """At a member that took over, and when that one is restarted."""
     async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
-        await all_in_sync(group, 0, 1, 2)
+        await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"seen")
         await until_async(lambda: _has(group[2], 1))
@@ -240,7 +227,7 @@ async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Pat
         await group[0].crash()
         await group[2].until_role("writer")
         assert await bodies(group[2]) == [b"seen"]
-        await all_in_sync(group, 2)
+        await group.all_in_sync(2)
 
         await group[2].crash()
         await group[2].start("writer")
@@ -254,7 +241,7 @@ async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Pat
 async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> None:
     patient = {**COPIED, "in_sync_lag_s_max": 3600.0}
     async with live_group(tmp_path, **patient, min_in_sync_replicas=2) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"seen")
         await until_async(lambda: _has(group[1], 1))
@@ -265,22 +252,22 @@ async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> No
         for _ in range(2):  # the second finds that nobody else is in sync
             await group[0].crash()
             await group[0].start("writer")
-            await all_in_sync(group, 0)
+            await group.all_in_sync(0)
             assert (await group[0].client.pull("T", 0, 0)).count == 1
         await group[1].start("follower")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await until_async(lambda: _has(group[0], 2))
 
 
 async def test_a_set_of_one_shows_what_it_has_where_the_floor_allows(tmp_path: Path) -> None:
     async with live_group(tmp_path, 3, **COPIED) as group:
-        await all_in_sync(group, 0, 1, 2)
+        await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"seen")
         await group[1].crash()
         await group[0].crash()
         await group[2].until_role("writer")
-        await all_in_sync(group, 2)
+        await group.all_in_sync(2)
         await acknowledged(group[2], b"new")
         assert await bodies(group[2]) == [b"seen", b"new"]
 
@@ -301,7 +288,7 @@ def peers(*addresses: str) -> tuple[str, ...]:
 
 async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         before = group[0].opened.store_id
@@ -310,14 +297,14 @@ async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: P
             await group[0].start("follower")
             assert group[0].opened.store_id != before
             await group[1].until_role("writer")
-            await all_in_sync(group, 0, 1)
+            await group.all_in_sync(0, 1)
             assert group[0].opened.former_store_id == ""
         assert await bodies(group[1]) == [b"a"]
 
 
 async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         await group.in_step()
@@ -325,9 +312,9 @@ async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -
         for number in (0, 1):
             group[number].reconfigure(peers=known)
         await group[1].crash()
-        await all_in_sync(group, 0)
+        await group.all_in_sync(0)
         await group[1].start("follower")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[1].crash()
         await group[0].client.send("T", 0, b"only here")
         await group[0].crash()
@@ -336,7 +323,7 @@ async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -
             await group[0].start()
             await group[0].until_role("writer")
             assert reasons(group[0])[-1] == "unclean"
-            await all_in_sync(group, 0, 1)
+            await group.all_in_sync(0, 1)
             assert await bodies(group[0]) == [b"a", b"only here"]
 
 
@@ -348,13 +335,13 @@ async def test_a_deleted_lease_is_written_anew_by_the_writer(
 ) -> None:
     caplog.set_level("INFO")
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
-        begun = lease(group)["epochs"]
+        await group.all_in_sync(0, 1)
+        begun = group.lease_record()["epochs"]
         group.lease.unlink()
         await until(group.lease.exists)
-        assert lease(group)["holder_id"] == 0
-        assert lease(group)["epochs"] == begun != []
-        await all_in_sync(group, 0, 1)
+        assert group.lease_record()["holder_id"] == 0
+        assert group.lease_record()["epochs"] == begun != []
+        await group.all_in_sync(0, 1)
     followed = [record for record in caplog.records if record.message == "following"]
     assert len(followed) == 1, "nobody left a writer that spoke"
 
@@ -363,25 +350,25 @@ async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
     tmp_path: Path,
 ) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         known = peers(*(group[n].internal_address for n in (0, 1)))
         for number in (1, 0):
             group[number].reconfigure(peers=known)
             await group[number].crash()
             if number:
                 await group[1].start("follower")
-                await all_in_sync(group, 0, 1)
-        begun = lease(group)["epochs"]
+                await group.all_in_sync(0, 1)
+        begun = group.lease_record()["epochs"]
         group.lease.unlink()
         await group[0].start()
         await until(lambda: "recreated" in [*reasons(group[0]), *reasons(group[1])])
-        await all_in_sync(group, 0, 1)
-        assert lease(group)["epochs"][:-1] == begun != []
+        await group.all_in_sync(0, 1)
+        assert group.lease_record()["epochs"][:-1] == begun != []
 
 
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
         store_id = group[1].opened.store_id
@@ -398,7 +385,7 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
         await group[1].until_role("writer")
         await until(lambda: "deposed" in reasons(group[0]))
         await group[0].until_role("follower")
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         assert await bodies(group[1]) == [b"a"]
 
 
@@ -407,7 +394,7 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
 
 async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group.in_step()
         found = [await group[n].members.Standing(member_pb2.StandingRequest()) for n in (0, 1)]
         assert [answer.role for answer in found] == [
@@ -424,7 +411,7 @@ async def test_a_message_is_seen_when_everybody_in_sync_has_it(
     tmp_path: Path, mode: ReplicationMode
 ) -> None:
     async with live_group(tmp_path, **{**COPIED, "replication_mode": mode}) as group:
-        await all_in_sync(group, 0, 1)
+        await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         for number in range(20):
             await acknowledged(group[0], b"%d" % number)

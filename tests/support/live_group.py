@@ -5,6 +5,7 @@ taking the next App: the same ports, the same folder.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,8 +19,7 @@ from cometmq.errors import StoreFailed
 from cometmq.member import opening
 from cometmq.member.app import FOLLOWER_MODULE, MemberApp
 from cometmq.member.config import MemberConfig
-from cometmq.member.listen import new_ports
-from cometmq.member.running import _with_ports
+from cometmq.member.running import bound, with_ports
 from cometmq.reexec import RoleChange
 from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore
@@ -69,9 +69,8 @@ class LiveMember:
         before: RoleChange | None = None
         module = FOLLOWER_MODULE
         while True:
-            ports = new_ports(self.config)
+            ports = await bound(self.config, rebinding=self._internal_address != "")
             try:
-                await ports.start()
                 app = APPS[module](self.config, ports, before=before)
                 before = await self._play(app, ports.clients.address, ports.internal.address)
             finally:
@@ -83,7 +82,7 @@ class LiveMember:
             module = before.module
             # Not the port of the metrics: between two lives in one process it may be taken.
             self.config = replace(
-                _with_ports(self.config, before.ports), metrics_port=self.config.metrics_port
+                with_ports(self.config, before.ports), metrics_port=self.config.metrics_port
             )
 
     async def _play(self, app: MemberApp, *addresses: str) -> RoleChange | None:
@@ -190,6 +189,17 @@ class LiveGroup:
         for member in self._members.values():
             with suppress(StoreFailed):
                 await member.stop()
+
+    def lease_record(self) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(self.lease.read_text())["record"]
+        return record
+
+    def in_sync(self) -> list[int]:
+        """Who may take over, as the lease says."""
+        return [seat[0] for seat in self.lease_record()["in_sync"]]
+
+    async def all_in_sync(self, *members: int) -> None:
+        await until(lambda: self.in_sync() == list(members))
 
     async def in_step(self) -> None:
         """Wait until all logs end at the same place."""
