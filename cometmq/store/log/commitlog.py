@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ from cometmq.store.log.transient import TransientBuffer
 GAP_BYTES_MAX = 16 * 1024  # reading this much in vain is cheaper than a second call
 READ_BYTES_MAX = 8 * 1024 * 1024
 READ_AHEAD_BYTES_MAX = 16 * 1024 * 1024  # more than any kernel reads ahead
+BATCH_ENDS_MAX = 8192
 
 SIZE = struct.Struct(">i")  # TOTALSIZE, the first field of a record
 SIZE_AND_MAGIC = struct.Struct(">ii")
@@ -68,6 +70,9 @@ class CommitLog:
         self._files = files
         self._new_path: Path = paths.next_log_file
         self._growing = threading.Lock()  # held while a file is made
+        # Where the newest batches end, in order: who copies them need not look for the end of a
+        # record. Others read it, so it is shortened by taking another list.
+        self._batch_ends: list[int] = []
         # (offset, size) behind the end that a failed append may have written to
         self._scars: list[Span] = []
         self._transient = TransientBuffer(transient_bytes_max) if transient_bytes_max else None
@@ -123,6 +128,9 @@ class CommitLog:
                 self.heal()
             raise
         self._scars.clear()
+        self._batch_ends.append(offset + len(batch))
+        if len(self._batch_ends) > BATCH_ENDS_MAX:
+            self._batch_ends = self._batch_ends[BATCH_ENDS_MAX // 2 :]
         self.end = (offset + len(batch), store_time_ms)
 
     def heal(self) -> None:
@@ -178,6 +186,7 @@ class CommitLog:
         if segment is not None and clear(segment.file, offset - segment.start, segments.file_bytes):
             segment.file.sync()
         self._scars.clear()
+        self._batch_ends = self._batch_ends[: bisect_right(self._batch_ends, offset)]
         self.end = (offset, last_time_ms)
         self.flushed = min(self.flushed, self.end)
 
@@ -355,7 +364,12 @@ class CommitLog:
         if segment is None:
             raise MessageNotFound(f"the log begins at {self.start}, not at {offset}")
         left = min(segment.end, end) - offset
-        data = self.read(offset, min(left, max(bytes_max, BLANK_BYTES)), nowait=nowait)
+        wanted = min(left, max(bytes_max, BLANK_BYTES))
+        if nowait and self.trusted_from <= offset:
+            whole = self._batches(offset, wanted)
+            if whole:
+                return Chunk(self.read(offset, whole, nowait=True), offset + whole)
+        data = self.read(offset, wanted, nowait=nowait)
         size, magic = SIZE_AND_MAGIC.unpack_from(data)
         if magic == record.MAGIC_BLANK:
             return Chunk(data[:BLANK_BYTES], segment.end)
@@ -363,13 +377,18 @@ class CommitLog:
             if size > left:
                 raise StoreDamaged(f"no record of {size} bytes can stand at {offset} of the log")
             data = self.read(offset, size, nowait=nowait)
-        # What was written just now and is in memory is whole, and ends with a record; an end mark
-        # ends a file.
-        is_newest = nowait and self.trusted_from <= offset and offset + len(data) == end
-        whole = len(data) if is_newest and end < segment.end else _whole_records(data)
+        whole = _whole_records(data)
         if not whole:
             raise StoreDamaged(f"no record stands at {offset} of the log")
         return Chunk(data[:whole], offset + whole)
+
+    def _batches(self, offset: int, bytes_max: int) -> int:
+        """Bytes from ``offset`` on to the last end of a batch within ``bytes_max``; 0: none is
+        known.
+        """
+        ends = self._batch_ends
+        index = bisect_right(ends, offset + bytes_max)
+        return max(0, ends[index - 1] - offset) if index else 0
 
     # --- ending -----------------------------------------------------------------------------------
 

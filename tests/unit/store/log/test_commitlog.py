@@ -54,6 +54,31 @@ def test_a_batch_may_fill_a_file_up_to_the_end_mark(tmp_path: Path) -> None:
     assert put(log, SIZE - 8) == SIZE
 
 
+def chunk_ends(log: CommitLog, bytes_max: int) -> list[int]:
+    at, found = 0, []
+    while chunk := log.read_chunk(at, bytes_max, nowait=True):
+        at = chunk.next_offset
+        found.append(at)
+    return found
+
+
+def test_what_was_appended_is_copied_by_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "BATCH_ENDS_MAX", 4)
+    log = opened(tmp_path)
+    for _ in range(4):
+        put(log, 500)
+    assert chunk_ends(log, 1100) == [1000, 2000], "these bytes are no records"
+    log.truncate(600, 1)
+    put(log, 700)
+    assert chunk_ends(log, 1300) == [1300], "1000 is no end any more"
+    assert chunk_ends(log, 1200)[0] == 500
+    for _ in range(4):
+        put(log, 500)
+    assert len(log._batch_ends) <= 4
+
+
 def test_the_next_file_is_prepared_once_half_a_file_is_left(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.prepare_next_file()
