@@ -26,6 +26,8 @@ from cometmq.v1 import namesrv_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
+LOST_ALREADY_S = 1.0
+
 Call: TypeAlias = "Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Awaitable[object]]"
 
 
@@ -93,7 +95,7 @@ class Registrar:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
             while True:
                 wake.clear()
-                wait_s = self._period_s
+                wait_s, told = self._period_s, True
                 try:
                     with wire_errors():
                         await self._register(stub)
@@ -101,10 +103,11 @@ class Registrar:
                 except CometError as error:
                     if isinstance(error, self._fatal):
                         raise
-                    wait_s = min(wait_s, backoff.next_s())
+                    wait_s, told = min(wait_s, backoff.next_s()), False
                     _log.warning("not registered", extra=fields(namesrv=address, error=error))
                 self._tried.set()
-                await _wait_for_any(wait_s, wake.wait(), _until_lost(channel))
+                lost = [_until_lost(channel)] if told else []
+                await _wait_for_any(wait_s, wake.wait(), *lost)
 
     async def _unregister_at(self, address: str) -> None:
         async with open_channel(address) as channel:
@@ -116,11 +119,12 @@ class Registrar:
 
 
 async def _until_lost(channel: grpc.aio.Channel) -> None:
-    """Until the connection breaks; for ever when there is none."""
+    """Until the connection breaks; for a moment when it has broken already, or never was."""
     ready = grpc.ChannelConnectivity.READY
-    if channel.get_state() is not ready:
-        await asyncio.Event().wait()
-    await channel.wait_for_state_change(ready)
+    if channel.get_state() is ready:
+        await channel.wait_for_state_change(ready)
+    else:
+        await asyncio.sleep(LOST_ALREADY_S)
 
 
 async def _wait_for_any(timeout_s: float, *waits: Coroutine[Any, Any, object]) -> None:

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import grpc
 import pytest
 
 from cometmq.errors import StaleEpoch
 from cometmq.member.registration import Registrar
 from cometmq.rpc.gate import Gate
+from cometmq.rpc.registrar import Registrar as AnyRegistrar
 from cometmq.rpc.server import RpcServer
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
 from tests.support.broker import until
@@ -45,15 +47,17 @@ def recording() -> RecordingNamesrv:
     return RecordingNamesrv()  # type: ignore[abstract]  # the others are never asked
 
 
+async def started(namesrv: RecordingNamesrv, port: int = 0) -> RpcServer:
+    server = RpcServer(host="127.0.0.1", port=port, services=[], gate=Gate())
+    server.add(namesrv_pb2_grpc.add_NameServiceServicer_to_server, namesrv)
+    await server.start()
+    await server.set_ready()
+    return server
+
+
 @asynccontextmanager
 async def serving(*namesrvs: RecordingNamesrv) -> AsyncIterator[tuple[str, ...]]:
-    servers = []
-    for namesrv in namesrvs:
-        server = RpcServer(host="127.0.0.1", port=0, services=[], gate=Gate())
-        server.add(namesrv_pb2_grpc.add_NameServiceServicer_to_server, namesrv)
-        await server.start()
-        await server.set_ready()
-        servers.append(server)
+    servers = [await started(namesrv) for namesrv in namesrvs]
     try:
         yield tuple(server.address for server in servers)
     finally:
@@ -115,6 +119,29 @@ async def test_silence_is_broken_each_period() -> None:
     namesrv = recording()
     async with serving(namesrv) as addresses, registering(addresses, Teller(), 0.01):
         await until(lambda: len(namesrv.counters) >= 3)
+
+
+async def test_one_that_goes_as_soon_as_it_was_told_is_told_again() -> None:
+    """It is gone before anybody looks whether the connection lasts."""
+    before, after = recording(), recording()
+    servers = [await started(before)]
+
+    async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+        await stub.RegisterMember(Teller()())
+        if len(servers) == 1:
+            await servers[0].stop(0)
+            with suppress(grpc.aio.AioRpcError):
+                await stub.RegisterMember(Teller()(), timeout=1)
+            servers.append(await started(after, int(servers[0].address.rpartition(":")[2])))
+
+    registrar = AnyRegistrar([servers[0].address], register, register, 3600.0)
+    task = asyncio.create_task(registrar.run())
+    try:
+        await until(lambda: after.counters)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await servers[-1].stop(0)
 
 
 async def test_one_that_is_away_does_not_hold_up_the_others() -> None:
