@@ -124,10 +124,19 @@ chart: $(STAMP)  ## The chart: schema, Helm 3 and 4, Kubernetes 1.30 to 1.37, an
 test-long: $(STAMP)  ## All tests, the slow ones too, with many more examples; SEED=n replays
 	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: test-share
+test-share: $(STAMP)  ## What CI plays of the long tiers: every property test, every fourth slow one; SEED=n replays
+	@TEST_PROFILE=ci $(PYTEST) -q $(AT_ONCE) -m "hypothesis or slow" --slow --slow-share 4 --timeout 600 \
+		$(if $(SEED),--seed $(SEED)) --ignore tests/compat --ignore tests/kube tests
+
 .PHONY: test-faults
 test-faults: $(STAMP)  ## Power cuts, kill -9, failing and full disks, damaged files, counted; SEED=n replays
 	@TEST_PROFILE=ci $(BIN)/python -m pytest -q --slow --timeout 600 $(if $(SEED),--seed $(SEED)) \
 		tests/faults tests/regressions tests/model/test_store_model.py $(ARGS)
+
+.PHONY: test-stalls
+test-stalls: $(STAMP)  ## The suite of `make test`, its processes stopped for moments at random; SEED=n
+	@$(BIN)/python -m scripts.stalls $(or $(SEED),$(shell date +%s)) $(BIN)/python -m pytest -q $(AT_ONCE) $(ARGS)
 
 .PHONY: test-chaos
 test-chaos: $(STAMP)  ## Real clusters: kills, pauses, partitions, bad disks, power cuts; a fixed list, counted (root)

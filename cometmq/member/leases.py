@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol, TypeVar
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from cometmq.errors import ConfigInvalid, LeaseConflict, LeaseUnavailable
 from cometmq.member.kube import Body, KubeApi
-from cometmq.replication.lease import LeaseRecord, record_from
+from cometmq.replication.lease import NEEDED, LeaseRecord, record_from
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class _OneAtATime:
 
     async def call(self, work: Callable[[], T]) -> T:
         """What ``work`` gives, or raises. LeaseUnavailable: its turn, or its end, has not come by
-        the deadline; or an OSError.
+        the deadline; there is no thread for it; or an OSError.
         """
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -102,7 +102,12 @@ class _OneAtATime:
                 loop.call_soon_threadsafe(end, settle)
 
         # Not the loop's executor: what hangs there keeps a process from ending.
-        threading.Thread(target=run, name="lease", daemon=True).start()
+        thread = threading.Thread(target=run, name="lease", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._turn.release()
+            raise LeaseUnavailable(f"nobody can ask about the lease: {error}") from error
         return answer
 
 
@@ -258,7 +263,10 @@ def body_of(record: LeaseRecord, before: Body, now: datetime) -> Body:
     spec["leaseDurationSeconds"] = max(1, math.ceil(record.duration_s))
     spec["renewTime"] = stamp
     fields = {PREFIX + key: json.dumps(value) for key, value in record.fields().items()}
-    metadata["annotations"] = {**(metadata.get("annotations") or {}), **fields}
+    # Fields that only another release knows go, as from a file: nobody says them of this record.
+    notes = (metadata.get("annotations") or {}).items()
+    others = {key: text for key, text in notes if not key.startswith(PREFIX)}
+    metadata["annotations"] = {**others, **fields}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -274,7 +282,17 @@ def record_of(body: Body) -> LeaseRecord | None:
     if not ours:
         return None
     try:
-        return record_from({key: json.loads(text) for key, text in ours.items()})
+        return record_from({key: _value(key, text) for key, text in ours.items()})
     except (ValueError, TypeError) as error:
         name = body["metadata"].get("name")
         raise LeaseUnavailable(f"lease {name} does not read as ours: {error}") from error
+
+
+def _value(key: str, text: str) -> Any:
+    """Of a field, None where nobody needs to understand it. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if key in NEEDED:
+            raise
+        return None

@@ -180,12 +180,12 @@ class Replica:
         self._unanswered.clear()
         self._framed_ms = self._answered_ms = 0  # of the newest frame that was sent, and answered
 
-    def room(self) -> int:
-        """Bytes that may be sent now: a whole chunk or none. If every answer made room for as much
-        as it answers, chunks would shrink to single records, each with the cost of a chunk.
+    @property
+    def has_room(self) -> bool:
+        """Whether a chunk may be sent now: a whole one. If every answer made room for as much as it
+        answers, chunks would shrink to single records, each with the cost of a chunk.
         """
-        unanswered = self.sent - self.appended
-        return CHUNK_BYTES_MAX if unanswered + CHUNK_BYTES_MAX <= WINDOW_BYTES_MAX else 0
+        return self.sent - self.appended + CHUNK_BYTES_MAX <= WINDOW_BYTES_MAX
 
     @property
     def has_what_was_sent(self) -> bool:

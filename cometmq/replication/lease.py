@@ -16,6 +16,9 @@ from cometmq.replication.watermarks import NO_MARKS, Marks
 
 # How much faster another member's clock may run: time that is counted on is that much shorter.
 CLOCK_DRIFT_MAX = 0.01
+# Beside ``shown``: the ``renewals`` of the record that it belongs to. A release that knows neither
+# leaves both standing in a Lease of Kubernetes when it writes the rest.
+SHOWN_IN = "shown_in"
 
 
 class Seat(NamedTuple):
@@ -102,15 +105,30 @@ class LeaseRecord:
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), SHOWN_IN: self.renewals}
+
+
+# What is there of these has to be understood. Whatever else is there may say anything.
+NEEDED = frozenset(LeaseRecord.__dataclass_fields__) - {"shown"}
 
 
 def record_from(fields: Mapping[str, Any]) -> LeaseRecord:
     """What :meth:`LeaseRecord.fields` gave; fields that are not known here are left out. Raises
     TypeError and ValueError for anything else.
     """
-    known = LeaseRecord.__dataclass_fields__
+    needed = {key: value for key, value in fields.items() if key in NEEDED}
     try:
-        return LeaseRecord(**{key: value for key, value in fields.items() if key in known})
+        return LeaseRecord(**needed, shown=_shown(fields))
     except AssertionError as error:
         raise ValueError(f"the record contradicts itself: {error}") from error
+
+
+def _shown(fields: Mapping[str, Any]) -> Marks:
+    """None where that is not told of this record, or not in words that we understand: the same is
+    shown a little later then, and nobody is kept from leading.
+    """
+    told = fields.get(SHOWN_IN) == fields.get("renewals")
+    match fields.get("shown"):
+        case [int(), int(), int()] as marks if told and min(marks) >= 0:
+            return Marks(*marks)
+    return NO_MARKS

@@ -52,10 +52,12 @@ def recalled(seen: Branches, own: Sequence[Epoch]) -> Branches:
     store has since. The lease may have been lost, or written by a release that kept no list.
     """
     newest = seen[-1].epoch if seen else 0
-    for count, (number, _) in enumerate(own, 1):
-        if number > newest:
-            seen = branched(seen, own[:count])
-    return seen
+    known = sum(number <= newest for number, _ in own)
+    if known == len(own):
+        return seen
+    # The first finds its parent among what was seen; each of the others comes from the one before.
+    later = [Branch(*own[at], parent=own[at - 1][0]) for at in range(known + 1, len(own))]
+    return (*branched(seen, own[: known + 1]), *later)[-BRANCHES_MAX:]
 
 
 def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:

@@ -220,10 +220,9 @@ class Sender:
         return self._told_s + (MARKS_S if soon else HEARTBEAT_S)
 
     async def _chunk(self) -> Chunk | None:
-        room = self.replica.room()
-        if not room or self._gathers():
+        if not self.replica.has_room or self._gathers():
             return None
-        chunk = await self._replicas.read_chunk(self.replica.sent, room)
+        chunk = await self._replicas.read_chunk(self.replica.sent, CHUNK_BYTES_MAX)
         if chunk is not None:
             await self._keep_pace(chunk)
         return chunk

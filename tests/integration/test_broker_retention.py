@@ -15,6 +15,7 @@ from cometmq.format import record
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.broker import (
+    RATIOS,
     LaterClock,
     LiveBroker,
     SendLane,
@@ -36,11 +37,6 @@ def never() -> tuple[str, ...]:
     return (f"{(now.hour + 12) % 24:02}",)
 
 
-RATIOS = {
-    "disk_max_used_space_ratio": 75.0,
-    "disk_space_clean_forcibly_ratio": 85.0,
-    "disk_space_warning_level_ratio": 90.0,
-}
 OPTIONS = {
     "mapped_file_size_commit_log": FILE_BYTES,
     "file_reserved_time": 1,
@@ -210,9 +206,7 @@ async def test_a_topic_shows_its_messages_for_its_own_time(tmp_path: Path) -> No
         await broker.send("T", 0, b"new")
         await until_async(lambda: shows_from(broker, "T", 1))
         assert await shows_from(broker, "U", 0)
-        assert [r.body for r in record.decode_all((await broker.pull("T", 0, 1)).records)] == [
-            b"new"
-        ]
+        assert [r.body for r in await broker.read_queue("T", 0, 1)] == [b"new"]
         # What is not said stays, also over a restart.
         await broker.put_topic("T", 1)
     async with running_broker(tmp_path, clock=clock, **OPTIONS) as broker:

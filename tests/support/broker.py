@@ -51,6 +51,12 @@ ANY_DISK = {
     "disk_space_clean_forcibly_ratio": 99.0,
     "disk_space_warning_level_ratio": 99.0,
 }
+# The defaults, for tests that want to see log files go.
+RATIOS = {
+    "disk_max_used_space_ratio": 75.0,
+    "disk_space_clean_forcibly_ratio": 85.0,
+    "disk_space_warning_level_ratio": 90.0,
+}
 ASYNC, SYNC = common.FLUSH_MODE_ASYNC, common.FLUSH_MODE_SYNC
 HOST = record.host_bytes("127.0.0.1", 1)  # what a producer writes: only its length matters
 

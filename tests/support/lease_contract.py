@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,7 @@ from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member import leases
 from cometmq.member.leases import NOT_THERE, KubernetesLease, Lease, Reading
 from cometmq.replication.lease import LeaseRecord, Seat
+from cometmq.replication.watermarks import NO_MARKS, Marks
 from tests.support.broker import until_async
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ FULL = replace(
     transfer_to=1,
     log_end=2**40,
     renewals=9,
+    shown=Marks(3 << 40, 2 << 40, 1 << 40),
 )
 
 
@@ -220,6 +223,20 @@ class LeaseContract:
         assert await lease.read() == Reading(HELD, version)
         assert await lease.write(FULL, version)
 
+    async def test_no_thread_is_no_answer(
+        self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = keeper.open()
+        version = await lease.write(HELD, NOT_THERE)
+        with monkeypatch.context() as patch:
+            refusal = mock.Mock(side_effect=RuntimeError("can't start new thread"))
+            patch.setattr(threading.Thread, "start", refusal)
+            for _ in range(2):
+                with pytest.raises(LeaseUnavailable, match="can't start new thread"):
+                    await lease.read()
+        assert await lease.read() == Reading(HELD, version)
+        assert await lease.write(FULL, version)
+
 
 async def _does_not_end(task: asyncio.Task[T], for_s: float = 0.1) -> None:
     done, _ = await asyncio.wait([task], timeout=for_s)
@@ -356,6 +373,43 @@ class KubernetesContract(LeaseContract):
             with pytest.raises(LeaseUnavailable, match="401"):
                 await lease.write(FULL, version)
         assert await lease.read() == Reading(HELD, version)
+
+    async def test_what_an_older_release_left_standing_is_not_told(
+        self, keeper: KubernetesKeeper
+    ) -> None:
+        """It writes what it knows of, and keeps the rest."""
+        await keeper.open().write(FULL, NOT_THERE)
+        found = keeper.object()
+        later = replace(FULL, renewals=FULL.renewals + 1, shown=NO_MARKS)
+        for key, value in later.fields().items():
+            if not key.startswith("shown"):
+                found["metadata"]["annotations"][f"cometmq.io/{key}"] = json.dumps(value)
+        keeper.put(found)
+        assert (await keeper.open().read()).record == later
+
+    async def test_what_a_later_release_knew_goes_with_the_next_record(
+        self, keeper: KubernetesKeeper
+    ) -> None:
+        """Who comes after that one must not take it for true."""
+        lease = keeper.open()
+        await lease.write(HELD, NOT_THERE)
+        found = keeper.object()
+        found["metadata"]["annotations"]["cometmq.io/later"] = "no JSON"
+        keeper.put(found)
+        reading = await lease.read()
+        assert reading.record == HELD
+        await lease.write(FULL, reading.version)
+        assert "cometmq.io/later" not in keeper.object()["metadata"]["annotations"]
+
+    @pytest.mark.parametrize("text", ["", "{", "null", "[1, 2, 3, 4]", '"all"'])
+    async def test_marks_that_nobody_understands_keep_nobody_from_the_rest(
+        self, keeper: KubernetesKeeper, text: str
+    ) -> None:
+        await keeper.open().write(FULL, NOT_THERE)
+        found = keeper.object()
+        found["metadata"]["annotations"]["cometmq.io/shown"] = text
+        keeper.put(found)
+        assert (await keeper.open().read()).record == replace(FULL, shown=NO_MARKS)
 
     async def test_annotations_that_contradict_themselves(self, keeper: KubernetesKeeper) -> None:
         await keeper.open().write(HELD, NOT_THERE)

@@ -23,10 +23,10 @@ from cometmq.member.running import bound, with_ports
 from cometmq.reexec import RoleChange
 from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore
-from cometmq.v1 import member_pb2_grpc
+from cometmq.v1 import member_pb2, member_pb2_grpc
 from services.broker import app as broker_app
 from services.haslave import app as haslave_app
-from tests.support.broker import BrokerClient, config_for, until
+from tests.support.broker import BrokerClient, config_for, until, until_async
 
 APPS: dict[str, type[MemberApp]] = {
     "services.broker": broker_app.App,
@@ -199,7 +199,15 @@ class LiveGroup:
         return [seat[0] for seat in self.lease_record()["in_sync"]]
 
     async def all_in_sync(self, *members: int) -> None:
-        await until(lambda: self.in_sync() == list(members))
+        """Wait until the lease says so, and its writer knows: it goes by that a moment later."""
+        await until_async(lambda: self._known_in_sync(list(members)))
+
+    async def _known_in_sync(self, members: list[int]) -> bool:
+        if self.in_sync() != members:
+            return False
+        writers = [member for member in self._members.values() if member.role == "writer"]
+        told = [await one.members.Standing(member_pb2.StandingRequest()) for one in writers]
+        return [list(standing.reign.in_sync) for standing in told] == [members]
 
     async def in_step(self) -> None:
         """Wait until all logs end at the same place."""

@@ -167,14 +167,15 @@ async def test_the_window_holds_back_until_the_follower_has_it(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower, "WINDOW_BYTES_MAX", 1000)
-    monkeypatch.setattr(follower, "CHUNK_BYTES_MAX", 400)
+    for user in (follower, module):
+        monkeypatch.setattr(user, "CHUNK_BYTES_MAX", 400)
     monkeypatch.setattr(module, "GATHER_BYTES", 1)
     for _ in range(20):
         grow(replicas)
     with replicas.join(Seat(1, "store"), 0) as sender:
         replica = sender.replica
         for _ in range(3):
-            while replica.room():
+            while replica.has_room:
                 assert await sender.next_frame() is not None
             assert 1000 - 400 < replica.sent - replica.appended <= 1000
             waiting = asyncio.create_task(sender.next_frame())

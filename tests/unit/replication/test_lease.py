@@ -7,6 +7,7 @@ import pytest
 
 from cometmq.replication.lease import LeaseRecord, Reason, Seat, record_from, seats
 from cometmq.replication.lineage import Branch
+from cometmq.replication.watermarks import NO_MARKS, Marks
 
 HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
 
@@ -28,6 +29,31 @@ def test_a_record_of_before_knows_of_no_epochs() -> None:
     assert record_from(fields).epochs == ()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shown": [3, "2", 1]},
+        {"shown": [3, 2, -1]},
+        {"shown": [3, 2, 1, 1]},
+        {"shown": None},
+        {"shown": {"flushed": 3}},
+        {"shown_in": 4},
+        {"shown_in": None},
+        {"renewals": 6},  # by a release that knows neither
+    ],
+)
+def test_marks_that_are_not_told_of_this_record_are_none(change: dict[str, object]) -> None:
+    fields = replace(HELD, shown=Marks(3, 2, 1), renewals=5).fields()
+    assert record_from(fields).shown == (3, 2, 1)
+    assert record_from({**fields, **change}).shown == NO_MARKS
+
+
+def test_a_record_of_before_tells_of_no_marks() -> None:
+    fields = HELD.fields()
+    del fields["shown"], fields["shown_in"]
+    assert record_from(fields) == HELD
+
+
 def test_fields_of_a_later_release_are_left_out() -> None:
     assert record_from({**HELD.fields(), "later": 1}) == HELD
 
@@ -43,8 +69,6 @@ def test_fields_of_a_later_release_are_left_out() -> None:
         {"epochs": [[2, 0]]},
         {"epochs": [[2, 0, 2]]},
         {"epochs": [[3, 0, 0], [2, 0, 0]]},
-        {"shown": [0, "1", 0]},
-        {"shown": [-1, 0, 0]},
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(change: dict[str, object]) -> None:

@@ -8,6 +8,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cometmq.replication.follower import EPOCHS_MAX
 from cometmq.replication.lineage import (
     BRANCHES_MAX,
     Branch,
@@ -111,6 +112,31 @@ def test_what_was_seen_is_kept_and_what_the_store_has_since_is_added() -> None:
 def test_what_is_recalled_is_bounded() -> None:
     own = [(number, 10 * number) for number in range(1, BRANCHES_MAX + 5)]
     assert [branch.epoch for branch in recalled((), own)] == list(range(5, BRANCHES_MAX + 5))
+
+
+def test_what_is_recalled_of_a_store_of_very_many_epochs() -> None:
+    own = [(number, 10 * number) for number in range(1, EPOCHS_MAX + 1)]
+    found = recalled((), own)
+    assert found[-1] == Branch(EPOCHS_MAX, 10 * EPOCHS_MAX, EPOCHS_MAX - 1)
+    assert len(found) == BRANCHES_MAX
+
+
+RISING = st.lists(st.integers(1, 60), unique=True, max_size=40).map(sorted)
+
+
+@given(RISING, RISING)
+def test_what_is_recalled_is_as_if_each_epoch_had_been_recorded_when_it_began(
+    others: list[int], own: list[int]
+) -> None:
+    seen: Branches = ()
+    for number in others:
+        seen = branched(seen, [(number, number)])
+    epochs = [(number, 10 * number) for number in own]
+    later = [count for count, number in enumerate(own, 1) if number > max(others, default=0)]
+    expected = seen
+    for count in later:
+        expected = branched(expected, epochs[:count])
+    assert recalled(seen, epochs) == expected
 
 
 # --- against logs ---------------------------------------------------------------------------------
