@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from cometmq.admin.connection import Connection, call, until
 from cometmq.admin.views import ElectedView, GroupStatusView
@@ -55,26 +56,34 @@ def view_of(group: str, members: list[namesrv_pb2.Member], standings: Standings)
     writers = [s for s in standings.values() if s.role == common_pb2.MEMBER_ROLE_WRITER]
     writer = max(writers, key=lambda standing: standing.epoch, default=None)
     reign = writer.reign if writer is not None and writer.HasField("reign") else None
-    ends = [s.log_end_offset for s in standings.values() if s is not writer]
     status, advice = _judged(writer, reign, len(members), len(standings))
     known = sorted(member.member_id for member in members)
-    return GroupStatusView(
+    view = GroupStatusView(
         broker_group=group,
         status=status,
-        writer=None if writer is None else writer.member_id,
         epoch=max([m.epoch for m in members] + [s.epoch for s in standings.values()]),
-        reason=None if reign is None else reign.reason,
-        since_ms=None if reign is None else reign.since_ms,
-        in_sync=None if reign is None else list(reign.in_sync),
-        electable=None if reign is None else list(reign.electable),
-        min_in_sync=None if reign is None else reign.min_in_sync,
         members=known,
         silent=[number for number in known if number not in standings],
-        behind_bytes_max=(
-            max(0, writer.log_end_offset - min(ends)) if writer is not None and ends else None
-        ),
         advice=advice,
     )
+    if writer is not None:
+        behind = _behind_bytes_max(writer, standings)
+        view = replace(view, writer=writer.member_id, behind_bytes_max=behind)
+    if reign is None:
+        return view
+    return replace(
+        view,
+        reason=reign.reason,
+        since_ms=reign.since_ms,
+        in_sync=list(reign.in_sync),
+        electable=list(reign.electable),
+        min_in_sync=reign.min_in_sync,
+    )
+
+
+def _behind_bytes_max(writer: member_pb2.StandingResponse, standings: Standings) -> int | None:
+    ends = [s.log_end_offset for s in standings.values() if s is not writer]
+    return max(0, writer.log_end_offset - min(ends)) if ends else None
 
 
 def _judged(

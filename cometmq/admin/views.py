@@ -51,22 +51,22 @@ class BrokerMemberView:
     refusal: str | None  # why sends are refused for want of room; empty: they are not
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatusView:
     """A broker group at a glance. What only its writer knows is None while that does not answer."""
 
     broker_group: str
     status: str  # ok, degraded, refusing, waiting or no writer
-    writer: int | None  # member id
+    writer: int | None = None  # member id
     epoch: int  # the highest that is known
-    reason: str | None  # why that member leads
-    since_ms: int | None
-    in_sync: list[int] | None  # member ids
-    electable: list[int] | None
-    min_in_sync: int | None
+    reason: str | None = None  # why that member leads
+    since_ms: int | None = None
+    in_sync: list[int] | None = None  # member ids
+    electable: list[int] | None = None
+    min_in_sync: int | None = None
     members: list[int]  # that are registered
     silent: list[int]  # of those, who do not answer
-    behind_bytes_max: int | None  # of the follower that is furthest behind
+    behind_bytes_max: int | None = None  # of the follower that is furthest behind
     advice: str  # what to do; empty: nothing
 
 

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from cometmq.clock import SystemClock
 from cometmq.member import convert
-from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.holdings import Holdings
 from cometmq.member.progress import GroupReads, Progress
 from cometmq.member.read_servicer import not_writer
-from cometmq.member.reading import Reader
-from cometmq.member.retaining import Retention
 from cometmq.member.snapshot import OffsetSnapshot, queue_proto
-from cometmq.messaging.groups import MemberTable, check_name
-from cometmq.messaging.state import BrokerState
-from cometmq.store.base import BaseStore
+from cometmq.messaging.groups import check_name
 from cometmq.telemetry import version
 from cometmq.v1 import broker_pb2, broker_pb2_grpc
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """What a member answers from."""
-
-    identity: BrokerIdentity
-    store: BaseStore
-    state: BrokerState
-    reader: Reader
-    group_reads: GroupReads
-    members: MemberTable  # of consumer groups; empty on a follower
-    retention: Retention
-    started_ms: int
-
-
 class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     """``cometmq.v1.BrokerAdminService`` of a follower: NOT_WRITER for every change."""
 
-    def __init__(self, holdings: Holdings) -> None:
+    def __init__(self, holdings: Holdings, group_reads: GroupReads) -> None:
         self._identity = holdings.identity
-        self._store = holdings.store
+        self._store = holdings.storage.store
         self._state = holdings.state
         self._reader = holdings.reader
-        self._group_reads = holdings.group_reads
+        self._group_reads = group_reads
         self._members = holdings.members
         self._retention = holdings.retention
         self._started_ms = holdings.started_ms

@@ -15,7 +15,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
@@ -27,17 +27,15 @@ from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid, StaleEpoch
 from cometmq.format.batch import BatchLimits
 from cometmq.format.record import BLANK_BYTES, host_bytes
-from cometmq.member.admin_servicer import AdminReadServicer
 from cometmq.member.config import MemberConfig
 from cometmq.member.elections import Elections
-from cometmq.member.flushing import PAGE_BYTES, FlushPolicy
+from cometmq.member.holdings import Surroundings
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
-from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import DiskCollector, MemberMetrics
-from cometmq.member.read_servicer import ReadServicer
-from cometmq.member.recovering import RecoveryProgress, RecoveryStopped
+from cometmq.member.recovering import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
+from cometmq.member.serving import Servicers
 from cometmq.member.tenure import DEPOSED, Deposed
 from cometmq.reexec import RoleChange
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
@@ -45,12 +43,6 @@ from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.server import join_address
 from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
-from cometmq.v1 import common_pb2, namesrv_pb2
-from cometmq.v1.broker_pb2_grpc import (
-    add_BrokerAdminServiceServicer_to_server,
-    add_BrokerServiceServicer_to_server,
-)
-from cometmq.v1.member_pb2_grpc import add_MemberServiceServicer_to_server
 
 log = logging.getLogger(__name__)
 
@@ -63,55 +55,11 @@ WRITER_MODULE = "services.broker"
 FOLLOWER_MODULE = "services.haslave"
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What is there before the store is open."""
-
-    config: MemberConfig
-    identity: BrokerIdentity
-    ports: Ports
-    metrics: MemberMetrics
-    clock: Clock
-
-    @property
-    def internal_address(self) -> str:
-        """Where other members reach this one."""
-        return join_address(self._host, self.ports.internal.port)
-
-    @property
-    def _host(self) -> str:
-        return self.config.advertised_host or self.config.listen_host
-
-    def member_proto(self, role: common_pb2.MemberRole.ValueType, epoch: int) -> namesrv_pb2.Member:
-        """This member as name servers are told."""
-        return namesrv_pb2.Member(
-            cluster=self.config.cluster,
-            broker_group=self.config.broker_group,
-            member_id=self.config.member_id,
-            role=role,
-            address=join_address(self._host, self.ports.clients.port),
-            internal_address=self.internal_address,
-            epoch=epoch,
-        )
-
-    def flush_policy(self) -> FlushPolicy:
-        """When the log is synced."""
-        return FlushPolicy(
-            interval_s=self.config.flush_interval_commit_log / 1000,
-            least_bytes=self.config.flush_commit_log_least_pages * PAGE_BYTES,
-            thorough_s=self.config.flush_commit_log_thorough_interval / 1000,
-        )
-
-
 class Parts(Protocol):
     """Everything of a role that needs the open store."""
 
     @property
-    def servicer(self) -> ReadServicer: ...
-    @property
-    def admin_servicer(self) -> AdminReadServicer: ...
-    @property
-    def member_servicer(self) -> MemberServicer: ...
+    def servicers(self) -> Servicers: ...
     @property
     def registrar(self) -> Registrar: ...
     @property
@@ -154,6 +102,7 @@ class MemberApp(ABC):
         self._clock = clock or SystemClock()
         self._registry = new_registry(self.name, self._clock)
         self._metrics = MemberMetrics(self._registry, config.cluster, config.broker_group)
+        self._recovery = RecoveryGauges(self._registry)
         self._registry.register(DiskCollector(self._metrics, config.store_path))
         self._registry.register(RefusedCallers(ports.secret))
         self._vitals = Vitals(self._registry, ports.gate, self._clock)
@@ -247,7 +196,7 @@ class MemberApp(ABC):
 
     def _progress(self) -> RecoveryProgress:
         """For opening the store."""
-        return RecoveryProgress(self._metrics, self._clock, lambda: self.stopping)
+        return RecoveryProgress(self._recovery, self._clock, lambda: self.stopping)
 
     @property
     def stopping(self) -> bool:
@@ -268,7 +217,7 @@ class MemberApp(ABC):
         if parts is None:
             return
         await self._ports.set_started()
-        self._metrics.recovery_s.set(parts.seconds)
+        self._recovery.seconds.set(parts.seconds)
         self._stack.push_async_callback(parts.close)
         self._serve(parts)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -291,15 +240,7 @@ class MemberApp(ABC):
         for collector in parts.collectors:
             self._registry.register(collector)
         observer = RpcMetrics(self._registry, self._clock, awaited=[OFFSET_EXPORT])
-        self._ports.clients.add(
-            add_BrokerServiceServicer_to_server, parts.servicer, observer=observer
-        )
-        self._ports.internal.add(
-            add_BrokerAdminServiceServicer_to_server, parts.admin_servicer, observer=observer
-        )
-        self._ports.internal.add(
-            add_MemberServiceServicer_to_server, parts.member_servicer, observer=observer
-        )
+        parts.servicers.add_to(self._ports, observer)
 
     def _serve_metrics(self) -> None:
         host = self._config.listen_host

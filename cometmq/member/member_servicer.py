@@ -1,10 +1,8 @@
-"""``cometmq.v1.MemberService``, put together from the parts that a process has."""
+"""``cometmq.v1.MemberService``, put together from parts, which differ from role to role."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol
-
-import grpc
+from typing import Any, Protocol
 
 from cometmq.v1 import member_pb2, member_pb2_grpc
 
@@ -46,16 +44,10 @@ class ReplicationPart(Protocol):
 
 
 class MemberServicer(member_pb2_grpc.MemberServiceServicer):
-    """The methods of a part that the process does not have are not served: UNIMPLEMENTED, as gRPC
-    itself answers for an unknown method.
-    """
+    """Each method is answered by the part that it belongs to."""
 
     def __init__(
-        self,
-        *,
-        arrivals: ArrivalsPart | None = None,
-        pulls: PullsPart | None = None,
-        replication: ReplicationPart | None = None,
+        self, arrivals: ArrivalsPart, pulls: PullsPart, replication: ReplicationPart
     ) -> None:
         self._arrivals = arrivals
         self._pulls = pulls
@@ -64,53 +56,34 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
     async def WatchArrivals(  # type: ignore[override]  # answers with context.write
         self, request_iterator: Any, context: Context
     ) -> None:
-        if self._arrivals is None:
-            await _not_served(context)
         await self._arrivals.WatchArrivals(request_iterator, context)
 
     async def PullStream(  # type: ignore[override]  # answers with context.write
         self, request_iterator: Any, context: Context
     ) -> None:
-        if self._pulls is None:
-            await _not_served(context)
         await self._pulls.PullStream(request_iterator, context)
 
     async def Replicate(  # type: ignore[override]  # answers with context.write
         self, request_iterator: Any, context: Context
     ) -> None:
-        if self._replication is None:
-            await _not_served(context)
         await self._replication.Replicate(request_iterator, context)
 
     async def StepDown(
         self, request: member_pb2.StepDownRequest, context: Context
     ) -> member_pb2.StepDownResponse:
-        if self._replication is None:
-            await _not_served(context)
         return await self._replication.StepDown(request, context)
 
     async def Standing(
         self, request: member_pb2.StandingRequest, context: Context
     ) -> member_pb2.StandingResponse:
-        if self._replication is None:
-            await _not_served(context)
         return await self._replication.Standing(request, context)
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context
     ) -> member_pb2.ElectResponse:
-        if self._replication is None:
-            await _not_served(context)
         return await self._replication.Elect(request, context)
 
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context
     ) -> member_pb2.ChecksumLogResponse:
-        if self._replication is None:
-            await _not_served(context)
         return await self._replication.ChecksumLog(request, context)
-
-
-async def _not_served(context: Context) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this process does not serve the method")
-    raise AssertionError("abort does not return")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -68,79 +69,79 @@ def replication_refused(refusals: Refusals) -> CounterMetricFamily:
     return refused
 
 
+class _Flow:
+    """Messages and their record bytes, counted together: by topic, or by topic and group."""
+
+    def __init__(self, node: tuple[str, ...], messages: Counter, record_bytes: Counter) -> None:
+        self._node = node
+        self._counters = (messages, record_bytes)
+        self._series: dict[tuple[str, ...], list[Counter]] = {}  # by topic, or topic and group
+
+    def count(self, key: tuple[str, ...], messages: int, record_bytes: int) -> None:
+        series = self._series.get(key)
+        if series is None:
+            labels = self._labels(*key)
+            series = [counter.labels(*labels) for counter in self._counters]
+            self._series[key] = series
+        series[0].inc(messages)
+        series[1].inc(record_bytes)
+
+    def forget(self, topic: str) -> None:
+        for key in [key for key in self._series if key[0] == topic]:
+            del self._series[key]
+            for counter in self._counters:
+                counter.remove(*self._labels(*key))
+
+    def _labels(self, topic: str, *group: str) -> tuple[str, ...]:
+        is_retry = (_flag(topic.startswith(RETRY_PREFIX)),) if group else ()
+        return (*self._node, topic, _flag(is_system(topic)), *group, *is_retry)
+
+
 class MemberMetrics:
     """The counters that code has to feed. ``node`` is (cluster, broker group)."""
 
     def __init__(self, registry: CollectorRegistry, cluster: str, broker_group: str) -> None:
         self.node = (cluster, _NODE_TYPE, broker_group)
+        counter = partial(Counter, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=_BUCKETS_S)
         topic = (*NODE, "topic", "is_system")
-        group = (*NODE, "topic", "is_system", "consumer_group", "is_retry")
-        self._messages_in = Counter(
-            "rocketmq_messages_in", "Messages stored.", topic, registry=registry
+        self._in = _Flow(
+            self.node,
+            counter("rocketmq_messages_in", "Messages stored.", topic),
+            counter("rocketmq_throughput_in", "Record bytes stored.", topic),
         )
-        self._bytes_in = Counter(
-            "rocketmq_throughput_in", "Record bytes stored.", topic, registry=registry
+        group = (*topic, "consumer_group", "is_retry")
+        self._out = _Flow(
+            self.node,
+            counter("rocketmq_messages_out", "Messages answered to pulls.", group),
+            counter("rocketmq_throughput_out", "Record bytes answered to pulls.", group),
         )
-        self._messages_out = Counter(
-            "rocketmq_messages_out", "Messages answered to pulls.", group, registry=registry
+        self.arrival_bytes = counter(
+            "cometmq_arrival_bytes", "Record bytes sent along with arrivals."
         )
-        self._bytes_out = Counter(
-            "rocketmq_throughput_out", "Record bytes answered to pulls.", group, registry=registry
-        )
-        self.arrival_bytes = Counter(
-            "cometmq_arrival_bytes", "Record bytes sent along with arrivals.", registry=registry
-        )
-        self.pulls_suggested = Counter(
-            "cometmq_pulls_suggested",
-            "Pulls answered with a follower to pull from next.",
-            registry=registry,
+        self.pulls_suggested = counter(
+            "cometmq_pulls_suggested", "Pulls answered with a follower to pull from next."
         )
         self.producer_connections = Gauge(
             "rocketmq_producer_connections", "Open send streams.", NODE, registry=registry
         ).labels(*self.node)
-        self.batches_refused = Counter(
-            "cometmq_batches_refused", "Batches refused, by error.", ["error"], registry=registry
+        self.batches_refused = counter(
+            "cometmq_batches_refused", "Batches refused, by error.", ["error"]
         )
         for refusal in _ALARMING:
             self.batches_refused.labels(refusal.name())
-        self._late = Counter(
+        self._late = counter(
             "cometmq_batches_late",
             "Batches stored, and answered FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT.",
-            registry=registry,
         )
-        self._append_s = Histogram(
-            "cometmq_append_seconds",
-            "Time of checking, writing and dispatching one batch.",
-            buckets=_BUCKETS_S,
-            registry=registry,
+        self._append_s = seconds(
+            "cometmq_append_seconds", "Time of checking, writing and dispatching one batch."
         )
-        self._send_s = Histogram(
+        self._send_s = seconds(
             "cometmq_send_seconds",
             "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
-            buckets=_BUCKETS_S,
-            registry=registry,
         )
-        self.flush_s = Histogram(
-            "cometmq_log_flush_seconds",
-            "Time of one sync of the commit log.",
-            buckets=_BUCKETS_S,
-            registry=registry,
-        )
-        self.recovery_s = Gauge(
-            "cometmq_recovery_seconds", "Time that opening the store took.", registry=registry
-        )
-        self.recovery_read_bytes = Gauge(
-            "cometmq_recovery_read_bytes",
-            "Bytes of the log that recovery has read since the process started.",
-            registry=registry,
-        )
-        self.recovery_total_bytes = Gauge(
-            "cometmq_recovery_total_bytes",
-            "Bytes of the log that recovery has to read, at most.",
-            registry=registry,
-        )
-        self._in: dict[str, tuple[Counter, Counter]] = {}
-        self._out: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+        self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 
     @property
     def process_labels(self) -> dict[str, str]:
@@ -161,38 +162,17 @@ class MemberMetrics:
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         """A run of messages was stored."""
-        counters = self._in.get(topic)
-        if counters is None:
-            labels = (*self.node, topic, _flag(is_system(topic)))
-            counters = self._messages_in.labels(*labels), self._bytes_in.labels(*labels)
-            self._in[topic] = counters
-        counters[0].inc(count)
-        counters[1].inc(size_bytes)
+        self._in.count((topic,), count, size_bytes)
 
     def messages_out(self, topic: str, group: str, count: int, size_bytes: int) -> None:
         """A pull was answered, here or by a pullhold out of an arrival."""
-        if not count:
-            return
-        counters = self._out.get((topic, group))
-        if counters is None:
-            is_retry = _flag(topic.startswith(RETRY_PREFIX))
-            labels = (*self.node, topic, _flag(is_system(topic)), group, is_retry)
-            counters = self._messages_out.labels(*labels), self._bytes_out.labels(*labels)
-            self._out[topic, group] = counters
-        counters[0].inc(count)
-        counters[1].inc(size_bytes)
+        if count:
+            self._out.count((topic, group), count, size_bytes)
 
     def forget_topic(self, topic: str) -> None:
         """A deleted topic's series end, so that churn of topics does not fill the memory."""
-        self._in.pop(topic, None)
-        labels = (*self.node, topic, _flag(is_system(topic)))
-        for counter in (self._messages_in, self._bytes_in):
-            counter.remove(*labels)
-        for key in [key for key in self._out if key[0] == topic]:
-            del self._out[key]
-            is_retry = _flag(topic.startswith(RETRY_PREFIX))
-            for counter in (self._messages_out, self._bytes_out):
-                counter.remove(*labels, key[1], is_retry)
+        self._in.forget(topic)
+        self._out.forget(topic)
 
 
 class DiskCollector(Collector):

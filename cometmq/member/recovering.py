@@ -1,4 +1,4 @@
-"""What a member tells while its store is being recovered: a log line every few seconds, and two
+"""What a member tells while its store is being recovered: a log line every few seconds, and
 gauges. The metrics port is open by then; the health name ``started`` is still NOT_SERVING.
 """
 
@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge
 
 from cometmq.clock import Clock
-from cometmq.member.metrics import MemberMetrics
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -20,15 +22,30 @@ class RecoveryStopped(Exception):
     """A signal to stop has come. The store is left as by a crash; the next start recovers it."""
 
 
+class RecoveryGauges:
+    """They are there from the process's start."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge = partial(Gauge, registry=registry)
+        self.seconds = gauge("cometmq_recovery_seconds", "Time that opening the store took.")
+        self.read_bytes = gauge(
+            "cometmq_recovery_read_bytes",
+            "Bytes of the log that recovery has read since the process started.",
+        )
+        self.total_bytes = gauge(
+            "cometmq_recovery_total_bytes", "Bytes of the log that recovery has to read, at most."
+        )
+
+
 class RecoveryProgress:
     """Call it with bytes read and bytes to read, from the thread that recovers. Raises
     RecoveryStopped once ``stopping`` says so.
     """
 
     def __init__(
-        self, metrics: MemberMetrics, clock: Clock, stopping: Callable[[], bool] = lambda: False
+        self, gauges: RecoveryGauges, clock: Clock, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        self._metrics = metrics
+        self._gauges = gauges
         self._clock = clock
         self._stopping = stopping
         self._told_s = clock.monotonic_s()
@@ -36,8 +53,8 @@ class RecoveryProgress:
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         if self._stopping():
             raise RecoveryStopped(f"after {done_bytes} of {total_bytes} bytes")
-        self._metrics.recovery_read_bytes.set(done_bytes)
-        self._metrics.recovery_total_bytes.set(total_bytes)
+        self._gauges.read_bytes.set(done_bytes)
+        self._gauges.total_bytes.set(total_bytes)
         now_s = self._clock.monotonic_s()
         if now_s - self._told_s >= INTERVAL_S:
             self._told_s = now_s

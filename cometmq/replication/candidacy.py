@@ -3,7 +3,8 @@
 Sync safety needs no clock: whoever is in sync has everything that was acknowledged, so whichever of
 them takes the lease loses nothing, and compare-and-swap decides between them. Time keeps a writer
 that lives from being deposed: a member takes the lease of another only when it has watched it for a
-whole duration without a change, and when its own word not to stand has run out.
+whole duration without a change, and when its own word not to stand has run out. Who may take which
+lease, row by row: docs/format/replication.md, section 4.
 """
 
 from __future__ import annotations
@@ -186,12 +187,16 @@ class Candidacy:
 
     def _wait_s(self, record: LeaseRecord, me: Standing, now_s: float) -> float:
         """How long until the lease counts as abandoned."""
-        assert self._watched is not None
         wait_s = max(record.duration_s, self._duration_s)
         if not record.opened:  # its holder becomes another program now, and cannot renew meanwhile
             wait_s *= OPENING_DURATIONS
         if not record.released and me.seat not in record.in_sync:
             wait_s += LAGGARD_WAIT_S
+        return self._left_s(wait_s, me, now_s)
+
+    def _left_s(self, wait_s: float, me: Standing, now_s: float) -> float:
+        """How long until we have watched it for ``wait_s``, and our word not to stand is over."""
+        assert self._watched is not None
         return max(self._watched[1] + wait_s, me.promised_until_s) - now_s
 
     def _overdue(self, record: LeaseRecord, me: Standing, answers: Answers | None) -> Step | None:
@@ -223,36 +228,31 @@ class Candidacy:
     # --- a lease that nobody has written, or that was lost ----------------------------------------
 
     def _take_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
-        if me.forced:
-            return self._force_unowned(me, now_s, answers)
-        begun = bool(me.epoch or (self._last and self._last.epoch))
-        if me.peers is None:
-            return Follow("") if begun else self._write(None, me, Reason.FIRST)
-        if me.peers and answers is None:
-            return Ask(me.peers)
-        found = list((answers or {}).values())
-        if {peer.member_id for peer in found} < me.peers or any(peer.writes for peer in found):
-            return Follow("", self._duration_s)  # the acting writer writes it anew
-        if not begun and not any(peer.epoch for peer in found):
-            return self._write(None, me, Reason.FIRST)
-        if _longest(me, found):
-            known = max([me.epoch, *(peer.epoch for peer in found)])
-            return self._write(None, me, Reason.RECREATED, known)
-        return Follow("", self._duration_s)
-
-    def _force_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
-        """As long as a writer may still live, and write the lease anew, not even by force."""
-        assert self._watched is not None
-        wait_s = max(self._watched[1] + self._duration_s, me.promised_until_s) - now_s
+        # As long as a writer may still live, and write the lease anew, not even by force.
+        wait_s = self._left_s(self._duration_s, me, now_s) if me.forced else 0.0
         if wait_s > 0:
             return Follow("", wait_s)
         if me.peers and answers is None:
             return Ask(me.peers)
         found = list((answers or {}).values())
-        if any(peer.writes for peer in found):
-            return Follow("", self._duration_s)
+        reason = self._reason_unowned(me, found)
+        if reason is None:
+            return Follow("", None if me.peers is None else self._duration_s)
         # Those who answer tell of epochs that were there: none is to be used twice.
-        return self._write(None, me, Reason.FORCED, max([0, *(peer.epoch for peer in found)]))
+        return self._write(None, me, reason, max((peer.epoch for peer in found), default=0))
+
+    def _reason_unowned(self, me: Standing, found: list[Peer]) -> Reason | None:
+        """Why a lease that is not there is for us; None: it is not. ``found`` have answered."""
+        if any(peer.writes for peer in found):
+            return None  # the acting writer writes it anew
+        if me.forced:
+            return Reason.FORCED
+        if me.peers is not None and not me.peers <= {peer.member_id for peer in found}:
+            return None  # who is silent may have more
+        last_epoch = 0 if self._last is None else self._last.epoch
+        if not any((me.epoch, last_epoch, *(peer.epoch for peer in found))):
+            return Reason.FIRST
+        return Reason.RECREATED if me.peers is not None and _longest(me, found) else None
 
     def _write(
         self, before: LeaseRecord | None, me: Standing, reason: Reason, epoch: int = 0

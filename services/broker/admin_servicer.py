@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cometmq.errors import InvalidRequest
 from cometmq.member import convert
-from cometmq.member.admin_servicer import AdminReadServicer, Context, Holdings
+from cometmq.member.admin_servicer import AdminReadServicer, Context
+from cometmq.member.holdings import Holdings
+from cometmq.member.progress import GroupReads
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
@@ -14,8 +16,14 @@ from cometmq.v1 import broker_pb2
 class BrokerAdminServicer(AdminReadServicer):
     """``cometmq.v1.BrokerAdminService`` of the writer."""
 
-    def __init__(self, holdings: Holdings, keeper: StateKeeper, new_topic: TopicConfig) -> None:
-        super().__init__(holdings)
+    def __init__(
+        self,
+        holdings: Holdings,
+        group_reads: GroupReads,
+        keeper: StateKeeper,
+        new_topic: TopicConfig,
+    ) -> None:
+        super().__init__(holdings, group_reads)
         self._reserved_ms = holdings.retention.rules.reserved_ms
         self._keeper = keeper
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from cometmq.clock import Clock
 from cometmq.errors import SlaveNotAvailable
+from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import LeaseHolder
 from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
@@ -24,6 +25,18 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # so often it is seen who has fallen out of step
 RETRY_S = 0.5
+
+
+def policy_of(config: MemberConfig) -> SetPolicy:
+    """What a broker's options ask for."""
+    return SetPolicy(
+        lag_s_max=config.in_sync_lag_s_max,
+        size_min=config.min_in_sync_replicas,
+        promote_async=config.promote_async is PromoteAsync.BOUNDED,
+        async_lag_bytes_max=config.async_promote_lag_max,
+        async_silence_s_max=config.async_promote_silence_max,
+        group_size=len(config.peers),
+    )
 
 
 class InSyncSet:

@@ -15,9 +15,7 @@ from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 
-AUTO_CREATED_QUEUES_MAX = (
-    4  # RocketMQ: a topic made by its first message gets min(4, default) queues
-)
+AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
 Claim = tuple[str, int, int]  # topic, queue id, records
 
@@ -40,6 +38,11 @@ class IntakePolicy:
     new_topic: TopicConfig  # what a request that says nothing asks for
     sync_flush_timeout_s: float
     slave_timeout_s: float
+
+    @property
+    def auto_created_queues(self) -> int:
+        """How many queues a topic gets that is made by its first message."""
+        return min(AUTO_CREATED_QUEUES_MAX, self.new_topic.write_queue_count)
 
 
 class Accepted(NamedTuple):
@@ -168,10 +171,8 @@ class Intake:
 
     async def _create(self, topic: str, missing: TopicNotFound) -> None:
         new = self._policy.new_topic
-        queue_count = min(AUTO_CREATED_QUEUES_MAX, new.write_queue_count)
-        config = replace(
-            new, name=topic, read_queue_count=queue_count, write_queue_count=queue_count
-        )
+        count = self._policy.auto_created_queues
+        config = replace(new, name=topic, read_queue_count=count, write_queue_count=count)
         try:
             if topic in self._topics:  # being deleted
                 raise missing

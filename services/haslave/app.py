@@ -17,31 +17,19 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from cometmq.member.admin_servicer import AdminReadServicer, Holdings
+from cometmq.member.admin_servicer import AdminReadServicer
 from cometmq.member.advising import Adviser
-from cometmq.member.app import (
-    FOLLOWER,
-    FOLLOWER_MODULE,
-    WRITER_MODULE,
-    MemberApp,
-    Surroundings,
-)
-from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
+from cometmq.member.app import FOLLOWER, FOLLOWER_MODULE, WRITER_MODULE, MemberApp
 from cometmq.member.copying import CopyStorage, cut
+from cometmq.member.holdings import Holdings, Surroundings
 from cometmq.member.leases import open_lease
-from cometmq.member.member_servicer import MemberServicer
 from cometmq.member.metrics import StoreCollector
 from cometmq.member.opening import OpenedCopy, open_copy
-from cometmq.member.pacing import CatchUpPace
 from cometmq.member.progress import GroupReads
-from cometmq.member.pulls_servicer import PullsServicer
 from cometmq.member.read_servicer import ReadServicer
-from cometmq.member.reading import Reader
 from cometmq.member.registration import Registrar
-from cometmq.member.retaining import Retention, rules_of
-from cometmq.member.retaining_metrics import RetentionCollector
+from cometmq.member.serving import Servicers
 from cometmq.member.standing import Peers
-from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.suggestion import Copy
 from cometmq.replication.candidacy import Follow, Lead, Standing
 from cometmq.replication.watermarks import Marks
@@ -118,79 +106,42 @@ class _Parts:
     def __init__(
         self, app: App, around: Surroundings, opened: OpenedCopy, candidate: Candidate
     ) -> None:
+        config, identity, metrics = around.config, around.identity, around.metrics
         self._app = app
         self._around = around
         self._candidate = candidate
         self._cut: CutNeeded | None = None
         self._lease_known = False
-        config, metrics, clock = around.config, around.metrics, around.clock
-        identity = around.identity
-        state = opened.state.state
         self._store = opened.store
         self.seconds = opened.seconds
+        register_s = config.register_namesrv_period / 1000
+        self.registrar = Registrar(config.namesrv, self._registration, register_s, stale_ends=False)
         self.storage = CopyStorage(
             opened.store,
             opened.state,
             around.flush_policy(),
-            clock,
+            around.clock,
             metrics.flush_s.observe,
             metrics.forget_topic,
         )
-        pace = CatchUpPace(config.catch_up_bytes_per_s)
-        self._reader = Reader(self.storage, state, pace, clock, copy=True)
-        follower = Follower(
-            config.cluster,
-            config.broker_group,
-            config.member_id,
-            config.mapped_file_size_commit_log,
-            around.ports.secret,
-        )
-        self.following = Following(self.storage, follower, candidate.promise, clock)
-        self.registrar = Registrar(
-            config.namesrv,
-            self._registration,
-            config.register_namesrv_period / 1000,
-            stale_ends=False,
-        )
-        self.retention = Retention(
-            self.storage,
-            state,
-            rules_of(config),
-            clock,
-            pause_s=config.delete_commit_log_files_interval / 1000,
-        )
-        members = MemberTable(config.groups_max)
+        self._held = held = Holdings(around, self.storage, opened.state.state, copy=True)
+        follower = _who_follows(around)
+        self.following = Following(self.storage, follower, candidate.promise, around.clock)
         memory_percent = config.access_message_in_memory_max_ratio
         adviser = Adviser(config.slave_read_enable, memory_percent, self._as_copy)
-        group_reads = GroupReads(state, self._reader, members, adviser)
-        self.servicer = ReadServicer(identity, self._reader, group_reads, metrics)
-        self.admin_servicer = AdminReadServicer(
-            Holdings(
-                identity,
-                opened.store,
-                state,
-                self._reader,
-                group_reads,
-                members,
-                self.retention,
-                clock.wall_ms(),
-            )
-        )
-        self.member_servicer = MemberServicer(
-            arrivals=ArrivalsServicer(
-                self.storage.arrivals,
-                self._reader,
-                self.storage.hurry,
-                around.ports.gate,
-                ArrivalCounts(metrics, group_reads, state),
-            ),
-            pulls=PullsServicer(self.servicer.Pull, around.ports.gate),
-            replication=FollowerServicer(identity, config.member_id, opened.store, candidate),
+        groups = GroupReads(held.state, held.reader, held.members, adviser)
+        self.servicers = Servicers(
+            around,
+            held,
+            groups,
+            ReadServicer(identity, held.reader, groups, metrics),
+            AdminReadServicer(held, groups),
+            FollowerServicer(identity, config.member_id, opened.store, candidate),
         )
         self.collectors: Iterable[Collector] = (
-            StoreCollector(metrics, self.storage, state),
+            StoreCollector(metrics, self.storage, held.state),
             CopyCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
-            RetentionCollector(metrics, self.retention, clock),
+            held.collector,
         )
 
     def _as_copy(self) -> list[Copy]:
@@ -202,7 +153,7 @@ class _Parts:
         return [
             self.storage.run(self._around.config.flush_interval_consume_queue / 1000),
             self.registrar.run(),
-            self.retention.run(),
+            self._held.retention.run(),
             self._follow(),
             self._watch_lease(),
             self._tell_epochs(),
@@ -263,11 +214,11 @@ class _Parts:
 
     async def close(self) -> None:
         """The last of the follower: the cut, if there is one to make, and the store's mark."""
-        self._reader.close()
+        self._held.reader.close()
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self.retention.close()
+        self._held.retention.close()
         self.storage.end_threads()
         if self._cut is not None and not self.storage.failed:
             if self._cut.anew:
@@ -275,3 +226,14 @@ class _Parts:
             else:
                 cut(self._store, self._cut.offset)
         self.storage.close()
+
+
+def _who_follows(around: Surroundings) -> Follower:
+    config = around.config
+    return Follower(
+        config.cluster,
+        config.broker_group,
+        config.member_id,
+        config.mapped_file_size_commit_log,
+        around.ports.secret,
+    )

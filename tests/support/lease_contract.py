@@ -307,6 +307,15 @@ class KubernetesContract(LeaseContract):
         assert metadata["annotations"]["example.com/note"] == "{"
         assert (await keeper.open().read()).record == FULL
 
+    async def test_what_was_on_a_deleted_one_goes_with_it(self, keeper: KubernetesKeeper) -> None:
+        """An owner, above all, which may be gone too: the new one would be deleted with it."""
+        keeper.put({"metadata": {"labels": {"a": "b"}}, "spec": {}})
+        lease = keeper.open()
+        await lease.write(HELD, (await lease.read()).version)
+        keeper.delete()
+        await lease.write(HELD, (await lease.read()).version)
+        assert not keeper.object()["metadata"].get("labels")
+
     async def test_times_of_whole_seconds(self, keeper: KubernetesKeeper) -> None:
         """The API refuses a time that does not show its microseconds."""
         spec = {"holderIdentity": "g1-0", "acquireTime": "2026-01-01T00:00:00.000000Z"}

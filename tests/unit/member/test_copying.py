@@ -119,6 +119,23 @@ def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) 
     pair.close()
 
 
+def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    other = pair.change(pair.state.plan_topic(TopicConfig("U", 1, 1)))
+    copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+    pair.change(pair.state.plan_topic(copied))
+    pair.follow()
+    pair.show(other)
+    sent = pair.send("T", b"a")
+    pair.follow()
+    pair.copy._synced(pair.copy.store.flush_log(), 0.0)
+    pair.copy.told(Marks(sent, 0, 0), 0)
+    assert pair.copied.topics.get("T") == copied
+    assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
+    pair.close()
+
+
 def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) -> None:
     """A new writer's full copy waits for all in sync; an asynchronous topic's messages do not."""
     pair = Pair(tmp_path)

@@ -49,6 +49,13 @@ def test_a_take_over_is_timed_from_what_is_known() -> None:
     assert value(registry, "cometmq_takeover_seconds", since="writer_heard") == 7.75
 
 
+def test_a_take_over_soon_after_another_change_of_role_is_timed_by_itself() -> None:
+    registry = CollectorRegistry()
+    told = RoleChange("services.broker", "takeover", changed_s=(90.0, 100.0))
+    Elections(registry, told).ready(101.25)
+    assert value(registry, "cometmq_takeover_seconds", since="lease_taken") == 1.25
+
+
 def test_who_has_never_heard_a_writer_does_not_say_how_long_it_was_silent() -> None:
     registry = CollectorRegistry()
     nobody = Elections(CollectorRegistry(), None)

@@ -52,23 +52,30 @@ async def test_an_unclean_start_raises_all_generations_at_their_maxima(tmp_path:
     found.store.abandon()
 
 
-async def test_what_a_writer_in_between_gave_out_is_fenced_where_it_began(tmp_path: Path) -> None:
-    """It had not got our last message when it went on, and died before we heard of it."""
+@pytest.mark.parametrize("floor", [0, 5], ids=["before it", "after it, raising nothing"])
+async def test_what_a_writer_in_between_gave_out_is_fenced_where_it_began(
+    tmp_path: Path, floor: int
+) -> None:
+    """It had not got our last message when it went on, and died before we heard of it. ``floor``:
+    of our own last epoch.
+    """
     await make(tmp_path)
-    ours = opened(tmp_path)
-    place, _, _ = queueunit.unit_at(ours.store.read_units("T", 0, 1, 1), 0)
-    ours.store.close()
+    config, clock = config_for(tmp_path), WallClock()
+    ours = open_writer(config, BatchLimits(), HOST, clock, epoch_floor=floor).store
+    place, _, _ = queueunit.unit_at(ours.read_units("T", 0, 1, 1), 0)
+    ours.close()
+    begun = [Branch(1, 0, 0), Branch(4, place, 1), Branch(ours.epoch, ours.epochs[-1][1], 1)]
     found = open_writer(
-        config_for(tmp_path),
+        config,
         BatchLimits(),
         HOST,
-        WallClock(),
+        clock,
         epoch_floor=4,
         keeps_positions=False,
-        branches=(Branch(1, 0, 0), Branch(2, ours.store.epochs[-1][1], 1), Branch(4, place, 1)),
+        branches=tuple(sorted(begun)),
     )
     history = found.state.generations.of("T", 0)
-    assert (history.pairs[-1][1], history.current >> EPOCH_SHIFT) == (1, 5)
+    assert (history.pairs[-1][1], history.current >> EPOCH_SHIFT) == (1, max(5, ours.epoch + 1))
     with pytest.raises(PositionFenced) as fenced:
         history.validate(Position((4 << EPOCH_SHIFT) + 1, 2))
     assert fenced.value.fence == (history.current, 1)

@@ -5,8 +5,7 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cometmq.member.metrics import MemberMetrics
-from cometmq.member.recovering import RecoveryProgress
+from cometmq.member.recovering import RecoveryGauges, RecoveryProgress
 from tests.support.stores import WallClock
 
 
@@ -14,7 +13,7 @@ def test_progress_is_told_now_and_then_and_counted_always(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry, clock = CollectorRegistry(), WallClock()
-    progress = RecoveryProgress(MemberMetrics(registry, "c", "g"), clock)
+    progress = RecoveryProgress(RecoveryGauges(registry), clock)
     with caplog.at_level(logging.INFO):
         for done in range(0, 100, 10):
             clock.now_ms += 1000

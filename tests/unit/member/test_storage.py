@@ -79,6 +79,33 @@ async def test_one_sync_releases_all_before_it_and_nothing_behind(still: Member)
     assert still.storage.bounds(S) == (0, 3, 4)
 
 
+async def test_nothing_is_acknowledged_while_another_may_write(still: Member) -> None:
+    still.storage.is_only_writer = lambda: False
+    ticket = still.append("A", 0, b"a")
+    assert ticket.acked is not None
+    await sync(still)
+    assert not ticket.acked.done()
+    assert still.storage.bounds(A) == (0, 0, 1)
+    still.storage.is_only_writer = lambda: True
+    still.storage.settle()
+    assert ticket.acked.done()
+    assert still.storage.bounds(A) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("others_at_first", [False, True])
+async def test_who_is_alone_brings_to_its_disk_what_waits_for_copies(
+    tmp_path: Path, others_at_first: bool
+) -> None:
+    async with living_member(tmp_path, policy=NEVER) as member:
+        storage, on_disk = member.storage, member.store.flushed_offset
+        storage.copied_to(on_disk, on_disk, alone=not others_at_first)
+        segment = Segment("C", 0, 1, DurabilityClass.COPIED)
+        ticket = storage.append(encoded("C", 0, b"c"), [segment], born_host=HOST, store_host=HOST)
+        storage.copied_to(on_disk, on_disk, alone=True)
+        assert ticket.acked is not None
+        await until(ticket.acked.done)
+
+
 async def test_waiting_for_a_position_that_is_on_disk_takes_no_time(still: Member) -> None:
     await still.storage.on_disk(still.store.flushed_offset)
 
@@ -126,10 +153,13 @@ async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) 
 
     nothing = readable_at_start(found.store, demands_of, Marks())
     assert [nothing.readable(key) for key in (A, C)] == [2, 0]
+    end = found.store.appended_offset
+    both = DurabilityClass.FLUSHED | DurabilityClass.COPIED
+    unflushed = readable_at_start(found.store, lambda _topic: both, Marks(shown, end, 0))
+    assert unflushed.readable(C) == 2, "the rest had been copied, but was on no writer's disk"
     maxima = readable_at_start(found.store, demands_of, Marks(0, shown, 0))
     storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, alone=False)
     assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
-    end = found.store.appended_offset
     storage.copied_to(end - 1, 0, alone=False)
     storage.settle()
     assert storage.bounds(C) == (0, 2, 3)
@@ -176,10 +206,11 @@ async def test_a_failed_sync_ends_it_and_fails_all_who_wait(
 async def test_files_are_built_ahead_and_queues_synced(tmp_path: Path) -> None:
     async with living_member(tmp_path) as member:
         await member.put("A")
-        while member.store.appended_offset < 256 * 1024:
+        while not member.store.next_file_wanted:
             member.append("A", 0, b"." * 20_000)
         checkpoint = tmp_path / "store/checkpoint"
         await until(lambda: not member.store.next_file_wanted)
+        await until(member.storage.look_wanted.is_set)  # a file more may be one too many
         await until(lambda: any(checkpoint.read_bytes()))
 
 

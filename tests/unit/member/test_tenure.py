@@ -76,6 +76,19 @@ async def test_a_release_that_is_done(lease: MemoryLease, plan: list[str]) -> No
     await held.run()  # there is nothing left to renew
 
 
+async def test_a_renewal_whose_turn_comes_after_the_release_is_left_out(lease: MemoryLease) -> None:
+    held = LeaseHolder(lease, Reading(HELD, "1"), 0.0, WallClock())
+    async with held._one_at_a_time:
+        releasing = asyncio.create_task(held.release(1, 77))
+        await asyncio.sleep(0)
+        renewing = asyncio.create_task(held.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await releasing
+    await renewing
+    assert lease.record == replace(HELD, renewals=1, released=True, transfer_to=1, log_end=77)
+
+
 async def test_a_release_that_is_not_done_never_will_be(lease: MemoryLease) -> None:
     lease.plan = ["late"]
     with pytest.raises(LeaseUnavailable):
@@ -137,6 +150,14 @@ async def test_a_set_that_may_or_may_not_be_written_counts_at_its_stricter(
     await held.put_sets(lambda: (both, both))
     assert (set(held.bounding()), held.settled) == (set(both), False)
     await held.put_sets(lambda: ((HELD.holder,), (HELD.holder,)))
+    assert (set(held.bounding()), held.settled) == ({HELD.holder}, True)
+
+
+async def test_a_set_that_was_refused_does_not_count(lease: MemoryLease) -> None:
+    held = holder(lease)
+    lease.version += 1  # somebody has annotated the object
+    both = (HELD.holder, Seat(1, "store-1"))
+    await held.put_sets(lambda: (both, both))
     assert (set(held.bounding()), held.settled) == ({HELD.holder}, True)
 
 

@@ -1,0 +1,73 @@
+"""What the writer does for its clients: takes what producers send, lets consumers have it."""
+
+from __future__ import annotations
+
+import random
+
+from cometmq.member.advising import Adviser
+from cometmq.member.config import MemberConfig
+from cometmq.member.holdings import Surroundings
+from cometmq.member.metrics import MemberCollector
+from cometmq.model import TopicConfig
+from services.broker.consuming import Consuming
+from services.broker.copies import Copies
+from services.broker.intake import Intake, IntakePolicy
+from services.broker.membership import Groups
+from services.broker.servicer import BrokerServicer
+from services.broker.structured import StructuredEncoder
+from services.broker.writing import Writing
+
+
+def policy_of(config: MemberConfig) -> IntakePolicy:
+    """What a broker's options ask for."""
+    count = config.default_topic_queue_nums
+    return IntakePolicy(
+        in_flight_bytes_max=config.send_in_flight_bytes_max,
+        auto_create_topics=config.auto_create_topic_enable,
+        new_topic=TopicConfig(
+            "",
+            count,
+            count,
+            flush_mode=config.flush_disk_type.value,
+            replication_mode=config.replication_mode,
+        ),
+        sync_flush_timeout_s=config.sync_flush_timeout / 1000,
+        slave_timeout_s=config.slave_timeout / 1000,
+    )
+
+
+class Clients:
+    """Everything behind the client port."""
+
+    def __init__(self, around: Surroundings, writing: Writing, copies: Copies) -> None:
+        config, identity = around.config, around.identity
+        clock, metrics = around.clock, around.metrics
+        held, storage, keeper = writing.held, writing.storage, writing.keeper
+        self.policy = policy = policy_of(config)
+        groups = Groups(held.members)
+        self.consuming = Consuming(
+            keeper,
+            storage,
+            held.reader,
+            groups,
+            Adviser(
+                config.slave_read_enable,
+                config.access_message_in_memory_max_ratio,
+                copies.replicas.copies,
+            ),
+            auto_create_groups=config.auto_create_subscription_group,
+        )
+        host, in_sync = identity.store_host, copies.in_sync
+        intake = Intake(storage, keeper, policy, host, metrics, clock, in_sync)
+        encoder = StructuredEncoder(
+            held.state.topics,
+            policy.auto_created_queues,
+            host,
+            identity.batch_limits,
+            clock,
+            random.Random(),
+        )
+        self.collector = MemberCollector(metrics, storage, held.state, groups, intake)
+        self.servicer = BrokerServicer(
+            identity, intake, encoder, held.reader, self.consuming, around.ports.gate, metrics
+        )

@@ -1,0 +1,73 @@
+"""The copies of the log and the right to write it: followers, those of them in sync, the lease, the
+hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from cometmq.member.holdings import Surroundings
+from cometmq.member.pacing import CatchUpPace
+from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.replication.watermarks import REPLICATED
+from services.broker.handover import HandOver
+from services.broker.insync import InSyncSet, policy_of
+from services.broker.metrics import ReplicationCollector
+from services.broker.replicas import Replicas
+from services.broker.replication_servicer import ReplicationServicer
+from services.broker.writing import Writing
+
+
+class Copies:
+    """``holder`` is None for a broker that stands alone. ``ended`` is called with a reason when
+    this process is the writer no longer.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        writing: Writing,
+        holder: LeaseHolder | None,
+        ended: Callable[[str], None],
+    ) -> None:
+        config, clock = around.config, around.clock
+        storage, keeper = writing.storage, writing.keeper
+        self._storage = storage
+        self._holder = holder
+        self.replicas = Replicas(storage, CatchUpPace(config.copy_bytes_per_s), clock)
+        self.in_sync = InSyncSet(
+            storage,
+            self.replicas,
+            holder,
+            lambda: bool(keeper.demands & REPLICATED),
+            policy_of(config),
+            clock,
+        )
+        keeper.check_copies = self.in_sync.check_copies
+        keeper.on_demands = self.in_sync.refresh
+        self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended)
+        self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
+        self.servicer = ReplicationServicer(
+            self.replicas,
+            self.in_sync,
+            self.hand_over,
+            around.identity,
+            config,
+            around.ports.gate,
+        )
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the broker does."""
+        return [] if self._holder is None else [self._hold(self._holder)]
+
+    async def _hold(self, holder: LeaseHolder) -> None:
+        """Renew the lease and keep its sets; raises Deposed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(holder.run())
+                tasks.create_task(self.in_sync.run())
+        except* Deposed:
+            self._storage.depose()
+            raise

@@ -1,0 +1,89 @@
+"""What the writer writes: the log, and in it the state of topics, groups and offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from cometmq.member.holdings import Holdings, Surroundings
+from cometmq.member.opening import Opened
+from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.storage import MemberStorage, readable_at_start
+from cometmq.member.tenure import LeaseHolder
+from cometmq.messaging.topics import is_system
+from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
+from services.broker.statewriter import StateWriter
+
+
+class Writing:
+    """``on_topics`` is called after topics have changed. ``holder`` is None for a broker that
+    stands alone.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        opened: Opened,
+        holder: LeaseHolder | None,
+        on_topics: Callable[[], None],
+    ) -> None:
+        clock, metrics = around.clock, around.metrics
+        self._config = around.config
+        self._metrics = metrics
+        self.storage = MemberStorage(
+            opened.store,
+            around.flush_policy(),
+            clock,
+            metrics.flush_s.observe,
+            _readable_at_start(opened, holder),
+            alone=holder is None,
+        )
+        host, drop = around.identity.store_host, self._forget_topic
+        self.keeper = StateKeeper(opened.state, self.storage, host, clock, on_topics, drop)
+        write_copy = self.keeper.write_copy
+        self.held = Holdings(around, self.storage, opened.state, write_copy=write_copy)
+        self._state_writer = StateWriter(around.config, self.keeper, self.storage, clock)
+
+    def _forget_topic(self, topic: str) -> None:
+        self._metrics.forget_topic(topic)
+        self.storage.arrivals.topic_changed(topic)
+
+    def background(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs as long as the broker does."""
+        config = self._config
+        commit_s = config.commit_interval_commit_log / 1000
+        return [
+            self.storage.run(
+                config.flush_interval_consume_queue / 1000,
+                commit_s if config.transient_store_pool_enable else 0.0,
+            ),
+            self._state_writer.write(),
+            self._state_writer.export(),
+            self.held.retention.run(),
+        ]
+
+    async def close(self) -> None:
+        """The rest of the offsets, unless the log was handed over; the exports; the store's clean
+        mark. After a failed disk the store is left as it is.
+        """
+        try:
+            if not self.storage.failed:
+                await self._state_writer.finish()
+        finally:
+            self.held.reader.close()
+            await asyncio.to_thread(self.held.retention.close)
+            await asyncio.to_thread(self.storage.close)
+
+
+def _readable_at_start(opened: Opened, holder: LeaseHolder | None) -> ReadableMaxima | None:
+    """None: everything."""
+    if holder is None:
+        return None
+    topics = opened.state.topics
+
+    def demands_of(topic: str) -> DurabilityClass:
+        known = is_system(topic) or topic in topics
+        return DurabilityClass.of(*topics.demands(topic)) if known else STRICTEST
+
+    return readable_at_start(opened.store, demands_of, holder.record.shown)

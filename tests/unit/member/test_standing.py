@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cometmq.format.batch import BatchLimits
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.standing import Peers, standing_of
+from cometmq.replication.candidacy import Peer
+from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
+from tests.support.stores import HOST, encoded, open_store
+
+WRITER, FOLLOWER = common_pb2.MEMBER_ROLE_WRITER, common_pb2.MEMBER_ROLE_FOLLOWER
+
+
+class Answering(member_pb2_grpc.MemberServiceServicer):
+    """A member that says one thing of itself."""
+
+    def __init__(self, answer: member_pb2.StandingResponse) -> None:
+        self._answer = answer
+
+    async def Standing(self, request: Any, context: Any) -> member_pb2.StandingResponse:
+        return self._answer
+
+
+@asynccontextmanager
+async def answering(**answer: Any) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    servicer = Answering(member_pb2.StandingResponse(**answer))
+    member_pb2_grpc.add_MemberServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize(("role", "writes"), [(WRITER, True), (FOLLOWER, False)])
+async def test_a_peer_tells_how_it_stands(role: common_pb2.MemberRole, writes: bool) -> None:
+    told = {"store_id": "store-1", "epoch": 4, "log_end_offset": 77, "role": role}
+    async with answering(broker_group="g1", member_id=1, **told) as address:
+        found = await Peers("g1", {1: address, 2: address}, None).ask([1, 5])
+    assert found == {1: Peer(1, "store-1", 4, 77, writes=writes)}
+
+
+@pytest.mark.parametrize(("group", "member_id"), [("g1", 2), ("g2", 1)])
+async def test_whoever_else_answers_there_is_not_the_peer(group: str, member_id: int) -> None:
+    async with answering(broker_group=group, member_id=member_id) as address:
+        assert await Peers("g1", {1: address}, None).ask([1]) == {}
+
+
+async def test_who_does_not_answer_is_missing() -> None:
+    async with answering() as address:
+        pass
+    assert await Peers("g1", {1: address}, None).ask([1]) == {}
+
+
+def test_a_member_stands_by_what_it_has_appended(tmp_path: Path) -> None:
+    """Who leads after all have failed is the longest log: what is not synced yet is part of it."""
+    store = open_store(tmp_path)
+    store.append(encoded("T", 0, b"a"), [("T", 0, 1)], born_host=HOST, store_host=HOST)
+    assert store.flushed_offset < store.appended_offset
+    identity = BrokerIdentity("c", "g1", HOST, BatchLimits())
+    standing = standing_of(identity, 1, store, FOLLOWER)
+    assert (standing.log_end_offset, standing.epoch) == (store.appended_offset, store.epoch)
+    assert standing.store_id == store.store_id
+    store.abandon()
