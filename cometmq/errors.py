@@ -32,7 +32,8 @@ class CometError(Exception):
     """Base of the catalogue. ``str(error)`` tells what happened, ``advice`` what to do next.
 
     ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
-    (generation, offset) at which the caller of a fenced position goes on.
+    (generation, offset) at which the caller of a fenced position goes on, ``epoch`` the broker
+    group's epoch where the caller's is older.
     """
 
     code: ClassVar[int] = 0  # 0 marks the abstract classes
@@ -41,11 +42,17 @@ class CometError(Exception):
     advice: ClassVar[str] = ""
 
     def __init__(
-        self, message: str, *, segment: int | None = None, fence: tuple[int, int] | None = None
+        self,
+        message: str,
+        *,
+        segment: int | None = None,
+        fence: tuple[int, int] | None = None,
+        epoch: int | None = None,
     ) -> None:
         super().__init__(message)
         self.segment = segment
         self.fence = fence
+        self.epoch = epoch
 
     @classmethod
     def name(cls) -> str:
@@ -437,14 +444,29 @@ class BrokerDraining(BusyError):
     )
 
 
-class DiskFull(BusyError):
+class Shortage(BusyError):
+    """The store lacks something for now; nothing was changed."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class DiskFull(Shortage):
     """The volume has no room; nothing was changed."""
 
     code = 4003
-    status = "RESOURCE_EXHAUSTED"
     advice = (
-        "Free space on the broker's volume or shorten retention; reading goes on, writing "
-        "resumes by itself."
+        "Free space on the broker's volume or shorten retention. A broker that runs goes on being "
+        "read, and writes again by itself; one that could not start is to be started again."
+    )
+
+
+class DescriptorsExhausted(Shortage):
+    """No file can be opened: the process has as many open as it may; nothing was changed."""
+
+    code = 4011
+    advice = (
+        "Raise the limit (ulimit -n, LimitNOFILE, the container runtime's), or stop the client "
+        "that opens connections and never closes them; it goes on by itself."
     )
 
 
@@ -499,8 +521,9 @@ class SlaveNotAvailable(BusyError):
 
     code = 4010
     advice = (
-        "The message's topic waits for copies, and too few followers have caught up: bring them "
-        "back (cometmq cluster status), or lower min_in_sync_replicas; sends go on by themselves."
+        "Copies are waited for (of messages whose topic asks for them, and of topics and groups "
+        "while any topic does), and too few followers have caught up: bring them back (cometmq "
+        "cluster status), or lower min_in_sync_replicas; it goes on by itself."
     )
 
 
@@ -555,6 +578,17 @@ class StoreFailed(StoreError):
     advice = (
         "The disk refused to write or to sync; the broker stops, because what is on disk is "
         "unknown. Check the volume."
+    )
+
+
+class StoreForbidden(StoreError):
+    """The data folder may not be written by the user that the process runs as."""
+
+    code = 5005
+    status = "FAILED_PRECONDITION"
+    advice = (
+        "Give all of the data folder to that user (chown -R; in Kubernetes fsGroup of the pod's "
+        "securityContext), or run the process as the folder's owner."
     )
 
 

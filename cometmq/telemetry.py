@@ -52,6 +52,31 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {"fields": values}
 
 
+class Trouble:
+    """What fails again and again for as long as it lasts: told when it begins, or is another, and
+    when it is over. ``begins`` and ``ends`` are the events.
+    """
+
+    def __init__(self, log: logging.Logger, level: int, begins: str, ends: str) -> None:
+        self._log = log
+        self._level = level
+        self._begins = begins
+        self._ends = ends
+        self._told = ""
+
+    def met(self, error: Exception, **values: object) -> None:
+        """It has failed."""
+        told, self._told = self._told, str(error) or type(error).__name__
+        level = logging.DEBUG if told == self._told else self._level
+        self._log.log(level, self._begins, extra=fields(**values, error=error))
+
+    def over(self, **values: object) -> None:
+        """It has not."""
+        if self._told:
+            self._told = ""
+            self._log.info(self._ends, extra=fields(**values))
+
+
 def setup_logging(*, level: LogLevel, form: LogForm, stream: TextIO | None = None) -> None:
     """Send all log records to ``stream`` (standard error). Replaces what was set up before."""
     handler = logging.StreamHandler(stream or sys.stderr)

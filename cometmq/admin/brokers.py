@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.admin import ops
-from cometmq.admin.connection import Connection, call, until
+from cometmq.admin.connection import NOBODY, Connection, call, until
 from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2, namesrv_pb2
@@ -33,6 +33,7 @@ async def describe(connection: Connection) -> list[BrokerMemberView]:
                 epoch=member.epoch,
                 address=member.address,
                 reachable=member.reachable,
+                error=member.error,
                 log_min_offset=member.log_min_offset,
                 log_appended_offset=own,
                 log_flushed_offset=member.log_flushed_offset,
@@ -70,8 +71,12 @@ async def _clean(connection: Connection, member: namesrv_pb2.Member) -> CleanedV
 async def _members_of(
     connection: Connection, broker_groups: tuple[str, ...]
 ) -> list[namesrv_pb2.Member]:
-    """The members of these groups, or of all, by group and member id."""
+    """The members of these groups, or of all, by group and member id. RouteNotFound: there are
+    none at all.
+    """
     members = [status.member for status in await connection.members()]
+    if not members:
+        raise RouteNotFound(NOBODY)
     known = {member.broker_group for member in members}
     if missing := sorted(set(broker_groups) - known):
         raise GroupNotFound(f"no member of {', '.join(missing)} is registered")
@@ -133,11 +138,34 @@ async def compare_logs(
     return found
 
 
+def doubt(compared: list[LogChecksumView]) -> str:
+    """What keeps a comparison from showing that all copies are alike; empty: nothing."""
+    groups: dict[str, list[LogChecksumView]] = {}
+    for view in compared:
+        groups.setdefault(view.broker_group, []).append(view)
+    return "; ".join(filter(None, (_doubt(group, views) for group, views in groups.items())))
+
+
+def _doubt(group: str, views: list[LogChecksumView]) -> str:
+    if len(views) < 2:
+        return f"{group}: only member {views[0].member_id} is registered, so nothing was compared"
+    if not all(view.equal for view in views):
+        return f"{group}: the logs differ"
+    if missing := views[0].missing:
+        who = " and ".join(map(str, missing))
+        return f"{group}: member {who} not registered, so not compared"
+    if views[0].from_offset == views[0].to_offset:
+        return f"{group}: the logs have nothing in common to compare"
+    return ""
+
+
 async def _compare(
     connection: Connection, members: list[namesrv_pb2.Member]
 ) -> list[LogChecksumView]:
-    ends = await asyncio.gather(*(_log_of(connection, member) for member in members))
-    start, stop = max(low for low, _ in ends), min(high for _, high in ends)
+    logs = await asyncio.gather(*(_log_of(connection, member) for member in members))
+    start = max(log.log_min_offset for log in logs)
+    stop = min(log.log_end_offset for log in logs)
+    missing = {number for log in logs for number in log.peers} - {m.member_id for m in members}
     sums = await asyncio.gather(
         *(_checksum(connection, member, start, max(start, stop)) for member in members)
     )
@@ -150,14 +178,18 @@ async def _compare(
             to_offset=max(start, stop),
             sha256=digest,
             equal=len(set(sums)) == 1,
+            missing=sorted(missing),
         )
         for member, digest in zip(members, sums, strict=True)
     ]
 
 
-async def _log_of(connection: Connection, member: namesrv_pb2.Member) -> tuple[int, int]:
-    view = await ops.describe_broker(connection, member)
-    return view.log_min_offset, view.log_appended_offset
+async def _log_of(
+    connection: Connection, member: namesrv_pb2.Member
+) -> member_pb2.StandingResponse:
+    """Where its log begins and ends, and which members it knows."""
+    request = member_pb2.StandingRequest()
+    return await call(member.internal_address, connection.member(member).Standing, request)
 
 
 async def _checksum(

@@ -58,10 +58,13 @@ async def broker_elect(
     return await reigns.elect(connection, name, member_id, force=force)
 
 
-@cluster_command(broker_group, "checksum")
+@cluster_command(broker_group, "checksum", brokers.doubt)
 @click.option("--broker-group", "--group", "names", metavar="NAME", multiple=True)
 async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> list[LogChecksumView]:
-    """Compare the logs of each group's members, byte for byte."""
+    """Compare the logs of each group's members, byte for byte.
+
+    Ends with status 3 when logs differ, or a member is not registered and so was not compared.
+    """
     return await brokers.compare_logs(connection, names)
 
 

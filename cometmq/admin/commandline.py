@@ -17,6 +17,7 @@ from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.rpc.secret import open_secret
 
+EXIT_FAULTY = 3  # what was asked was found out, and is not as it should be
 EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 DEFAULT_DIRECTORY = ".cometmq"
 
@@ -73,8 +74,12 @@ class Group(click.Group):
     command_class = Command
 
 
-def cluster_command(group: click.Group, name: str) -> Decorator:
-    """Make a command of a coroutine function that takes a Connection and answers views."""
+def cluster_command(
+    group: click.Group, name: str, doubt: Callable[[Any], str] = lambda _: ""
+) -> Decorator:
+    """Make a command of a coroutine function that takes a Connection and answers views. ``doubt``
+    tells what is wrong with an answer, if anything is: then the command ends with EXIT_FAULTY.
+    """
 
     def decorate(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         @group.command(name)
@@ -89,7 +94,11 @@ def cluster_command(group: click.Group, name: str) -> Decorator:
                 async with connection_to(namesrv, secret_file) as connection:
                     return await work(connection, **arguments)
 
-            render.show(asyncio.run(run()), output)
+            answer = asyncio.run(run())
+            render.show(answer, output)
+            if wrong := doubt(answer):
+                render.show_warning(wrong, output)
+                click.get_current_context().exit(EXIT_FAULTY)
 
         return command
 

@@ -9,7 +9,15 @@ from typing import Protocol, Self, TypeVar
 
 import grpc
 
-from cometmq.errors import CometError, GroupNotFound, PeerUnavailable, RouteNotFound, TopicNotFound
+from cometmq.errors import (
+    BrokerDraining,
+    BrokerStarting,
+    CometError,
+    GroupNotFound,
+    PeerUnavailable,
+    RouteNotFound,
+    TopicNotFound,
+)
 from cometmq.rpc.channels import open_channel, parse_addresses
 from cometmq.rpc.interceptors import error_from
 from cometmq.rpc.secret import SharedSecret
@@ -24,6 +32,9 @@ from cometmq.v1 import (
 DEADLINE_S = 3.0  # for a read
 CHANGE_DEADLINE_S = 10.0  # for what is answered when it is on disk
 POLL_INTERVAL_S = 0.05
+# A member that says nothing of itself, or not now: it may change its role.
+SILENCE = (PeerUnavailable, BrokerStarting, BrokerDraining)
+NOBODY = "no broker is registered at the name server; one that has just started is told soon"
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
@@ -86,7 +97,7 @@ class Connection:
         members = [status.member for status in await self.members()]
         writers = {m.broker_group: m for m in members if m.role == common_pb2.MEMBER_ROLE_WRITER}
         if not writers:
-            raise RouteNotFound("no broker is registered at the name server")
+            raise RouteNotFound(NOBODY)
         if missing := sorted(set(wanted) - writers.keys()):
             known = ", ".join(sorted(writers))
             raise GroupNotFound(f"no writer of {', '.join(missing)} is registered (known: {known})")

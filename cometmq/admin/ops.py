@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 
 from cometmq.admin.connection import (
     CHANGE_DEADLINE_S,
+    SILENCE,
     Connection,
     call,
     each,
@@ -37,8 +37,7 @@ from cometmq.admin.views import (
     TopicView,
 )
 from cometmq.errors import (
-    BrokerDraining,
-    BrokerStarting,
+    CometError,
     GroupNotFound,
     PeerUnavailable,
     RouteNotFound,
@@ -55,16 +54,35 @@ ROUTE_WAIT_S = 5.0  # a change of a topic reaches the name servers well within t
 
 
 async def describe_cluster(connection: Connection) -> list[MemberView]:
-    """Every registered member, with what it says of itself when it answers."""
+    """Every registered member, with what it says of itself when it answers. Where none does, and
+    one refuses, that is raised.
+    """
     members = await connection.members()
-    return list(await asyncio.gather(*(_describe_member(connection, m) for m in members)))
+    answers = await asyncio.gather(*(_said(connection, status.member) for status in members))
+    refusals = [answer for answer in answers if isinstance(answer, CometError)]
+    if refusals and not any(isinstance(a, broker_pb2.DescribeBrokerResponse) for a in answers):
+        raise refusals[0]
+    return [_view_of(status, answer) for status, answer in zip(members, answers, strict=True)]
 
 
-async def _describe_member(connection: Connection, status: namesrv_pb2.MemberStatus) -> MemberView:
+async def _said(
+    connection: Connection, member: namesrv_pb2.Member
+) -> broker_pb2.DescribeBrokerResponse | CometError | None:
+    """What it says of itself, or why it refuses to; None: it does not answer."""
+    try:
+        return await describe_broker(connection, member)
+    except SILENCE:
+        return None
+    except CometError as error:
+        return error
+
+
+def _view_of(
+    status: namesrv_pb2.MemberStatus,
+    answer: broker_pb2.DescribeBrokerResponse | CometError | None,
+) -> MemberView:
     member = status.member
-    said: broker_pb2.DescribeBrokerResponse | None = None
-    with suppress(PeerUnavailable, BrokerStarting, BrokerDraining):  # it changes its role, say
-        said = await describe_broker(connection, member)
+    said = answer if isinstance(answer, broker_pb2.DescribeBrokerResponse) else None
     return MemberView(
         cluster=member.cluster,
         broker_group=member.broker_group,
@@ -76,6 +94,7 @@ async def _describe_member(connection: Connection, status: namesrv_pb2.MemberSta
         topic_count=status.topic_count,
         last_heard_ms=status.last_heard_ms,
         reachable=said is not None,
+        error=answer.name() if isinstance(answer, CometError) else None,
         version=said.version if said else None,
         store_id=said.store_id if said else None,
         started_ms=said.started_ms if said else None,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
-from cometmq.admin.connection import Connection, call, until
+from cometmq.admin.connection import NOBODY, SILENCE, Connection, call, until
+from cometmq.admin.judging import Told, view_of
 from cometmq.admin.views import ElectedView, GroupStatusView
 from cometmq.errors import (
     CometError,
     GroupNotFound,
     InvalidRequest,
+    LeaseConflict,
     LeaseUnavailable,
+    RouteNotFound,
 )
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
 
@@ -19,105 +21,56 @@ STANDING_DEADLINE_S = 3.0
 ELECT_DEADLINE_S = 5.0
 ELECTED_S_MAX = 60.0
 
-Standings = dict[int, member_pb2.StandingResponse]
+WRITER = common_pb2.MEMBER_ROLE_WRITER
 
 
 async def describe(connection: Connection) -> list[GroupStatusView]:
-    """Every broker group that a member is registered of, by name."""
+    """Every broker group that a member is registered of, by name. RouteNotFound: there is none."""
     members = [status.member for status in await connection.members()]
+    if not members:
+        raise RouteNotFound(NOBODY)
     groups = sorted({member.broker_group for member in members})
-    found = await asyncio.gather(
-        *(_standings(connection, [m for m in members if m.broker_group == g]) for g in groups)
+    told = await asyncio.gather(
+        *(_told(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
     )
-    return [
-        view_of(group, [m for m in members if m.broker_group == group], standings)
-        for group, standings in zip(groups, found, strict=True)
-    ]
+    return [view_of(each) for each in told]
 
 
-async def _standings(connection: Connection, members: list[namesrv_pb2.Member]) -> Standings:
+async def _told(connection: Connection, group: str, members: list[namesrv_pb2.Member]) -> Told:
+    """What these members tell. Who refuses may be the writer: where no other one writes its error
+    is raised.
+    """
     found = await asyncio.gather(*(_standing(connection, member) for member in members))
-    return {answer.member_id: answer for answer in found if answer is not None}
+    answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
+    standings = {n: a for n, a in answers.items() if isinstance(a, member_pb2.StandingResponse)}
+    refusals = {n: a for n, a in answers.items() if isinstance(a, CometError)}
+    told = Told(group, members, standings, refusals)
+    if refusals and told.writer is None:
+        number, error = next(iter(refusals.items()))
+        raise type(error)(f"member {number} of {group}: {error}")
+    return told
 
 
 async def _standing(
     connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.StandingResponse | None:
+) -> member_pb2.StandingResponse | CometError | None:
+    """Its answer, or its refusal; None: it does not answer."""
     method = connection.member(member).Standing
     request = member_pb2.StandingRequest()
     try:
         return await call(member.internal_address, method, request, deadline_s=STANDING_DEADLINE_S)
-    except CometError:
+    except SILENCE:
         return None
-
-
-def view_of(group: str, members: list[namesrv_pb2.Member], standings: Standings) -> GroupStatusView:
-    """A group as its members tell."""
-    writers = [s for s in standings.values() if s.role == common_pb2.MEMBER_ROLE_WRITER]
-    writer = max(writers, key=lambda standing: standing.epoch, default=None)
-    reign = writer.reign if writer is not None and writer.HasField("reign") else None
-    status, advice = _judged(writer, reign, len(members), len(standings))
-    known = sorted(member.member_id for member in members)
-    view = GroupStatusView(
-        broker_group=group,
-        status=status,
-        epoch=max([m.epoch for m in members] + [s.epoch for s in standings.values()]),
-        members=known,
-        silent=[number for number in known if number not in standings],
-        advice=advice,
-    )
-    if writer is not None:
-        behind = _behind_bytes_max(writer, standings)
-        view = replace(view, writer=writer.member_id, behind_bytes_max=behind)
-    if reign is None:
-        return view
-    return replace(
-        view,
-        reason=reign.reason,
-        since_ms=reign.since_ms,
-        in_sync=list(reign.in_sync),
-        electable=list(reign.electable),
-        min_in_sync=reign.min_in_sync,
-    )
-
-
-def _behind_bytes_max(writer: member_pb2.StandingResponse, standings: Standings) -> int | None:
-    ends = [s.log_end_offset for s in standings.values() if s is not writer]
-    return max(0, writer.log_end_offset - min(ends)) if ends else None
-
-
-def _judged(
-    writer: member_pb2.StandingResponse | None,
-    reign: member_pb2.Reign | None,
-    member_count: int,
-    answer_count: int,
-) -> tuple[str, str]:
-    if writer is None:
-        return (
-            "no writer",
-            "an electable member takes over within seconds; if not, docs/runbooks.md tells why",
-        )
-    if reign is None:  # it stands alone on purpose
-        return "ok", ""
-    if not reign.only_writer:
-        return "waiting", "it cannot reach its lease, nor all that could take over"
-    if len(reign.in_sync) < reign.min_in_sync:
-        return "refusing", "bring followers back, or lower min_in_sync_replicas"
-    if member_count < 2:
-        return "degraded", "it has no follower: with its machine its messages are lost"
-    if len(reign.in_sync) < (reign.in_sync_expected or member_count):
-        return "degraded", "not all members are in sync: see cometmq broker status"
-    if answer_count < member_count:
-        return "degraded", "not all members answer"
-    return "ok", ""
+    except CometError as error:
+        return error
 
 
 async def elect(
     connection: Connection, broker_group: str, member_id: int, *, force: bool
 ) -> ElectedView:
     """Make a follower the writer of a group that has none, whatever may be lost; returns when it
-    is registered. Raises GroupNotFound, InvalidRequest (a writer answers), LeaseUnavailable (it has
-    not come to lead in time).
+    is registered. Raises GroupNotFound, InvalidRequest (a writer answers), LeaseConflict (another
+    came to lead meanwhile), LeaseUnavailable (it cannot read the lease, or does not lead in time).
     """
     if not force:
         raise InvalidRequest(
@@ -126,8 +79,8 @@ async def elect(
         )
     members = [status.member for status in await connection.members()]
     of_group = [member for member in members if member.broker_group == broker_group]
-    standings = await _standings(connection, of_group)
-    if any(s.role == common_pb2.MEMBER_ROLE_WRITER for s in standings.values()):
+    told = await _told(connection, broker_group, of_group)
+    if told.writer is not None:
         raise InvalidRequest(
             f"{broker_group} has a writer that answers: use cometmq broker step-down"
         )
@@ -137,21 +90,29 @@ async def elect(
     request = member_pb2.ElectRequest(force=True)
     method = connection.member(wanted).Elect
     await call(wanted.internal_address, method, request, deadline_s=ELECT_DEADLINE_S)
-    return await _elected(connection, wanted)
+    return await _elected(connection, of_group, wanted)
 
 
-async def _elected(connection: Connection, wanted: namesrv_pb2.Member) -> ElectedView:
-    found: list[member_pb2.StandingResponse] = []
+async def _elected(
+    connection: Connection, members: list[namesrv_pb2.Member], wanted: namesrv_pb2.Member
+) -> ElectedView:
+    group, member_id = wanted.broker_group, wanted.member_id
+    writers: list[member_pb2.StandingResponse] = []
 
-    async def leads() -> bool:
-        answer = await _standing(connection, wanted)
-        if answer is not None and answer.role == common_pb2.MEMBER_ROLE_WRITER:
-            found.append(answer)
-        return bool(found)
+    async def somebody_leads() -> bool:
+        answers = await asyncio.gather(*(_standing(connection, member) for member in members))
+        standings = [a for a in answers if isinstance(a, member_pb2.StandingResponse)]
+        writers.extend(standing for standing in standings if standing.role == WRITER)
+        return bool(writers)
 
-    if not await until(leads, ELECTED_S_MAX):
+    if not await until(somebody_leads, ELECTED_S_MAX):
         raise LeaseUnavailable(
-            f"member {wanted.member_id} of {wanted.broker_group} was told to lead and does not yet:"
-            " its log tells what it waits for"
+            f"member {member_id} of {group} was told to lead and does not yet: its log tells what "
+            "it waits for, or that the order is void, since somebody has written the lease"
         )
-    return ElectedView(wanted.broker_group, wanted.member_id, found[-1].epoch)
+    newest = max(writers, key=lambda standing: standing.epoch)
+    if newest.member_id != member_id:
+        raise LeaseConflict(
+            f"member {newest.member_id} of {group} writes: the order to member {member_id} is void"
+        )
+    return ElectedView(group, member_id, newest.epoch)

@@ -94,6 +94,12 @@ def show_error(error: CometError, form: str) -> None:
         console.print(error.advice, style="cyan", markup=False, highlight=False)
 
 
+def show_warning(text: str, form: str) -> None:
+    """Print to standard error what speaks against taking a result for good."""
+    line = json.dumps({"warning": text}, ensure_ascii=False) if form == JSON else f"warning: {text}"
+    print(_printable(line), file=sys.stderr)
+
+
 def error_fields(error: CometError) -> dict[str, object]:
     """What ``{"error": …}`` holds."""
     return {
@@ -123,21 +129,19 @@ def _show_progress(view: views.GroupProgressView) -> None:
 
 
 def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
-    """A table that fits into 80 columns, and a line for each group."""
+    """A table that fits into 80 columns, and what there is to say of each group."""
     _print_table(groups)
     for group in groups:
-        name = _printable(group.broker_group)
-        print(
-            f"{name}: {'; '.join([*_reign_of(group), *([group.advice] if group.advice else [])])}"
-        )
+        print(f"{_printable(group.broker_group)}: {_leads(group)}")
+        for line in (*group.troubles, *filter(None, [group.advice])):
+            print(f"    {_printable(line)}")
 
 
-def _reign_of(group: views.GroupStatusView) -> list[str]:
-    facts = [f"member {number} does not answer" for number in group.silent]
+def _leads(group: views.GroupStatusView) -> str:
     if group.writer is None:
-        return facts
+        return "nobody leads"
     since = f" since {_time(group.since_ms)[:-4]} ({group.reason})" if group.since_ms else ""
-    return [f"member {group.writer} leads{since}", *facts]
+    return f"member {group.writer} leads{since}"
 
 
 def _show_store(view: views.StoreView) -> None:
@@ -211,7 +215,9 @@ def _show_repaired(view: views.RepairedView) -> None:
         "seconds": f"{view.seconds:.1f}",
     }
     _print_facts(facts)
-    _print_table(view.losses, empty="No message was lost.")
+    _print_table(
+        view.losses, empty=f"No message is missing before the log's end, {view.log_end:,}."
+    )
 
 
 def _print_facts(facts: dict[str, object]) -> None:
@@ -258,10 +264,13 @@ def _printable(text: str) -> str:
 
 
 def _time(ms: int | None) -> str:
-    """Local time to the millisecond; – for never."""
+    """Local time to the millisecond; – for never; beyond what calendars have, the number."""
     if not ms:
         return "–"
-    return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(ms / 1000).isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(ms)
 
 
 def _subscriptions(member: views.GroupMemberView) -> list[str]:
@@ -307,12 +316,20 @@ def _in_sync(group: views.GroupStatusView) -> str | None:
     return None if group.in_sync is None else f"{_numbers(group.in_sync)}{floor}"
 
 
+def _role(member: views.MemberView | views.BrokerMemberView) -> str:
+    """And why the rest of its row is empty."""
+    if member.reachable:
+        return member.role
+    return f"{member.role} ({member.error or 'does not answer'})"
+
+
 # What a table shows of a view; JSON has every field.
 _COLUMNS: dict[type, tuple[Column, ...]] = {
     views.MemberView: (
         ("broker group", lambda v: v.broker_group),
+        ("member", lambda v: v.member_id),
         ("cluster", lambda v: v.cluster),
-        ("role", lambda v: v.role if v.reachable else f"{v.role} (does not answer)"),
+        ("role", _role),
         ("address", lambda v: v.address),
         ("epoch", lambda v: v.epoch),
         ("topics", lambda v: v.topic_count),
@@ -325,7 +342,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
     views.BrokerMemberView: (
         ("broker group", lambda v: v.broker_group),
         ("member", lambda v: v.member_id),
-        ("role", lambda v: v.role if v.reachable else f"{v.role} (does not answer)"),
+        ("role", _role),
         ("epoch", lambda v: v.epoch),
         ("address", lambda v: v.address),
         ("log begins", lambda v: v.log_min_offset),

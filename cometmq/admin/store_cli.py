@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from cometmq.admin import inspection, render
-from cometmq.admin.commandline import Group, output_option
+from cometmq.admin.commandline import EXIT_FAULTY, Group, output_option
 from cometmq.admin.views import LogFileView, PlaceView, RecordView, StoreView, UnitView
 from cometmq.format.indexfile import Sizes
 from cometmq.store.tools.repair import Accepted
 from cometmq.store.tools.smallfiles import NEW_STORE_ID, STORE_ID
 
-EXIT_FAULTY = 3  # what `verify` ends with when it found faults
 RANGE = re.compile(r"(\d+)-(\d+)")
 
 directory_argument = click.argument(

@@ -24,6 +24,7 @@ class MemberView:
     topic_count: int
     last_heard_ms: int
     reachable: bool
+    error: str | None = None  # by its name, with which it refuses to tell more
     version: str | None = None
     store_id: str | None = None
     started_ms: int | None = None
@@ -44,6 +45,7 @@ class BrokerMemberView:
     epoch: int
     address: str
     reachable: bool
+    error: str | None  # by its name, with which it refuses to tell more
     log_min_offset: int | None
     log_appended_offset: int | None
     log_flushed_offset: int | None
@@ -53,7 +55,7 @@ class BrokerMemberView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatusView:
-    """A broker group at a glance. What only its writer knows is None while that does not answer."""
+    """A broker group at a glance. What nobody who answers knows is None."""
 
     broker_group: str
     status: str  # ok, degraded, refusing, waiting or no writer
@@ -61,11 +63,13 @@ class GroupStatusView:
     epoch: int  # the highest that is known
     reason: str | None = None  # why that member leads
     since_ms: int | None = None
-    in_sync: list[int] | None = None  # member ids
+    in_sync: list[int] | None = None  # member ids; without a writer as followers read the lease
     electable: list[int] | None = None
     min_in_sync: int | None = None
     members: list[int]  # that are registered
-    silent: list[int]  # of those, who do not answer
+    missing: list[int]  # that should be, by the option peers or the lease
+    silent: list[int]  # that are registered and do not answer, or refuse
+    troubles: list[str]  # what is amiss with which member
     behind_bytes_max: int | None = None  # of the follower that is furthest behind
     advice: str  # what to do; empty: nothing
 
@@ -115,6 +119,8 @@ class LogChecksumView:
     to_offset: int  # the lowest end
     sha256: str
     equal: bool  # to the checksums of all others
+    # Members by the option peers that are not registered, so were not compared.
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,16 +198,23 @@ class Fetcher:
             response = await self._hold(request)
             if response is not None:
                 self._empty_polls = 0
-                return self._took(response)
+                return self._took(response, position)
             await asyncio.sleep(self._polls.ceiling_s(self._empty_polls))
             self._empty_polls += 1
             self._parked = self._next_pullhold()
-        return self._took(await self._calls.pull(self.queue.broker_group, request, self._suggested))
+        response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
+        return self._took(response, position)
 
-    def _took(self, response: broker_pb2.PullResponse) -> PullBatch:
+    def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
         told = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if told else None
-        return batch_of(response, self.queue, self._tags)
+        batch = batch_of(response, self.queue, self._tags)
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            _log.warning(
+                "offset moved",
+                extra=fields(queue=self.queue, position=position, to=batch.next_position),
+            )
+        return batch
 
     async def _hold(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
         """None: no pullhold will do now."""
@@ -231,18 +238,13 @@ class Fetcher:
         return back and not refused and self._empty_polls < LOST_HOLDS_MAX
 
     def _moved_on(self, batch: PullBatch) -> PullBatch:
-        if batch.outcome is PullOutcome.OFFSET_MOVED:
-            _log.warning(
-                "offset moved",
-                extra=fields(queue=self.queue, position=self.position, to=batch.next_position),
-            )
         self._empty_polls = 0
         self._parked = self._parked and _drained(batch)
         self.position = batch.next_position
         return batch
 
     def _fenced(self, error: PositionFenced, position: Position) -> PullBatch:
-        """A fence is a move that the broker explains."""
+        """A fence is a move that the broker explains, in words of its own."""
         if error.fence is None:
             raise InternalError("The broker fenced a position without saying where to go on.")
         _log.warning(

@@ -16,6 +16,9 @@ from cometmq.errors import StoreDamaged
 
 BYTES_MAX = 256 * 1024 * 1024  # a million committed offsets have 20 MiB
 DEPTH_MAX = 64
+# An object or array that is a key, as text. RocketMQ's have a topic, a broker's name and a number;
+# a key within a key within a key … doubles its backslashes at each level.
+KEY_CHARS_MAX = 4096
 
 Json = Any  # what json.loads gives
 
@@ -143,9 +146,12 @@ class _Reader:
             return name[0]
         start = self.at
         value = self.value(depth)
-        if isinstance(value, dict | list):
-            return json.dumps(value, sort_keys=True, ensure_ascii=False)
-        return self._text[start : self.at]
+        if not isinstance(value, dict | list):
+            return self._text[start : self.at]
+        key = json.dumps(value, sort_keys=True, ensure_ascii=False)
+        if len(key) > KEY_CHARS_MAX:
+            raise self.refusal(f"a key has more than {KEY_CHARS_MAX} characters")
+        return key
 
     def _string(self, quote: str) -> str:
         found = _STRING[quote].match(self._text, self.at)

@@ -225,9 +225,10 @@ def _write(view: memoryview, places: Sequence[int], data: bytes) -> None:
 
 def find(
     read: Read, sizes: Sizes, begin_time_ms: int, code: int, first_ms: int, last_ms: int
-) -> Iterator[int]:
+) -> Iterator[int | None]:
     """Log offsets of the records with a key of this hash, newest first, out of a file that begins
-    at ``begin_time_ms``. None from ``first_ms`` to ``last_ms`` is missing; but times are known by
+    at ``begin_time_ms``; None for each other entry that had to be read, so that whoever looks can
+    stop there. No record from ``first_ms`` to ``last_ms`` is missing; but times are known by
     the second, so one may be up to 999 ms outside, and the file's first any time.
 
     ``read`` may answer less than it was asked for: then the file is gone, and nothing more comes.
@@ -246,6 +247,18 @@ def find(
         is_first = number == 1
         if time_ms + 999 < first_ms and not is_first:
             return
-        if its_code == code and (time_ms <= last_ms or is_first):
-            yield log_offset
+        is_meant = its_code == code and (time_ms <= last_ms or is_first)
+        yield log_offset if is_meant else None
         number, above = previous, number
+
+
+def last_hashes(read: Read, sizes: Sizes, header: Header) -> Iterator[int]:
+    """Hashes of the keys of the record that was put in last, without following any chain."""
+    for number in range(min(header.next_entry, sizes.entries) - 1, 0, -1):
+        entry = read(sizes.entries_at + number * ENTRY_BYTES, ENTRY_BYTES)
+        if len(entry) < ENTRY_BYTES:  # as in find: the file is gone
+            return
+        code, log_offset, _, _ = _ENTRY.unpack(entry)
+        if log_offset != header.end_offset:
+            return
+        yield code

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from cometmq import native, reexec
 from cometmq.clock import Clock, SystemClock
-from cometmq.errors import ConfigInvalid, StaleEpoch
+from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
 from cometmq.format.record import BLANK_BYTES, host_bytes
 from cometmq.member.config import MemberConfig
@@ -230,9 +230,7 @@ class MemberApp(ABC):
     async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
             await coroutine
-        except* (Deposed, StaleEpoch) as errors:
-            if not self._config.lease:
-                raise
+        except* Deposed as errors:
             log.warning("deposed", extra=fields(reason="; ".join(map(str, errors.exceptions))))
             self.become(FOLLOWER_MODULE, DEPOSED)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cometmq.config import ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
+from cometmq.member.leases import open_lease
 from cometmq.messaging.topics import check_name
 from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
 from cometmq.rpc.channels import parse_addresses
@@ -403,24 +404,71 @@ class MemberConfig(ServiceConfig):
                 "option transient_store_pool_enable: what it keeps in memory is not there for "
                 "followers; use it with replication_mode ASYNC only"
             )
+        self._check_lease()
+        self._check_group()
+        self._check_retention()
+
+    def _check_group(self) -> None:
+        """What a lease and the members by name make possible, and what they do not."""
+        if self.min_in_sync_replicas > 1 and not self.lease:
+            raise ConfigInvalid(
+                "option min_in_sync_replicas: without the option lease this member stands alone; "
+                "set lease, or leave it at 1"
+            )
+        if not self.peers:
+            return
+        if not self.lease and len(self.peers) > 1:
+            raise ConfigInvalid(
+                "option peers: without the option lease this member stands alone; set lease, or "
+                "leave the others out"
+            )
+        if self.min_in_sync_replicas > len(self.peers):
+            raise ConfigInvalid(
+                f"option min_in_sync_replicas: {self.min_in_sync_replicas} can never be in sync, "
+                f"peers names {len(self.peers)} members; lower it, or name all members there"
+            )
+        if self.lease:
+            self._check_own_peer()
+
+    def _check_own_peer(self) -> None:
+        # A host has many names. The port has one number, by which this member has itself called.
+        own = self._addresses().get(self.member_id)
+        if own is None:
+            raise ConfigInvalid(f"option peers: this member, {self.member_id}, is not among them")
+        if int(own.rpartition(":")[2]) != self.internal_port:
+            raise ConfigInvalid(
+                f"option peers: this member's own entry, {self.member_id}@{own}, has not its "
+                f"internal_port {self.internal_port}; correct the one that is wrong"
+            )
+
+    def _check_lease(self) -> None:
         if self.lease_renew_s >= self.lease_duration_s:
             raise ConfigInvalid("option lease_renew_s must be below lease_duration_s")
-        self.peer_addresses()
-        self._check_retention()
+        if self.lease_poll_s > self.lease_duration_s:
+            raise ConfigInvalid("option lease_poll_s must not be above lease_duration_s")
+        if self.lease:
+            open_lease(self.lease, self.broker_group)  # before a recovery, not after it
 
     def peer_addresses(self) -> dict[int, str] | None:
         """Internal addresses of the group's other members, by id; None: they are not configured."""
         if not self.peers:
             return None
+        return {
+            number: address
+            for number, address in self._addresses().items()
+            if number != self.member_id
+        }
+
+    def _addresses(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for peer in self.peers:
             number, _, address = peer.partition("@")
             if not number.isdecimal() or not address or int(number) in found:
                 raise ConfigInvalid(f"option peers: {peer!r} is not id@host:port, each id once")
             parse_addresses((address,))
+            if address in found.values():
+                raise ConfigInvalid(f"option peers: {address} stands there for two members")
             found[int(number)] = address
-        if found.pop(self.member_id, None) is None:
-            raise ConfigInvalid(f"option peers: this member, {self.member_id}, is not among them")
         return found
 
     def _check_retention(self) -> None:

@@ -5,20 +5,21 @@ The rules are :mod:`cometmq.store.queries`'s; here is added what consumers may s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 
 from cometmq.errors import CometError, IndexDisabled
 from cometmq.member.reading import QueueView, Reader
 from cometmq.messaging.generations import QueueKey
 from cometmq.model import Position
-from cometmq.store.queries import Boundary, Found, find_by_key, offset_by_time, store_time_ms
+from cometmq.store.queries import Boundary, Found, KeySearch, offset_by_time, store_time_ms
 
 COUNT_MAX = 64  # RocketMQ's maxMsgsNumBatch
 COUNT_DEFAULT = 32
 BYTES_MAX = 4 * 1024 * 1024
-PIECE = 16  # messages that are read before it is looked whether they may be shown
+READS_MAX = 16_384  # messages that are looked at for one answer, a third of a second in memory
+QUEUES_AT_ONCE = 16  # that are searched by time before somebody else has the thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class KeyQuery:
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """What was found, newest first. ``has_more``: the limits cut it short."""
+    """What was found, newest first. ``has_more``: the limits cut it short, there may be more."""
 
     found: list[Found]
     has_more: bool
@@ -70,16 +71,14 @@ class Finder:
 
     async def _shown(self, query: KeyQuery) -> tuple[list[Found], bool]:
         count_max = min(query.max_count or COUNT_DEFAULT, COUNT_MAX)
-        found: Iterator[Found] = find_by_key(
-            self._store, query.topic, query.key, query.first_ms, query.last_ms
-        )
-        if query.is_unique_id:
-            found = (one for one in found if one.message.unique_id == query.key)
+        search = KeySearch(self._store, query.topic, query.key, query.first_ms, query.last_ms)
         shown: list[Found] = []
         bytes_left = BYTES_MAX
-        while piece := await self._reader.aside(lambda: list(islice(found, PIECE))):
-            for one in piece:
-                if not await self._reader.shows(one.message):
+        while not search.is_over:
+            if search.read_count >= READS_MAX:
+                return shown, True
+            for one in await self._reader.aside(search.piece):
+                if not await self._is_meant(query, one):
                     continue
                 if len(shown) == count_max or (shown and len(one.raw) > bytes_left):
                     return shown, True
@@ -87,21 +86,33 @@ class Finder:
                 bytes_left -= len(one.raw)
         return shown, False
 
+    async def _is_meant(self, query: KeyQuery, found: Found) -> bool:
+        if query.is_unique_id and found.message.unique_id != query.key:
+            return False
+        return await self._reader.shows(found.message)
+
     async def by_time(
         self, queues: Sequence[QueueKey], time_ms: int, boundary: Boundary
     ) -> list[TimeAnswer | CometError]:
         """One answer for each queue, in their order: TopicNotFound and QueueNotFound are answers,
         too.
         """
-        views = [self._view(*key) for key in queues]
+        views = [(key, self._view(*key)) for key in queues]
+        answers: list[TimeAnswer | CometError] = []
+        while some := views[len(answers) : len(answers) + QUEUES_AT_ONCE]:
+            answers += await self._reader.aside(partial(self._all_at, some, time_ms, boundary))
+        return answers
 
-        def find() -> list[TimeAnswer | CometError]:
-            return [
-                view if isinstance(view, CometError) else self._at(key, view, time_ms, boundary)
-                for key, view in zip(queues, views, strict=True)
-            ]
-
-        return await self._reader.aside(find)
+    def _all_at(
+        self,
+        views: Sequence[tuple[QueueKey, QueueView | CometError]],
+        time_ms: int,
+        boundary: Boundary,
+    ) -> list[TimeAnswer | CometError]:
+        return [
+            view if isinstance(view, CometError) else self._at(key, view, time_ms, boundary)
+            for key, view in views
+        ]
 
     def _view(self, topic: str, queue_id: int) -> QueueView | CometError:
         try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.clock import Clock
-from cometmq.errors import DiskFull
+from cometmq.errors import Shortage
 from cometmq.member.intercom import Intercom
 from cometmq.member.worker import Worker
 from cometmq.telemetry import fields
@@ -28,7 +28,7 @@ PAGE_BYTES = 4096
 # A reader that found nothing this recently makes the flusher run back to back: what it waits for
 # becomes visible one fdatasync after it was appended.
 HUNGRY_S = 1.0
-DISK_FULL_RETRY_S = 1.0
+SHORTAGE_RETRY_S = 1.0
 
 
 class FlushableLog(Protocol):
@@ -185,9 +185,9 @@ class Flusher:
         self._syncing = more
         if self._failed is None or self._failed.done():  # nobody runs us any more
             return
-        if isinstance(result, DiskFull):  # of what the transient store pool holds: nothing is lost
-            log.error("the commit log cannot be written", extra=fields(reason=str(result)))
-            self._set_timer(DISK_FULL_RETRY_S)
+        if isinstance(result, Shortage):  # nothing was written or synced: nothing is lost
+            log.error("the commit log cannot be flushed", extra=fields(reason=str(result)))
+            self._set_timer(SHORTAGE_RETRY_S)
             return
         if isinstance(result, Exception):
             log.critical("the disk refused to sync the commit log")

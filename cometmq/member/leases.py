@@ -32,6 +32,8 @@ T = TypeVar("T")
 DEADLINE_S = 2.0  # of one reading or writing: a lease lasts long enough for several
 LOCK_RETRY_S = 0.01
 NOT_THERE = ""  # the version of a lease that nobody has written
+# What there is to do about one that does not read. A writer that lives has lost nothing by it.
+MEND = "remove it while all members of the group run: they tell each other who has most"
 
 
 class Reading(NamedTuple):
@@ -52,15 +54,24 @@ class Lease(Protocol):
         """
 
 
-def open_lease(url: str) -> Lease:
+def open_lease(url: str, group: str) -> Lease:
     """``file:///path/of/lease.json`` or ``kubernetes://namespace/name``. ConfigInvalid."""
     parts = urlsplit(url)
-    name = unquote(parts.path)
-    if parts.scheme == "file" and not parts.netloc and name.strip("/"):
-        return FileLease(Path(name))
-    if parts.scheme == "kubernetes" and parts.netloc and name.strip("/"):
-        return KubernetesLease(parts.netloc, name.strip("/"))
+    path, name = unquote(parts.path), parts.path.strip("/")
+    if parts.scheme == "file" and not parts.netloc and name:
+        if path.endswith("/") or os.path.isdir(path):
+            raise ConfigInvalid(f"option lease: {path} is a folder: name a file in it")
+        return FileLease(Path(path), group)
+    if parts.scheme == "kubernetes" and parts.netloc and name and "/" not in name:
+        return KubernetesLease(parts.netloc, name, group)
     raise ConfigInvalid(f"option lease: {url!r} is neither file:///path nor kubernetes://ns/name")
+
+
+def _of_group(record: LeaseRecord | None, group: str, where: object) -> LeaseRecord | None:
+    """Of a lease's reading; another group's record says nothing of ours."""
+    if record is not None and record.group != group:
+        raise LeaseUnavailable(f"{where} is the lease of {record.group}: see the option lease")
+    return record
 
 
 class _OneAtATime:
@@ -120,8 +131,9 @@ class FileLease:
     For one machine, or a file system with working locks: development, tests, two processes.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, group: str) -> None:
         self._path = path
+        self._group = group
         self._lock = path.with_name(f"{path.name}.lock")
         self._calls = _OneAtATime()
 
@@ -134,11 +146,14 @@ class FileLease:
     def _read(self) -> Reading:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            return Reading(record_from(content["record"]), str(content["version"]))
+            record, version = record_from(content["record"]), str(content["version"])
         except FileNotFoundError:
             return Reading(None, NOT_THERE)
         except (ValueError, KeyError, TypeError) as error:
-            raise LeaseUnavailable(f"{self._path} does not read as a lease: {error}") from error
+            raise LeaseUnavailable(
+                f"{self._path} does not read as a lease ({error}): {MEND}"
+            ) from error
+        return Reading(_of_group(record, self._group, self._path), version)
 
     def _write(self, record: LeaseRecord, version: str) -> str:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +204,8 @@ class KubernetesLease:
     Lease that somebody has deleted for the wish to make it.
     """
 
-    def __init__(self, namespace: str, name: str, api: KubeApi | None = None) -> None:
+    def __init__(self, namespace: str, name: str, group: str, api: KubeApi | None = None) -> None:
+        self._group = group
         self._place = {"namespace": namespace, "name": name}
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._one = f"{self._all}/{name}"
@@ -209,7 +225,8 @@ class KubernetesLease:
             self._last = {}
             return Reading(None, NOT_THERE)
         self._last = self._checked(status, found)
-        return Reading(record_of(found), _version_of(found))
+        record = _of_group(record_of(found), self._group, f"lease {self._place['name']}")
+        return Reading(record, _version_of(found))
 
     def _write(self, record: LeaseRecord, version: str) -> str:
         body = body_of(record, self._last, datetime.now(UTC))
@@ -285,7 +302,7 @@ def record_of(body: Body) -> LeaseRecord | None:
         return record_from({key: _value(key, text) for key, text in ours.items()})
     except (ValueError, TypeError) as error:
         name = body["metadata"].get("name")
-        raise LeaseUnavailable(f"lease {name} does not read as ours: {error}") from error
+        raise LeaseUnavailable(f"lease {name} does not read as ours ({error}): {MEND}") from error
 
 
 def _value(key: str, text: str) -> Any:

@@ -274,7 +274,7 @@ class Reader:
 
     async def aside(self, search: Callable[[], T]) -> T:
         """What ``search`` returns, which may read a lot: in threads of its own, so that it keeps no
-        consumer waiting.
+        consumer waiting. It cannot be stopped, so a long one is made in pieces.
         """
         return await asyncio.get_running_loop().run_in_executor(self._search, search)
 
@@ -287,4 +287,4 @@ class Reader:
     def close(self) -> None:
         """Wait for the reads in threads; before the store is closed."""
         self._cold.shutdown(wait=True)
-        self._search.shutdown(wait=True)
+        self._search.shutdown(wait=True, cancel_futures=True)

@@ -4,23 +4,28 @@ start, on every change, and every 30 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from cometmq.errors import StaleEpoch
 from cometmq.rpc import registrar
+from cometmq.rpc.interceptors import wire_errors
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
 
 REGISTER_DEADLINE_S = 6.0
 UNREGISTER_DEADLINE_S = 3.0
 
 
+async def _try_again(error: StaleEpoch) -> None:
+    pass
+
+
 class Registrar(registrar.Registrar):
     """Keeps a member registered. ``describe()`` gives the registration as it stands now; None:
     there is nothing to tell yet.
 
-    ``run`` ends with StaleEpoch when a name server knows a newer incarnation of the writer: this
-    one is deposed. With ``stale_ends`` False it just tries again: a follower hears of the newer
-    writer in a moment.
+    A name server may know a newer epoch. ``run`` ends with StaleEpoch then if ``stale_ends``; else
+    ``overtaken`` is told, whose exceptions end it, and it tries again: a follower hears of the
+    newer writer in a moment.
     """
 
     def __init__(
@@ -30,11 +35,18 @@ class Registrar(registrar.Registrar):
         period_s: float,
         *,
         stale_ends: bool = True,
+        overtaken: Callable[[StaleEpoch], Awaitable[None]] = _try_again,
     ) -> None:
         async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
             request = describe()
-            if request is not None:
-                await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
+            if request is None:
+                return
+            try:
+                with wire_errors():
+                    await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
+            except StaleEpoch as error:
+                await overtaken(error)
+                raise
 
         async def unregister(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
             known = describe()

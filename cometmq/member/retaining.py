@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
+from cometmq.errors import BrokerDraining, Shortage, StoreFailed
 from cometmq.member.config import MemberConfig
 from cometmq.member.statelog import keep_from
 from cometmq.member.storage import BaseStorage
@@ -139,12 +139,21 @@ class Retention:
         until cancelled. Ends with StoreFailed.
         """
         while True:
-            verdict, _ = await self.look()
-            at_once_s = min(LOOK_INTERVAL_S_MIN, verdict.next_look_s)
+            next_look_s = await self._looked()
+            at_once_s = min(LOOK_INTERVAL_S_MIN, next_look_s)
             await asyncio.sleep(at_once_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(verdict.next_look_s - at_once_s):
+                async with asyncio.timeout(next_look_s - at_once_s):
                     await self._storage.look_wanted.wait()
+
+    async def _looked(self) -> float:
+        """Look; in how many seconds to look again."""
+        try:
+            verdict, _ = await self.look()
+        except Shortage as error:
+            log.error("retention waits", extra=fields(reason=str(error)))
+            return LOOK_INTERVAL_S_MIN
+        return verdict.next_look_s
 
     async def clean(self) -> Removed:
         """Remove all that is expired, whatever the hour, and what is left of queues behind the log.
@@ -202,7 +211,7 @@ class Retention:
             self._pinned_since_s = self._clock.monotonic_s()
         if verdict.waits_for_state and self._write_copy is not None:
             # The next pass, or the one after it, finds the last but one copy further up.
-            with suppress(DiskFull, BrokerDraining):
+            with suppress(Shortage, BrokerDraining):
                 self._write_copy()
 
     def _refuse(self, refuse: bool, spaces: Sequence[Space], what_helps: str) -> None:

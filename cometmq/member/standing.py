@@ -7,13 +7,15 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from cometmq.errors import CometError
+from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.replication.candidacy import Peer
+from cometmq.replication.lease import LeaseRecord, Seat
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.secret import SharedSecret
 from cometmq.store.base import BaseStore
-from cometmq.telemetry import fields
+from cometmq.telemetry import Trouble, fields
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -23,21 +25,43 @@ DEADLINE_S = 2.0
 
 def standing_of(
     identity: BrokerIdentity,
-    member_id: int,
+    config: MemberConfig,
     store: BaseStore,
     role: common_pb2.MemberRole.ValueType,
+    lease: LeaseRecord | None,
 ) -> member_pb2.StandingResponse:
-    """What a member tells of itself."""
+    """What a member tells of itself, and of ``lease`` as it knows it."""
+    others = config.peer_addresses()
     return member_pb2.StandingResponse(
         broker_group=identity.broker_group,
-        member_id=member_id,
+        member_id=config.member_id,
         store_id=store.store_id,
         former_store_id=store.former_store_id,
         epoch=store.epoch,
         log_min_offset=store.min_offset,
         log_end_offset=store.appended_offset,
         role=role,
+        lease=None if lease is None else _view_of(lease),
+        peers=() if others is None else sorted({config.member_id, *others}),
     )
+
+
+def _view_of(record: LeaseRecord) -> member_pb2.LeaseView:
+    return member_pb2.LeaseView(
+        holder=_seat(record.holder),
+        in_sync=map(_seat, record.in_sync),
+        electable=map(_seat, record.electable),
+        epoch=record.epoch,
+        renewals=record.renewals,
+    )
+
+
+def _seat(seat: Seat) -> member_pb2.MemberSeat:
+    return member_pb2.MemberSeat(member_id=seat.member_id, store_id=seat.store_id)
+
+
+def _silence() -> Trouble:
+    return Trouble(log, logging.INFO, "no answer from a peer", "the peer answers again")
 
 
 class Peers:
@@ -53,6 +77,7 @@ class Peers:
         self._broker_group = broker_group
         self._addresses = addresses or {}
         self._secret = secret
+        self._trouble = {member: _silence() for member in self._addresses}
 
     async def ask(self, member_ids: Iterable[int]) -> dict[int, Peer]:
         """How these stand; those that do not answer, or are not known, are missing."""
@@ -70,8 +95,9 @@ class Peers:
                         member_pb2.StandingRequest(), timeout=DEADLINE_S
                     )
         except CometError as error:
-            log.info("no answer from a peer", extra=fields(member=member_id, error=error))
+            self._trouble[member_id].met(error, member=member_id)
             return None
+        self._trouble[member_id].over(member=member_id)
         if (answer.broker_group, answer.member_id) != (self._broker_group, member_id):
             log.error(
                 "another member answers for a peer: see the option peers",

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, DiskFull
+from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.member.arrivals import Arrivals
 from cometmq.member.commit import AckQueue
 from cometmq.member.flushing import Flusher, FlushPolicy
@@ -165,7 +165,8 @@ class BaseStorage:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(interval_s)
-            await loop.run_in_executor(self._queue_thread, self.store.flush_queues)
+            with contextlib.suppress(Shortage):  # what is not synced yet stays noted
+                await loop.run_in_executor(self._queue_thread, self.store.flush_queues)
 
     async def _commit(self, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -176,7 +177,7 @@ class BaseStorage:
 
     def _commit_now(self) -> None:
         # What a full disk did not take stays in memory; appends are refused when that is full too.
-        with contextlib.suppress(DiskFull):
+        with contextlib.suppress(Shortage):
             self.store.commit_log()
 
     async def _build_files(self) -> None:
@@ -187,11 +188,13 @@ class BaseStorage:
             await asyncio.sleep(0.1)
 
     async def _build_file(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A full disk is said by the append that needs the file; we come back in a moment.
+        # A shortage is said by the append that needs the file; we come back in a moment.
         try:
             await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
         except DiskFull:
             self.note_no_space()
+        except DescriptorsExhausted:
+            pass
         else:
             self.look_wanted.set()
 

@@ -19,7 +19,7 @@ from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, Seat, Seats
 from cometmq.replication.tenure import Tenure
 from cometmq.replication.watermarks import Marks
-from cometmq.telemetry import fields
+from cometmq.telemetry import Trouble, fields
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class LeaseHolder:
         self._one_at_a_time = asyncio.Lock()
         self._released = False
         self.held = True  # for metrics: the last write or reading went well
+        self._trouble = Trouble(
+            log, logging.WARNING, "the lease is not written", "the lease is written again"
+        )
 
     # --- what holds -------------------------------------------------------------------------------
 
@@ -133,6 +136,16 @@ class LeaseHolder:
             if not self._released:
                 await self._try(self._tenure.with_sets(*wanted()))
 
+    async def pass_over(self, epoch: int) -> bool:
+        """Try to write that our next epoch is to be above ``epoch``. True: that stands there under
+        our name; False: nothing is known. Raises Deposed.
+        """
+        async with self._one_at_a_time:
+            if self._released:
+                return False
+            await self._try(self._tenure.passed_over(epoch))
+            return self.settled and self.record.epoch >= epoch
+
     async def release(self, transfer_to: int, log_end: int) -> None:
         """Give the lease to another member. The log must be sealed.
 
@@ -160,7 +173,7 @@ class LeaseHolder:
                 await self._write(record)
                 return False
             except (LeaseConflict, LeaseUnavailable) as error:
-                log.warning("the lease is not written", extra=fields(error=error))
+                self._trouble.met(error)
                 if await self._look():
                     return True
                 if stopping():
@@ -172,7 +185,7 @@ class LeaseHolder:
             await self._write(record)
         except (LeaseConflict, LeaseUnavailable) as error:
             self.held = False
-            log.warning("the lease is not written", extra=fields(error=error))
+            self._trouble.met(error)
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
@@ -185,6 +198,7 @@ class LeaseHolder:
             raise
         self._tenure.written(record)
         self.held = True
+        self._trouble.over()
         self.on_change()
 
     async def _look(self) -> bool:

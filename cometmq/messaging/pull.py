@@ -151,15 +151,9 @@ def _choose_all(units: bytes, offset: int, max_bytes: int) -> Choice:
     if not units:
         return Choice([], 0, offset)
     sizes = _words(units)[_SIZE_WORD::_UNIT_WORDS].tolist()
-    count, total = _fit(sizes, max_bytes)
-    start, _ = _UNIT.unpack_from(units)
-    last, last_size = _UNIT.unpack_from(units, (count - 1) * _UNIT.size)
-    # Log offsets rise along a queue, so without gaps the sizes add up to the whole distance.
-    if last + last_size - start == total:
-        spans = [(start, total)]
-    else:
-        spans = _join(_UNIT.iter_unpack(memoryview(units)[: count * _UNIT.size]))
-    return Choice(spans, count, offset + count)
+    count = _fit(sizes, max_bytes)
+    entries = _UNIT.iter_unpack(memoryview(units)[: count * _UNIT.size])
+    return Choice(_join(entries), count, offset + count)
 
 
 def _choose_filtered(
@@ -170,7 +164,7 @@ def _choose_filtered(
     if not matches:
         return Choice([], 0, offset + len(tags))
     entries = [_UNIT.unpack_from(units, index * _UNIT.size) for index in matches[:max_count]]
-    count, _ = _fit([size for _, size in entries], max_bytes)
+    count = _fit([size for _, size in entries], max_bytes)
     # The next pull begins at the first match that found no room here; what is before was looked at.
     next_index = matches[count] if count < len(matches) else len(tags)
     return Choice(_join(entries[:count]), count, offset + next_index)
@@ -184,16 +178,11 @@ def _words(units: bytes) -> array[int]:
     return words
 
 
-def _fit(sizes: Sequence[int], max_bytes: int) -> tuple[int, int]:
-    """How many of the records, at least one, ``max_bytes`` allows, and their size together."""
+def _fit(sizes: Sequence[int], max_bytes: int) -> int:
+    """How many of the records, at least one, ``max_bytes`` allows."""
     if min(sizes) <= LOST_SIZE or max(sizes) >= _SIZES_END:
         raise StoreDamaged("a queue unit that should be readable names no record")
-    total = sum(sizes)
-    if total <= max_bytes:
-        return len(sizes), total
-    totals = list(accumulate(sizes))
-    count = bisect_right(totals, max_bytes) or 1
-    return count, totals[count - 1]
+    return bisect_right(list(accumulate(sizes)), max_bytes) or 1
 
 
 def _join(entries: Iterable[tuple[int, int]]) -> list[Span]:

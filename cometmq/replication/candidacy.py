@@ -206,10 +206,18 @@ class Candidacy:
         if me.seat in record.electable:
             return self._write(record, me, Reason.TAKEOVER)
         if me.forced:
-            return self._write(record, me, Reason.FORCED)
+            return self._by_force(record, me, answers)
         if me.former_seat in record.in_sync:
             return self._after_loss(record, me, answers)
         return None
+
+    def _by_force(self, record: LeaseRecord, me: Standing, answers: Answers | None) -> Step | None:
+        """An operator wants it, who may not have reached a writer that can be asked from here."""
+        if me.peers and answers is None:
+            return Ask(me.peers)
+        if any(peer.writes for peer in (answers or {}).values()):
+            return None
+        return self._write(record, me, Reason.FORCED)
 
     def _after_loss(
         self, record: LeaseRecord, me: Standing, answers: Answers | None

@@ -131,6 +131,7 @@ class Ack(NamedTuple):
     flushed: int  # all below is on its disk
     answers_ms: int  # the writer's clock, as the newest frame said that it has taken
     promise_ms: int  # so long from now it does not stand; 0: no promise
+    leaves: bool = False  # it is about to stop, and wants nobody to wait for it
 
 
 class Replica:
@@ -150,6 +151,7 @@ class Replica:
         "flushed",
         "heard_s",
         "in_step_s",
+        "leaves",
         "promised_until_s",
         "seat",
         "sent",
@@ -174,6 +176,7 @@ class Replica:
     def join(self, start: int) -> None:
         """A stream of it begins at ``start``."""
         self.connected = True
+        self.leaves = False  # it has not said farewell on this stream
         self.sent = start
         self.appended = start
         self.flushed = min(self.flushed, start)  # it is the same store: that stays on its disk
@@ -216,6 +219,7 @@ class Replica:
         if not self._answered_ms <= ack.answers_ms <= self._framed_ms or ack.promise_ms < 0:
             raise InvalidRequest(f"ack of a frame that was not sent: {ack.answers_ms}")
         self.appended, self.flushed = ack.appended, ack.flushed
+        self.leaves = self.leaves or ack.leaves
         if not ack.answers_ms:  # it has taken no frame of this stream yet
             return
         self._answered_ms = ack.answers_ms
@@ -249,7 +253,7 @@ class Replica:
 
 def choose_successor(replicas: Sequence[Replica], wanted: int | None, end: int) -> Replica:
     """Who takes over: the named one, else the one that has come furthest. NoFollower."""
-    known = [r for r in replicas if wanted is None or r.member_id == wanted]
+    known = [r for r in replicas if wanted in (None, r.member_id) and not r.leaves]
     if not known:
         who = "no follower is" if wanted is None else f"member {wanted} is not"
         raise NoFollower(f"{who} connected and answering")

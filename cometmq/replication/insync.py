@@ -2,7 +2,7 @@
 
 A follower is in step as of a moment when it has acknowledged everything that the writer had then.
 Who has been in step recently is in sync; acknowledgements wait for all of them, so one that falls
-behind is taken out of the set, in the lease, before they go on without it.
+behind, or says farewell, is taken out of the set, in the lease, before they go on without it.
 """
 
 from __future__ import annotations
@@ -81,14 +81,16 @@ def wanted_sets(
 def _stays(replica: Replica | None, own: Own, policy: SetPolicy, now_s: float) -> bool:
     if replica is None:  # not here yet: a new writer's followers have to find it first
         return now_s - own.since_s <= policy.lag_s_max
-    return _has(replica, own.marks) and now_s - replica.in_step_s <= policy.lag_s_max
+    in_step = now_s - replica.in_step_s <= policy.lag_s_max
+    return in_step and _has(replica, own.marks) and not replica.leaves
 
 
 def _joins(replica: Replica, own: Own, now_s: float) -> bool:
     # That it has what counts as copied says little: of a new writer nothing does yet, though there
     # is what the writer before has acknowledged. So it must have had all that was there.
     in_step = replica.caught_up and now_s - replica.in_step_s <= JOIN_LAG_S_MAX
-    return replica.connected and in_step and _has(replica, own.marks)
+    here = replica.connected and not replica.leaves
+    return here and in_step and _has(replica, own.marks)
 
 
 def _has(replica: Replica, marks: Marks) -> bool:
@@ -98,7 +100,8 @@ def _has(replica: Replica, marks: Marks) -> bool:
 
 def _near(replica: Replica, own: Own, policy: SetPolicy, now_s: float) -> bool:
     heard = replica.heard_s is not None and now_s - replica.heard_s <= policy.async_silence_s_max
-    return heard and replica.behind_bytes(own.appended) <= policy.async_lag_bytes_max
+    near = replica.behind_bytes(own.appended) <= policy.async_lag_bytes_max
+    return heard and near and not replica.leaves
 
 
 def copied(

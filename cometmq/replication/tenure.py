@@ -86,6 +86,11 @@ class Tenure:
         """What to write to change the sets."""
         return replace(self.renewal(), in_sync=in_sync, electable=electable)
 
+    def passed_over(self, epoch: int) -> LeaseRecord:
+        """What to write so that the next epoch, whoever opens it, is above ``epoch``."""
+        self._epoch = max(self._epoch, epoch)
+        return replace(self.renewal(), epoch=max(self.record.epoch, epoch))
+
     def release(self, transfer_to: int, log_end: int) -> LeaseRecord:
         """What to write when everything is handed over. Nothing may be written to the log after."""
         assert transfer_to != self.record.holder_id, self.record

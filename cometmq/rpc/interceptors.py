@@ -51,6 +51,8 @@ def to_proto(error: CometError) -> common_pb2.Error:
         proto.segment = error.segment
     if error.fence is not None:
         proto.fence.generation, proto.fence.offset = error.fence
+    if error.epoch is not None:
+        proto.epoch = error.epoch
     return proto
 
 
@@ -61,9 +63,10 @@ def from_proto(proto: common_pb2.Error) -> CometError:
     """
     segment = proto.segment if proto.HasField("segment") else None
     fence = (proto.fence.generation, proto.fence.offset) if proto.HasField("fence") else None
+    epoch = proto.epoch if proto.HasField("epoch") else None
     kind = CATALOGUE.get(proto.code)
     if kind is not None:
-        return kind(proto.message, segment=segment, fence=fence)
+        return kind(proto.message, segment=segment, fence=fence, epoch=epoch)
     text = f"{proto.name} ({proto.code}): {proto.message} {proto.advice}"
     return _unknown_error(proto.retry)(text, segment=segment, fence=fence)
 

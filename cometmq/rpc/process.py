@@ -16,6 +16,7 @@ from typing import Any
 from cometmq import reexec
 from cometmq.errors import CometError
 from cometmq.reexec import STOP_SIGNALS, RoleChange
+from cometmq.rpc.descriptors import raise_limit
 from cometmq.rpc.memory import keep_freed
 from cometmq.rpc.polling import poll_in_one_thread
 
@@ -68,6 +69,7 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     signal to stop has come, the process is replaced.
     """
     stop = StopSignal()
+    raise_limit()
     keep_freed()
     poll_in_one_thread()
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyped]
 
 from cometmq.errors import CometError, ConfigInvalid
+from cometmq.rpc.descriptors import share_of_connections
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
 from cometmq.rpc.secret import Metadata
@@ -42,6 +43,7 @@ class ServerLimits:
     message_bytes_max: int = 8 * 1024 * 1024  # of one received or sent message, inflated
     streams_per_connection_max: int = 4_096  # calls in flight on one connection
     calls_max: int = 65_536  # calls in flight on all connections
+    connections_max: int = field(default_factory=share_of_connections)  # more are closed at once
     handshake_ms_max: int = 10_000
     keepalive_ms: int = 30_000  # silence after which the server asks whether the client lives
     keepalive_timeout_ms: int = 10_000  # … and how long it waits for the answer
@@ -52,6 +54,7 @@ class ServerLimits:
             ("grpc.so_reuseport", 0),  # else a second process takes the same port silently
             ("grpc.max_receive_message_length", self.message_bytes_max),
             ("grpc.max_send_message_length", -1),  # what we answer is limited where it is built
+            ("grpc.max_allowed_incoming_connections", self.connections_max),
             ("grpc.max_concurrent_streams", self.streams_per_connection_max),
             ("grpc.server_handshake_timeout_ms", self.handshake_ms_max),
             ("grpc.keepalive_time_ms", self.keepalive_ms),

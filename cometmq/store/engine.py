@@ -6,6 +6,7 @@ Synchronous and single-writer. One thread (the event loop's) calls :meth:`Messag
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +30,10 @@ from cometmq.store.restart.replay import Observer
 
 __all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
 
+logger = logging.getLogger(__name__)
+
 QUEUE_ID_MAX = 2**31 - 1
+AHEAD_MS = 3_600_000  # of the clock: what is told
 
 
 class Appended(NamedTuple):
@@ -83,6 +87,7 @@ class MessageStore(BaseStore):
         try:
             opened.open(observer, progress)
             opened.begin_epoch(epoch_floor)
+            _warn_of_the_future(opened, clock)
             return cls(opened, options, clock)
         except BaseException:
             opened.release()
@@ -168,6 +173,23 @@ class MessageStore(BaseStore):
         """
         self._guarded(lambda: self._dispatcher.drop(topic))
         assert not self._dispatcher.queues_of(topic), topic
+
+
+def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:
+    """Store times never go back: followers and searches by time rely on it. So a log that ends in
+    the future, because a clock was wrong or a bit flipped, goes on from there.
+    """
+    time_ms, now_ms = opened.log.end[1], clock.wall_ms()
+    if time_ms > now_ms + AHEAD_MS:
+        logger.error(
+            "the log in %s ends at store time %d, %d s after this machine's clock: messages are "
+            "stored with that time until the clock has reached it. If the clock is right, a record "
+            "is damaged (cometmq store verify): take the log from another member, or cut it there: "
+            "cometmq store repair DIRECTORY --cut-at OFFSET",
+            opened.paths.commit_log,
+            time_ms,
+            (time_ms - now_ms) // 1000,
+        )
 
 
 def _segment_bytes(units: Sequence[bytes], end: int) -> list[int]:

@@ -20,12 +20,17 @@ LOCK = "lock"
 IDENTITY = "cometmq.json"
 EPOCHS = "cometmq.epochs"
 NEXT_LOG_FILE = "cometmq.next"
+RESERVE = "cometmq.reserve"
 LOST_AND_FOUND = "lost+found"
 CUT_OFF = "lost"
 TRASH_PREFIX = "cometmq.trash."
 SNAPSHOTS = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
 
 OFFSET_DIGITS = 20
+OFFSET_MAX = 2**63 - 1  # what records and units can tell
+# What four digits of a year can tell, in every time zone. No clock has ever given more: a record
+# that is stored later is damaged, in a field that no checksum covers.
+STORE_TIME_MS_MAX = 253_402_128_000_000
 OFFSET_NAME = re.compile(r"[0-9]{20}")
 INDEX_DIGITS = 17
 INDEX_NAME = re.compile(r"[0-9]{17}")
@@ -49,6 +54,7 @@ class StorePaths:
         self.identity = root / IDENTITY
         self.epochs = root / EPOCHS
         self.next_log_file = root / NEXT_LOG_FILE
+        self.reserve = root / RESERVE
 
     @property
     def cut_off(self) -> Path:
@@ -100,7 +106,10 @@ def parse_offset_name(name: str, directory: Path) -> int:
 
 
 def index_name(time_ms: int) -> str:
-    """The name of an index file that begins at this time: the year to the millisecond, local."""
+    """The name of an index file that begins at this time: the year to the millisecond, local. For
+    times that cannot be named, the first or the last that can.
+    """
+    time_ms = min(max(0, time_ms), STORE_TIME_MS_MAX)
     moment = datetime.fromtimestamp(time_ms // 1000)
     return f"{moment:%Y%m%d%H%M%S}{time_ms % 1000:03d}"
 

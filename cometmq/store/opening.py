@@ -19,7 +19,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
-from cometmq.store.folder import abortfile, checkpoint, epochs, identity
+from cometmq.store.folder import abortfile, checkpoint, epochs, identity, reserve
 from cometmq.store.folder.dirlock import DirectoryLock
 from cometmq.store.folder.logmark import UNKNOWN, LogMark
 from cometmq.store.keys.indexing import Indexer
@@ -80,6 +80,7 @@ class OpenedStore:
         self._recovered = False  # an unclean stop, which no writer has taken notice of
         self._options = _last_options(options)
         self._last_options: identity.LastOptions | None = None  # ours, once all is recovered
+        self._clean: LogMark | None = None  # what the last stop left, until all is recovered
         self._checkpoint: checkpoint.CheckpointFile | None = None
         self._marker = Marker(self.log, self.dispatcher)
         self.losses: list[Loss] = []  # that recovery found
@@ -100,24 +101,29 @@ class OpenedStore:
     def _open(self, observer: Observer | None, progress: Progress | None) -> None:
         paths, files = self.paths, self.files
         known = identity.load(files, paths.identity)
+        if known is not None:
+            self._last_options, self._clean = known.options, known.clean
         saved_checkpoint = checkpoint.load(files, paths.checkpoint)
         self.epochs = self._load_epochs(known)
         self.log.segments.load(files)
         self.indexer.load()
         self.takeover = foreign.look(files, paths, known, self.log, saved_checkpoint)
         plan = self._plan(known, saved_checkpoint)
-        # From here on the folder is being changed, which RocketMQ sees by the file `abort`.
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
-        abortfile.write(files, paths.abort, failed=disk_failed)
+        # A full volume is to be opened too: what means nothing goes before anything is written.
         foreign.remove_leftovers(files, paths)
+        reserve.use(files, paths.reserve)
+        # From here on the folder is being changed, which RocketMQ sees by the file `abort`.
+        abortfile.write(files, paths.abort, failed=disk_failed)
         self._checkpoint = checkpoint.CheckpointFile(files, paths.checkpoint)
         self._name(known, disk_failed=disk_failed)
         self._recovered = known is not None and (known.recovered or known.clean is None)
-        self._last_options = None if known is None else known.options
         self.clean_start = not self._recovered
         if self.takeover is not None:
             self._begin_takeover(self.takeover)
         self._recover(plan, observer, progress)
+        if self.takeover is not None and self.takeover.log_changed:
+            self._begin_foreign_epoch(self.takeover.verified)
         if known is not None and known.clean is None:
             self._warn_of_memory(known.options)
         # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
@@ -159,13 +165,11 @@ class OpenedStore:
     def _plan(self, known: identity.Identity | None, saved: checkpoint.Checkpoint) -> Plan:
         """How to go on from the last stop."""
         if self.takeover is not None and self.takeover.log_changed:
-            return recovery.takeover_plan(self.log, saved)
+            return recovery.takeover_plan(self.log, saved, self._clean)
         if known is None:
             return Plan(0, "it is new", is_clean=True)
-        if known.clean is not None and known.clean.tally.is_known:
-            return recovery.clean_plan(self.log, known.clean)
         if known.clean is not None:
-            return recovery.damaged_queues_plan(self.log, known.clean)
+            return recovery.clean_plan(self.log, known.clean)
         return recovery.crash_plan(self.log, saved, same_boot=self._same_boot(known))
 
     def begin_epoch(self, floor: int) -> None:
@@ -254,6 +258,25 @@ class OpenedStore:
         # Where damage was passed over, not all that is behind the plan's start was good.
         self.log.trusted_from = rebuild.end if rebuild.damages else min(plan.start, rebuild.end)
         self.dispatcher.reached(self.log.end)
+        self._correct_checkpoint()
+
+    def _correct_checkpoint(self) -> None:
+        """Nothing that is younger than the log's end can be on the disk: a checkpoint that says so
+        would make the next crash look like a loss.
+        """
+        assert self._checkpoint is not None
+        now = self._checkpoint.current
+        corrected = now.not_after(self.last.store_time_ms)
+        if corrected != now:
+            logger.warning(
+                "%s says that records up to store time %d were on the disk (queues: %d), but the "
+                "log ends at %d: corrected",
+                self.paths.checkpoint,
+                now.log_time_ms,
+                now.queue_time_ms,
+                self.last.store_time_ms,
+            )
+            self._checkpoint.rewind(corrected)
 
     def _warn_of_memory(self, last: identity.LastOptions | None) -> None:
         """What was acknowledged and in memory alone is gone; nothing on the disk tells of it."""
@@ -270,8 +293,9 @@ class OpenedStore:
             )
 
     def _begin_takeover(self, takeover: foreign.Takeover) -> None:
-        """Note that the log is another program's from some place on: first in the identity, so that
-        a crash does not make us take its bytes for ours, then as an epoch.
+        """Note that the log is another program's from some place on, so that a crash does not make
+        us take its bytes for ours. What our clean close left stays known until all is recovered: a
+        log that has lost some of it is refused, at every start.
         """
         logger.warning(
             "%s: another program was here; its records from %d on%s are taken over",
@@ -279,11 +303,13 @@ class OpenedStore:
             takeover.verified,
             "".join(f", {name}" for name in takeover.tables),
         )
-        self._save_identity(None, boot_id="")
-        if takeover.log_changed:
-            number = epochs.next_number(self.epochs, 0)
-            kept = epochs.trim(self.epochs, self.log.segments.start, takeover.verified)
-            self.save_epochs([*kept, epochs.Epoch(number, takeover.verified)])
+        self._save_identity(self._clean, boot_id="")
+
+    def _begin_foreign_epoch(self, verified: int) -> None:
+        """The log is another program's from ``verified`` on."""
+        number = epochs.next_number(self.epochs, 0)
+        kept = epochs.trim(self.epochs, self.log.segments.start, verified)
+        self.save_epochs([*kept, epochs.Epoch(number, verified)])
 
     def settle_takeover(self) -> None:
         """All that the other program left is ours now: its tables, too, are in our log and in our
@@ -302,7 +328,9 @@ class OpenedStore:
         self._checkpoint.rewind(
             dataclasses.replace(now, queue_time_ms=0, durable_offset=0, mark=mark)
         )
-        self._save_identity(None, boot_id="")
+        left = self._clean
+        clean = left and dataclasses.replace(left, queue_count=UNKNOWN, unit_count=UNKNOWN)
+        self._save_identity(clean, boot_id="")
 
     def _last_span(self) -> Span:
         return self.last.log_offset, self.last.size
@@ -310,6 +338,7 @@ class OpenedStore:
     def _make_directories(self) -> None:
         self.files.make_directories(self.paths.commit_log)
         self.files.make_directories(self.paths.consume_queue)
+        reserve.keep(self.files, self.paths.reserve)
         self.files.sync_directory(self.paths.root)
 
     # --- while it is open -------------------------------------------------------------------------
@@ -368,9 +397,7 @@ class OpenedStore:
         now = self._checkpoint.current
         self._checkpoint.rewind(
             dataclasses.replace(
-                now,
-                log_time_ms=min(now.log_time_ms, time_ms),
-                queue_time_ms=min(now.queue_time_ms, time_ms),
+                now.not_after(time_ms),
                 index_time_ms=self.indexer.durable_time_ms,
                 durable_offset=min(now.durable_offset, max(offset, 0)),
                 mark=now.mark if now.mark is not None and now.mark.end <= offset else None,
@@ -394,6 +421,7 @@ class OpenedStore:
         _, tally = self.dispatcher.tallied
         self._save_identity(LogMark.of(end, last_offset, last, tally))
         self.files.unlink(self.paths.abort)
+        reserve.keep(self.files, self.paths.reserve)
         self.files.sync_directory(self.paths.root)
 
     def note_failure(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound, StoreDamaged
@@ -17,6 +18,10 @@ from cometmq.format.indexkeys import keys_of
 from cometmq.store.base import BaseStore
 
 QueueKey = tuple[str, int]  # topic, queue id
+
+# Of a search by key before it may be stopped: messages, and entries of the index.
+PIECE_READS = 16
+PIECE_ENTRIES = 256
 
 
 class Boundary(Enum):
@@ -33,30 +38,68 @@ class Found(NamedTuple):
     raw: bytes
 
 
-def find_by_key(
-    store: BaseStore, topic: str, key: str, first_ms: int = 0, last_ms: int = TIME_MS_MAX
-) -> Iterator[Found]:
-    """The messages of ``topic`` that have ``key`` among their keys or as their unique id, stored
-    from ``first_ms`` to ``last_ms``; the newest first, each once.
+class KeySearch:
+    """Looks for the messages of ``topic`` that have ``key`` among their keys or as their unique id,
+    stored from ``first_ms`` to ``last_ms``; the newest first, each once.
 
     As far as the index is, and whether consumers may see them or not. What the index says is only a
-    hash: every message is looked at.
+    hash: every message is looked at. A key may be that of every message, so the search is made in
+    pieces, one thread at a time; whoever makes it may stop after each.
     """
-    before = -1  # a record that names a key twice has two entries
-    for log_offset in store.index.find(key_hash(topic, key), first_ms, last_ms):
-        if log_offset < store.min_offset:
-            return  # the rest is older still
-        if log_offset == before:
-            continue
-        before = log_offset
+
+    def __init__(
+        self,
+        store: BaseStore,
+        topic: str,
+        key: str,
+        first_ms: int = 0,
+        last_ms: int = TIME_MS_MAX,
+    ) -> None:
+        self.is_over = False
+        self.read_count = 0  # messages that were looked at
+        self._store = store
+        self._topic = topic
+        self._key = key
+        self._times_ms = (first_ms, last_ms)
+        self._entries = self._all_entries()
+
+    def piece(self) -> list[Found]:
+        """What is found next, after some milliseconds in memory; often nothing."""
+        found: list[Found] = []
+        stop = self.read_count + PIECE_READS
+        for log_offset in islice(self._entries, PIECE_ENTRIES):
+            if log_offset is not None:
+                found += self._look(log_offset)
+            if self.read_count == stop:
+                break
+        return found
+
+    def _all_entries(self) -> Iterator[int | None]:
+        """Where to look; None: not there."""
+        code = key_hash(self._topic, self._key)
+        before = -1  # a record that names a key twice has two entries
+        for log_offset in self._store.index.find(code, *self._times_ms):
+            if log_offset is not None and log_offset < self._store.min_offset:
+                break  # the rest is older still
+            yield log_offset if log_offset != before else None
+            before = before if log_offset is None else log_offset
+        self.is_over = True
+
+    def _look(self, log_offset: int) -> list[Found]:
+        self.read_count += 1
         try:
-            raw = store.read_record(log_offset)
+            raw = self._store.read_record(log_offset)
         except MessageNotFound:  # gone this moment, or damaged
-            continue
+            return []
         found = record.decode(raw)
-        has_key = found.topic == topic and key in keys_of(found.raw_properties, found.sys_flag)
-        if has_key and first_ms <= found.store_time_ms <= last_ms:
-            yield Found(found, raw)
+        return [Found(found, raw)] if self._is_meant(found) else []
+
+    def _is_meant(self, found: record.Record) -> bool:
+        if found.topic != self._topic:
+            return False
+        first_ms, last_ms = self._times_ms
+        keys = keys_of(found.raw_properties, found.sys_flag)
+        return self._key in keys and first_ms <= found.store_time_ms <= last_ms
 
 
 def offset_by_time(

@@ -1212,7 +1212,7 @@ class QueryMessagesResponse(_message.Message):
     count: _builtins.int
     """Messages in this answer."""
     has_more: _builtins.bool
-    """There are more, older ones: the limits cut the answer short."""
+    """The limits cut the answer short: there may be more, older ones."""
     indexed_offset: _builtins.int
     """The index knows all messages before this log offset, and none behind it."""
     @_builtins.property

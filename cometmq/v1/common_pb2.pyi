@@ -142,6 +142,7 @@ class Error(_message.Message):
     RETRY_FIELD_NUMBER: _builtins.int
     SEGMENT_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """Stable number of the catalogue entry; never 0, never reused."""
     name: _builtins.str
@@ -156,6 +157,8 @@ class Error(_message.Message):
     """Which segment of a batch, or which message of a Send call, was refused, counted from 0; absent when the error is
     not about one of them.
     """
+    epoch: _builtins.int
+    """The epoch that the broker group is in, after STALE_EPOCH from a name server; absent for every other error."""
     @_builtins.property
     def fence(self) -> Global___Position:
         """Where the caller has to go on after POSITION_FENCED; absent for every other error."""
@@ -170,15 +173,20 @@ class Error(_message.Message):
         retry: Global___Retry.ValueType = ...,
         segment: _builtins.int | None = ...,
         fence: Global___Position | None = ...,
+        epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fence", b"_fence", "_segment", b"_segment", "fence", b"fence", "segment", b"segment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_segment", b"_segment", "epoch", b"epoch", "fence", b"fence", "segment", b"segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fence", b"_fence", "_segment", b"_segment", "advice", b"advice", "code", b"code", "fence", b"fence", "message", b"message", "name", b"name", "retry", b"retry", "segment", b"segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_segment", b"_segment", "advice", b"advice", "code", b"code", "epoch", b"epoch", "fence", b"fence", "message", b"message", "name", b"name", "retry", b"retry", "segment", b"segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
+    _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
     _WhichOneofReturnType__fence: _TypeAlias = _typing.Literal["fence"]  # noqa: Y015
     _WhichOneofArgType__fence: _TypeAlias = _typing.Literal["_fence", b"_fence"]  # noqa: Y015
     _WhichOneofReturnType__segment: _TypeAlias = _typing.Literal["segment"]  # noqa: Y015
     _WhichOneofArgType__segment: _TypeAlias = _typing.Literal["_segment", b"_segment"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fence) -> _WhichOneofReturnType__fence | None: ...
     @_typing.overload

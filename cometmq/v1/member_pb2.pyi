@@ -400,6 +400,7 @@ class ReplicaAck(_message.Message):
     FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     ANSWERS_BOOT_MS_FIELD_NUMBER: _builtins.int
     PROMISE_MS_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
     appended_offset: _builtins.int
     """Everything below is in its page cache."""
     flushed_offset: _builtins.int
@@ -410,6 +411,10 @@ class ReplicaAck(_message.Message):
     """The follower does not take the lease for so long, in milliseconds, from when it sends this; at most the `promise_ms` of
     the writer's hello. 0 = it promises nothing.
     """
+    leaves: _builtins.bool
+    """The follower is about to stop: the writer takes it out of the sets in the lease and then ends the stream. It goes on
+    copying until then, and what it tells here is as true as ever.
+    """
     def __init__(
         self,
         *,
@@ -417,10 +422,11 @@ class ReplicaAck(_message.Message):
         flushed_offset: _builtins.int = ...,
         answers_boot_ms: _builtins.int = ...,
         promise_ms: _builtins.int = ...,
+        leaves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "promise_ms", b"promise_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "leaves", b"leaves", "promise_ms", b"promise_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +604,8 @@ class StandingResponse(_message.Message):
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     REIGN_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """Broker group name."""
     member_id: _builtins.int
@@ -618,6 +626,14 @@ class StandingResponse(_message.Message):
     def reign(self) -> Global___Reign:
         """Of the writer; absent of others, and where there is no lease."""
 
+    @_builtins.property
+    def lease(self) -> Global___LeaseView:
+        """What the lease said when it wrote or read it last; absent = nothing, or it does not know."""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of the group's members by its option peers, itself included; empty = they are not configured."""
+
     def __init__(
         self,
         *,
@@ -630,14 +646,86 @@ class StandingResponse(_message.Message):
         log_end_offset: _builtins.int = ...,
         role: _common_pb2.MemberRole.ValueType = ...,
         reign: Global___Reign | None = ...,
+        lease: Global___LeaseView | None = ...,
+        peers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reign", b"reign"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "reign", b"reign"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "reign", b"reign", "role", b"role", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "reign", b"reign", "role", b"role", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StandingResponse: _TypeAlias = StandingResponse  # noqa: Y015
+
+@_typing.final
+class MemberSeat(_message.Message):
+    """A member with its store: whoever lost a disk, or the end of a log, comes back with another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    member_id: _builtins.int
+    """The member's number within its group."""
+    store_id: _builtins.str
+    """Identity of its store, hexadecimal."""
+    def __init__(
+        self,
+        *,
+        member_id: _builtins.int = ...,
+        store_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member_id", b"member_id", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberSeat: _TypeAlias = MemberSeat  # noqa: Y015
+
+@_typing.final
+class LeaseView(_message.Message):
+    """The lease of a group, as a member knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    ELECTABLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RENEWALS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The highest epoch that was opened under it."""
+    renewals: _builtins.int
+    """A number that grows with each record that a holder writes."""
+    @_builtins.property
+    def holder(self) -> Global___MemberSeat:
+        """Who writes, or has written last."""
+
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberSeat]:
+        """Who has everything that was acknowledged under replication, the holder included."""
+
+    @_builtins.property
+    def electable(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberSeat]:
+        """Who may take over."""
+
+    def __init__(
+        self,
+        *,
+        holder: Global___MemberSeat | None = ...,
+        in_sync: _abc.Iterable[Global___MemberSeat] | None = ...,
+        electable: _abc.Iterable[Global___MemberSeat] | None = ...,
+        epoch: _builtins.int = ...,
+        renewals: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["electable", b"electable", "epoch", b"epoch", "holder", b"holder", "in_sync", b"in_sync", "renewals", b"renewals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseView: _TypeAlias = LeaseView  # noqa: Y015
 
 @_typing.final
 class Reign(_message.Message):

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from cometmq.errors import CometError, LeaseUnavailable
+from cometmq.errors import CometError, LeaseUnavailable, StaleEpoch
 from cometmq.member import convert
 from cometmq.member.app import FOLLOWER_MODULE, WRITER, MemberApp
 from cometmq.member.holdings import Surroundings
@@ -25,7 +25,7 @@ from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
 from cometmq.replication.lease import LeaseRecord, Reason
-from cometmq.telemetry import fields
+from cometmq.telemetry import Trouble, fields
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.clients import Clients
@@ -51,7 +51,7 @@ class App(MemberApp):
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:
             return self._parts(around, await self._open_store(around, None), None)
-        lease = open_lease(self._config.lease)
+        lease = open_lease(self._config.lease, self._config.broker_group)
         reading = await self._our_lease(lease)
         if reading is None:
             return None
@@ -89,13 +89,15 @@ class App(MemberApp):
             log.info("handed over before the stop", extra=fields(to=done.member_id))
 
     async def _our_lease(self, lease: Lease) -> Reading | None:
+        trouble = Trouble(log, logging.WARNING, "waiting for the lease", "the lease is known")
         while not self.stopping:
             try:
                 reading = await lease.read()
             except LeaseUnavailable as error:
-                log.warning("waiting for the lease", extra=fields(error=error))
+                trouble.met(error)
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
+            trouble.over()
             record = reading.record
             if record and not record.released and record.holder_id == self._config.member_id:
                 return reading
@@ -145,7 +147,11 @@ class _Parts:
         self._around = around
         self.seconds = opened.seconds
         self.registrar = Registrar(
-            config.namesrv, self._registration, config.register_namesrv_period / 1000
+            config.namesrv,
+            self._registration,
+            config.register_namesrv_period / 1000,
+            stale_ends=holder is None,
+            overtaken=self._overtaken,
         )
         self._writing = writing = Writing(around, opened, holder, self.registrar.changed)
         self._copies = copies = Copies(around, writing, holder, ended)
@@ -165,6 +171,9 @@ class _Parts:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""
         return [*self._writing.background(), self.registrar.run(), *self._copies.background()]
+
+    async def _overtaken(self, error: StaleEpoch) -> None:
+        await self._copies.overtaken(error)
 
     def _registration(self) -> namesrv_pb2.RegisterMemberRequest:
         store, state = self._writing.storage.store, self._writing.held.state

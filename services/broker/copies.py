@@ -5,19 +5,28 @@ hand-over.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from cometmq.errors import StaleEpoch
 from cometmq.member.holdings import Surroundings
 from cometmq.member.pacing import CatchUpPace
 from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.messaging.generations import EPOCH_SHIFT
 from cometmq.replication.watermarks import REPLICATED
+from cometmq.telemetry import fields
 from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet, policy_of
 from services.broker.metrics import ReplicationCollector
 from services.broker.replicas import Replicas
 from services.broker.replication_servicer import ReplicationServicer
 from services.broker.writing import Writing
+
+log = logging.getLogger(__name__)
+
+# Half of what generations can count (they begin with the epoch): nobody gets there by restarts.
+EPOCH_TOLD_MAX = 1 << (62 - EPOCH_SHIFT)
 
 
 class Copies:
@@ -36,6 +45,7 @@ class Copies:
         storage, keeper = writing.storage, writing.keeper
         self._storage = storage
         self._holder = holder
+        self._ended = ended
         self.replicas = Replicas(storage, CatchUpPace(config.copy_bytes_per_s), clock)
         self.in_sync = InSyncSet(
             storage,
@@ -61,6 +71,24 @@ class Copies:
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""
         return [] if self._holder is None else [self._hold(self._holder)]
+
+    async def overtaken(self, error: StaleEpoch) -> None:
+        """A name server knows a newer epoch than ours. That deposes nobody: it may remember a group
+        that is no more, or another process may use the group's name. Who holds the lease begins
+        again in an epoch above; raises Deposed where another member may hold it.
+        """
+        holder = self._holder
+        if holder is None:
+            return
+        if error.epoch is None:  # a name server of the release before
+            raise Deposed(str(error))
+        if error.epoch > EPOCH_TOLD_MAX:
+            log.error("a name server tells of no group's epoch", extra=fields(error=error))
+        elif await holder.pass_over(error.epoch):
+            log.warning("begins again above the epoch of a name server", extra=fields(error=error))
+            self._ended("epoch")
+        elif not self._storage.is_only_writer():
+            raise Deposed(str(error))
 
     async def _hold(self, holder: LeaseHolder) -> None:
         """Renew the lease and keep its sets; raises Deposed."""

@@ -16,7 +16,7 @@ from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import LeaseHolder
 from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
-from cometmq.replication.lease import Seat, Seats
+from cometmq.replication.lease import LeaseRecord, Seat, Seats
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
 from services.broker.replicas import Replicas
@@ -90,12 +90,17 @@ class InSyncSet:
         """With fewer in sync, sends to topics that wait for copies are refused."""
         return self._policy.size_min
 
+    @property
+    def record(self) -> LeaseRecord | None:
+        """What stands in the lease, as far as is known; None without one."""
+        return None if self._holder is None else self._holder.record
+
     def check_copies(self) -> None:
         """Raises SlaveNotAvailable while too few members are in sync."""
         if self.size < self._policy.size_min:
             raise SlaveNotAvailable(
-                f"{self.size} members of the broker group are in sync, "
-                f"{self._policy.size_min} must be (min_in_sync_replicas)"
+                f"{self.size} of the broker group's members {'is' if self.size == 1 else 'are'} "
+                f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
             )
 
     def reign(self) -> member_pb2.Reign | None:
@@ -149,6 +154,7 @@ class InSyncSet:
             await asyncio.sleep(pause_s)
 
     async def _keep(self, holder: LeaseHolder) -> float:
+        self._replicas.let_go(holder.bounding() | holder.rivals())
         before = holder.record
         wanted = self._wanted(holder)
         if holder.settled and wanted == (before.in_sync, before.electable):

@@ -7,7 +7,7 @@ cache as a rule, else in a thread, so that a follower far behind never stalls a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,6 +143,12 @@ class Replicas:
             replica.join(start)
         return replica
 
+    def let_go(self, named: Collection[Seat]) -> None:
+        """End the streams of those that have said farewell, but of the seats ``named``."""
+        for sender in self._streams.values():
+            if sender.replica.leaves and sender.replica.seat not in named:
+                sender.let_go()
+
     def is_current(self, sender: Sender) -> bool:
         """False: a newer stream of the member has come."""
         return self._streams.get(sender.replica.member_id) is sender
@@ -170,6 +176,7 @@ class Sender:
         self.wake = asyncio.Event()
         self._replicas = replicas
         self._pin = pin  # what was not sent yet is wanted
+        self._let_go = False
         self._told: tuple[Marks, int] | None = None  # positions that the follower was told last
         self._told_s = 0.0
 
@@ -185,15 +192,25 @@ class Sender:
         replicas.on_ack()
         replicas.changed.ring()
 
+    @property
+    def has_let_go(self) -> bool:
+        """The member has said farewell, and nobody waits for it."""
+        return self._let_go
+
+    def let_go(self) -> None:
+        """End the stream."""
+        self._let_go = True
+        self.wake.set()
+
     async def next_frame(self) -> Frame | None:
         """What to send next: bytes and waits for its disk at once, marks soon, and once a second
-        something anyway. None: a newer stream of the member has come.
+        something anyway. None: the member was let go, or a newer stream of it has come.
         """
         replicas = self._replicas
         while True:
             self.wake.clear()
             chunk = await self._chunk()
-            if not replicas.is_current(self):  # what the replica was sent, that one sends
+            if self._let_go or not replicas.is_current(self):  # what it was sent, that one sends
                 return None
             now_s = replicas.clock.boottime_s()
             due_s = self._due_s() - now_s

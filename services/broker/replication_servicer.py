@@ -47,7 +47,7 @@ class ReplicationServicer:
         self._in_sync = in_sync
         self._hand_over = hand_over
         self._identity = identity
-        self._member_id = config.member_id
+        self._config = config
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
         self._gate = gate
@@ -70,17 +70,24 @@ class ReplicationServicer:
         seat = Seat(first.hello.member_id, first.hello.store_id)
         follower = self._checked(first.hello, seat)
         start = await self._replicas.start_of_copy(follower)
+        self._check_free(seat)  # before the hello: it would tell who has no place here to go on
         await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
         if start != follower.log_end:
             return  # it cuts its log, and comes again
-        self._door.check_free(seat, self._replicas.connected(), self._replicas.clock.boottime_s())
+        self._check_free(seat)  # two may have come at once
         with self._replicas.join(seat, start) as sender:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read_acks(sender, context))
-                tasks.create_task(self._end_when_draining())
+                reading = tasks.create_task(self._read_acks(sender, context))
+                draining = tasks.create_task(self._end_when_draining())
                 while (frame := await sender.next_frame()) is not None:
                     await context.write(self._packed(frame))
-                raise InvalidRequest("member_id: another stream of this member has come")
+                if not sender.has_let_go:
+                    raise InvalidRequest("member_id: another stream of this member has come")
+                reading.cancel()
+                draining.cancel()
+
+    def _check_free(self, seat: Seat) -> None:
+        self._door.check_free(seat, self._replicas.connected(), self._replicas.clock.boottime_s())
 
     async def _read_acks(self, sender: Sender, context: Context) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
@@ -94,6 +101,7 @@ class ReplicationServicer:
                     ack.flushed_offset,
                     ack.answers_boot_ms,
                     min(ack.promise_ms, self._promise_ms),
+                    ack.leaves,
                 )
             )
 
@@ -139,7 +147,8 @@ class ReplicationServicer:
         self, request: member_pb2.StandingRequest, context: Context
     ) -> member_pb2.StandingResponse:
         role = common_pb2.MEMBER_ROLE_WRITER
-        standing = standing_of(self._identity, self._member_id, self._store, role)
+        lease = self._in_sync.record
+        standing = standing_of(self._identity, self._config, self._store, role, lease)
         if (reign := self._in_sync.reign()) is not None:
             standing.reign.CopyFrom(reign)
         return standing

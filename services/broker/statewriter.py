@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from cometmq.clock import Clock
-from cometmq.errors import BrokerDraining, DiskFull, StoreFailed
+from cometmq.errors import BrokerDraining, Shortage, StoreFailed
 from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
 from cometmq.member.statekeeper import StateKeeper
@@ -43,7 +43,7 @@ class StateWriter:
         try:
             self._keeper.write_offsets()
             self._keeper.write_copy_if_due(self._config.state_copy_interval_bytes)
-        except (DiskFull, BrokerDraining) as error:
+        except (Shortage, BrokerDraining) as error:
             log.error("offsets are not written", extra=fields(reason=str(error)))
 
     async def export(self) -> None:

@@ -43,6 +43,8 @@ from services.haslave.servicer import FollowerServicer
 
 log = logging.getLogger(__name__)
 
+FAREWELL_S_MAX = 2.0  # that a farewell may delay a stop
+
 
 class App(MemberApp):
     """A follower of a broker group; without a lease there is nobody to follow, and it leads."""
@@ -50,6 +52,7 @@ class App(MemberApp):
     name = "haslave"
     role = FOLLOWER
     _shown: Callable[[], Marks] = Marks  # by which a writer has shown what is here
+    _following: Following | None = None  # once the store is open
 
     async def _open(self, around: Surroundings) -> _Parts | None:
         if not self._config.lease:
@@ -66,6 +69,7 @@ class App(MemberApp):
             return None
         parts = _Parts(self, around, opened, candidate)
         self._shown = lambda: parts.storage.watermarks.shown
+        self._following = parts.following
         if step is not None:
             parts.follow(step)
         return parts
@@ -92,8 +96,18 @@ class App(MemberApp):
                 shown=self._shown(),
             )
 
-        lease = open_lease(config.lease)
+        lease = open_lease(config.lease, config.broker_group)
         return Candidate(lease, config.lease_duration_s, standing, peers, self._clock)
+
+    async def _retire(self) -> None:
+        """Say farewell: else producers would wait until the writer has missed us."""
+        if self._following is None:
+            return
+        try:
+            async with asyncio.timeout(FAREWELL_S_MAX):
+                await self._following.leave()
+        except TimeoutError:
+            log.info("stops without the writer's leave")
 
     def lead(self, lead: Lead, store: FollowerStore, heard_s: float | None) -> None:
         """The lease is ours. ``heard_s``: when the writer before was heard last."""
@@ -136,7 +150,7 @@ class _Parts:
             groups,
             ReadServicer(identity, held.reader, groups, metrics),
             AdminReadServicer(held, groups),
-            FollowerServicer(identity, config.member_id, opened.store, candidate),
+            FollowerServicer(identity, config, opened.store, candidate),
         )
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, self.storage, held.state),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
@@ -20,12 +20,21 @@ from cometmq.replication.candidacy import (
     Write,
 )
 from cometmq.replication.lease import LeaseRecord
-from cometmq.telemetry import fields
+from cometmq.telemetry import Trouble, fields
 
 log = logging.getLogger(__name__)
 
 # An order to lead is forgotten after so many of the lease's durations.
 FORCE_DURATIONS = 20
+
+
+class Order(NamedTuple):
+    """An operator's, to lead whatever may be lost: of what was acknowledged by then. Whoever writes
+    the lease since may acknowledge more, so it counts only as long as the lease stays as it was.
+    """
+
+    record: LeaseRecord | None
+    until_s: float
 
 
 class PeersPart(Protocol):
@@ -46,6 +55,7 @@ class Candidate:
         peers: PeersPart,
         clock: Clock,
     ) -> None:
+        self.record: LeaseRecord | None = None  # what was read last; None: nothing
         self._lease = lease
         self._duration_s = duration_s
         self._candidacy = Candidacy(duration_s)
@@ -53,7 +63,10 @@ class Candidate:
         self._peers = peers
         self._clock = clock
         self._promised_until_s = 0.0
-        self._forced_until_s = 0.0
+        self._order: Order | None = None
+        self._trouble = Trouble(
+            log, logging.WARNING, "the lease is not known", "the lease is known again"
+        )
 
     def promise(self, duration_ms: int) -> int:
         """Give the word not to take the lease for so long from now; how long it is really given
@@ -65,16 +78,21 @@ class Candidate:
         self._promised_until_s = max(self._promised_until_s, until_s)
         return duration_ms
 
-    def force(self) -> None:
-        """Lead as soon as the lease is abandoned, whatever may be lost. The order is for now: the
-        next time that a writer falls silent it does not count.
+    async def force(self) -> None:
+        """Lead as soon as the lease is abandoned, whatever may be lost, if nobody writes the lease
+        before. Raises LeaseUnavailable; LeaseConflict: somebody has led since we looked last, as
+        may have happened while this order was on its way.
         """
+        known, reading = self.record, await self._lease.read()
+        if _reign(reading.record) != _reign(known):
+            raise LeaseConflict("the lease has just changed: see who leads, then say it again")
+        until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
+        self._order = Order(reading.record, until_s)
         log.warning("told to lead, though acknowledged messages may be missing here")
-        self._forced_until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
 
     @property
     def _forced(self) -> bool:
-        return self._clock.boottime_s() < self._forced_until_s
+        return self._order is not None and self._clock.boottime_s() < self._order.until_s
 
     async def look(self) -> Lead | Follow | None:
         """Read the lease and take it where that is allowed. None: nothing is known for now."""
@@ -95,9 +113,19 @@ class Candidate:
             log.info("somebody else has written the lease first")
             return None
         except LeaseUnavailable as error:
-            log.warning("the lease is not known", extra=fields(error=error))
+            self._trouble.met(error)
             return None
 
     def _saw(self, record: LeaseRecord | None, answers: Answers | None) -> Step:
+        self._trouble.over()
+        self.record = record
+        if self._order is not None and self._order.record != record:
+            log.warning("the lease was written since: the order to lead is void")
+            self._order = None
         me = self._standing(self._promised_until_s, self._forced)
         return self._candidacy.saw(record, me, self._clock.boottime_s(), answers)
+
+
+def _reign(record: LeaseRecord | None) -> object:
+    """Of whom a record is, however often it was renewed."""
+    return record and (record.holder, record.epoch, record.opened, record.released)

@@ -74,7 +74,7 @@ class Follower:
 
 class Following:
     """Keeps the copy in step. :meth:`run` as a task; it ends with CutNeeded, StoreFailed, or
-    VersionUnsupported.
+    VersionUnsupported, and after :meth:`leave`.
     """
 
     def __init__(
@@ -104,12 +104,23 @@ class Following:
         self._address = ""
         self._missed: tuple[str, type[CometError]] | None = None  # what was told of last
         self._readdressed = asyncio.Event()
+        self._leaves = False
+        self._left = asyncio.Event()  # a stream on which that was said has ended
 
     def follow(self, address: str) -> None:
         """Follow the writer at ``address`` from now on; empty: nobody."""
         if address != self._address:
             self._address = address
             self._readdressed.set()
+
+    async def leave(self) -> None:
+        """Say farewell. The copy goes on until the writer ends the stream, because it waits for
+        this member no more; or until nobody waits for that: a writer may not be able to say so.
+        """
+        self._leaves = True
+        self._taken.set()
+        if self.connected:
+            await self._left.wait()
 
     def behind_s(self) -> float:
         """How long ago this copy last had everything; 0 while it has, as far as is known."""
@@ -128,6 +139,9 @@ class Following:
                     raise
                 except CometError as error:
                     self._tell_end(error)
+                if self._leaves:
+                    self._left.set()
+                    return
                 self.lost.set()
             await self._pause(backoff.next_s() if self._address else None)
 
@@ -163,8 +177,7 @@ class Following:
             try:
                 with wire_errors():
                     await self._agree(call)
-                    backoff.reset()
-                    await self._copy(call)
+                    await self._copy(call, backoff)
             finally:
                 call.cancel()
 
@@ -189,7 +202,6 @@ class Following:
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
         self._storage.watermarks.agreed()
         self.connected = True
-        self._missed = None
         self.adopted.set()
         log.info("following", extra=fields(epoch=self._store.epoch, start=start))
 
@@ -230,7 +242,7 @@ class Following:
             last_record_crc32=view.last_crc32,
         )
 
-    async def _copy(self, call: Stream) -> None:
+    async def _copy(self, call: Stream, backoff: Backoff) -> None:
         acking = asyncio.ensure_future(self._tell(call))
         try:
             while True:
@@ -239,6 +251,8 @@ class Following:
                     if frame.WhichOneof("kind") != "chunk":
                         raise ReplicationBroken("a message came that is no chunk")
                 await self._take(frame.chunk)
+                backoff.reset()  # not before: a writer may agree, and then not let us in
+                self._missed = None
         finally:
             acking.cancel()
             await asyncio.gather(acking, return_exceptions=True)
@@ -279,19 +293,20 @@ class Following:
                 raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
 
     async def _tell(self, call: Stream) -> None:
-        told = (-1, -1, -ANSWER_MS)
+        told, told_ms = (-1, -1, False), -ANSWER_MS
         taken = self._taken
         marks = self._storage.watermarks
         with self._storage.moved.heard_by(taken):
             while True:
-                now = marks.appended, marks.flushed, self._answers_ms
-                if now[:2] != told[:2] or now[2] - told[2] >= ANSWER_MS:
-                    told = now
+                now = marks.appended, marks.flushed, self._leaves
+                if now != told or self._answers_ms - told_ms >= ANSWER_MS:
+                    told, told_ms = now, self._answers_ms
                     ack = member_pb2.ReplicaAck(
-                        appended_offset=now[0],
-                        flushed_offset=now[1],
-                        answers_boot_ms=now[2],
+                        appended_offset=told[0],
+                        flushed_offset=told[1],
+                        answers_boot_ms=told_ms,
                         promise_ms=self._promise(self._promise_ms),
+                        leaves=told[2],
                     )
                     await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()

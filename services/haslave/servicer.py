@@ -6,6 +6,7 @@ from typing import Any
 
 from cometmq.errors import InvalidRequest
 from cometmq.member.checksum import checksum_log
+from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.read_servicer import not_writer
 from cometmq.member.standing import standing_of
@@ -20,10 +21,14 @@ class FollowerServicer:
     """The part of ``cometmq.v1.MemberService`` about copies of the log."""
 
     def __init__(
-        self, identity: BrokerIdentity, member_id: int, store: BaseStore, candidate: Candidate
+        self,
+        identity: BrokerIdentity,
+        config: MemberConfig,
+        store: BaseStore,
+        candidate: Candidate,
     ) -> None:
         self._identity = identity
-        self._member_id = member_id
+        self._config = config
         self._store = store
         self._candidate = candidate
 
@@ -39,14 +44,15 @@ class FollowerServicer:
         self, request: member_pb2.StandingRequest, context: Context
     ) -> member_pb2.StandingResponse:
         role = common_pb2.MEMBER_ROLE_FOLLOWER
-        return standing_of(self._identity, self._member_id, self._store, role)
+        lease = self._candidate.record
+        return standing_of(self._identity, self._config, self._store, role, lease)
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context
     ) -> member_pb2.ElectResponse:
         if not request.force:
             raise InvalidRequest("force: must be said, for acknowledged messages may be lost")
-        self._candidate.force()
+        await self._candidate.force()
         return member_pb2.ElectResponse()
 
     async def ChecksumLog(

@@ -358,7 +358,8 @@ def _check_epoch(group: _Group, member: Member) -> None:
         )
     if member.epoch < group.epoch:
         raise StaleEpoch(
-            f"{member.broker_group} is in epoch {group.epoch}, the registration in {member.epoch}"
+            f"{member.broker_group} is in epoch {group.epoch}, the registration in {member.epoch}",
+            epoch=group.epoch,
         )
     writer = group.writer
     if writer is None or writer.epoch != member.epoch or member.role is not Role.WRITER:
@@ -366,7 +367,8 @@ def _check_epoch(group: _Group, member: Member) -> None:
     if (writer.member_id, writer.address) != (member.member_id, member.address):
         raise StaleEpoch(
             f"member {writer.member_id} at {writer.address} is the writer of {member.broker_group} "
-            f"in epoch {writer.epoch}"
+            f"in epoch {writer.epoch}",
+            epoch=writer.epoch,
         )
 
 

@@ -73,7 +73,12 @@ def test_members_know_each_other(chart: Rendered) -> None:
         ]
         assert options["peers"] == wanted
         for number in range(len(wanted)):
-            config = MemberConfig(member_id=number, peers=tuple(options["peers"]))
+            config = MemberConfig(
+                member_id=number,
+                internal_port=port["port"],
+                lease="kubernetes://namespace/name",
+                peers=tuple(options["peers"]),
+            )
             assert len(config.peer_addresses() or {}) == len(wanted) - 1
 
 

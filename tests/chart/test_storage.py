@@ -109,7 +109,8 @@ def stores(chart: Rendered, tmp_path: Path) -> Iterator[Store]:
     for member in chart.members():
         file = tmp_path / f"{member['metadata']['name']}.yaml"
         file.write_text(chart.config_text(member))
-        config = load(MemberConfig, argv=["--config", str(file)], environ={})
+        environ = {"COMETMQ_LEASE": "kubernetes://namespace/name"}  # as the pod has it
+        config = load(MemberConfig, argv=["--config", str(file)], environ=environ)
         (claim,) = member["spec"]["volumeClaimTemplates"]
         size = re.fullmatch(r"(\d+)Gi", claim["spec"]["resources"]["requests"]["storage"])
         assert size

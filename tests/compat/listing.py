@@ -14,8 +14,8 @@ from cometmq.format.ids import parse_message_id
 from cometmq.format.indexfile import Sizes
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore, StoreOptions
-from cometmq.store.queries import find_by_key
 from tests.compat.rocketmq import Listing, RocketMq
+from tests.support.stores import find_by_key
 
 LOG_FILE_BYTES = 64 * 1024
 QUEUE_FILE_BYTES = 400

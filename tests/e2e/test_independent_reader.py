@@ -364,6 +364,7 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a store id": lambda store: edit(store / "cometmq.json", r'"store_id": "..', '"store_id": "'),
     "a name in the root": lambda store: (store / "cometmq.new").write_text(""),
     "a draft of a log file": lambda store: (store / "cometmq.next").write_bytes(b"\0\0\1"),
+    "a reserve that is something": lambda store: change(store / "cometmq.reserve", 100),
     "a name among the tables": lambda store: (store / "config" / "notes.json").write_text("{}"),
     "an elder of nothing": lambda store: (store / "config" / "topics.json").unlink(),
     "the log's last file too short": lambda store: shorten(max((store / "commitlog").iterdir())),

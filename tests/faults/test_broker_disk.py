@@ -316,3 +316,21 @@ async def _make_store(directory: Path, clean: bool) -> None:
 async def _check_store(directory: Path) -> None:
     async with running_broker(directory) as broker:
         assert await broker.bodies("T", 0) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_a_broker_starts_on_a_full_disk(tmp_path: Path, in_order: bool) -> None:
+    """Else nobody would remove what is too old: that is done by a broker that runs."""
+    sent: list[bytes] = []
+    with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
+        async with BrokerProcess(tmp_path, store=disk / "store") as process:
+            await process.client.put_topic("T", 1)
+            lane = await process.client.lane()
+            for number in range(20):
+                sent.append(b"%d" % number)
+                await lane.send(("T", 0, sent[-1:]))
+            await (process.stop() if in_order else process.kill())
+            filler = fill(disk)
+            await process.start()
+            assert await process.client.bodies("T", 0) == sent
+            filler.unlink()

@@ -278,6 +278,66 @@ def test_an_end_that_was_on_the_disk_and_is_gone_is_not_cut(tmp_path: Path) -> N
     assert log_file(tmp_path).read_bytes()[starts[9] : starts[10]].count(b"\0") > 900
 
 
+def flip_last(root: Path, last: int, end: int) -> None:
+    damage_body(root, last)
+
+
+def zero_end(root: Path, last: int, end: int) -> None:
+    overwrite(root, last - 2000, bytes(end - last + 2000))
+
+
+def empty_last_file(root: Path, last: int, end: int) -> None:
+    max(path for path in (root / "commitlog").iterdir() if any(path.read_bytes())).write_bytes(b"")
+
+
+def remove_log(root: Path, last: int, end: int) -> None:
+    shutil.rmtree(root / "commitlog")
+
+
+@pytest.mark.parametrize("tables", [False, True])
+@pytest.mark.parametrize(
+    "damage", [flip_last, zero_end, empty_last_file, remove_log], ids=lambda damage: damage.__name__
+)
+def test_what_a_clean_close_left_is_not_cut(
+    tmp_path: Path, damage: Callable[[Path, int, int], None], tables: bool
+) -> None:
+    """All of it in one batch, so that no store time tells what is missing."""
+    store = open_store(tmp_path)
+    end = append(store, ("A", 0, [PADDING] * 10)).end_offset
+    end = append(store, ("A", 0, [PADDING] * 10)).end_offset
+    last, _ = store.last_record()
+    store.close()
+    damage(tmp_path, last, end)
+    if tables:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "topics.json").write_text("{}")
+    kept = (tmp_path / "cometmq.epochs").read_bytes()
+    for _ in range(3):
+        with pytest.raises(StoreDamaged, match=f"up to {end}. Nothing was cut"):
+            open_store(tmp_path, files=restarted())
+        known = identity.load(OsFiles(), tmp_path / "cometmq.json")
+        assert known is not None
+        assert known.clean is not None
+        assert known.clean.end == end
+        assert (tmp_path / "cometmq.epochs").read_bytes() == kept
+
+
+def test_a_damaged_field_of_the_last_record_makes_nobody_its_author(tmp_path: Path) -> None:
+    """No checksum covers properties."""
+    store = open_store(tmp_path)
+    end = append(store, ("A", 0, [b"a", b"b"]), keys="key").end_offset
+    store_id, epochs = store.store_id, store.epochs
+    store.close()
+    content = log_file(tmp_path).read_bytes()
+    overwrite(tmp_path, content.rindex(b"key"), b"kez")
+    store = open_store(tmp_path)
+    assert store.takeover is None
+    assert (store.store_id, store.epochs[:-1]) == (store_id, epochs)
+    assert store.appended_offset == end
+    assert bodies(store, "A", 0) == [b"a", b"b"]
+    store.close()
+
+
 # --- the queues -----------------------------------------------------------------------------------
 
 Remove = Callable[[Path], None]
@@ -391,7 +451,8 @@ def test_a_crash_while_queues_are_made_anew_makes_them_anew_again(tmp_path: Path
     assert not saved.mark.tally.is_known
     known = identity.load(OsFiles(), tmp_path / "cometmq.json")
     assert known is not None
-    assert known.clean is None
+    assert known.clean is not None, "the log is known to be whole"
+    assert not known.clean.tally.is_known
     shutil.rmtree(tmp_path / "consumequeue" / "A" / "0")
     assert recovered(tmp_path, files=restarted()) == list(range(MESSAGES))
 
@@ -423,6 +484,33 @@ def test_a_checkpoint_of_the_future_is_refused_and_its_removal_helps(tmp_path: P
         open_store(tmp_path)
     (tmp_path / "checkpoint").unlink()
     assert recovered(tmp_path) == list(range(MESSAGES))
+
+
+@pytest.mark.parametrize("field", ["log_time_ms", "queue_time_ms"])
+@pytest.mark.parametrize("stop", ["clean", "crash"])
+def test_a_time_of_the_future_does_not_outweigh_a_mark(
+    tmp_path: Path, stop: str, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of a time, which nothing seals: told, corrected, and no later crash is a loss."""
+    closed(tmp_path) if stop == "clean" else grown(tmp_path)
+    rewrite_checkpoint(tmp_path, **{field: 2**41})
+    store = open_store(tmp_path, files=restarted())
+    assert f"{2**41}" in caplog.text
+    append(store, ("A", 0, [b"%d " % MESSAGES + PADDING]))
+    marked(store)
+    saved = checkpoint.load(OsFiles(), tmp_path / "checkpoint")
+    assert max(saved.log_time_ms, saved.queue_time_ms) < 2**41
+    append(store, ("A", 1, [b"%d " % (MESSAGES + 1) + PADDING]))
+    store.flush_log()
+    store.abandon()
+    assert recovered(tmp_path, files=restarted()) == list(range(MESSAGES + 2))
+
+
+def test_a_time_counts_where_more_than_the_mark_was_on_the_disk(tmp_path: Path) -> None:
+    end = grown(tmp_path)[-1]
+    rewrite_checkpoint(tmp_path, log_time_ms=2**41, durable_offset=end + 1)
+    with pytest.raises(StoreDamaged, match="store time"):
+        open_store(tmp_path)
 
 
 def other_checkpoint(root: Path, count: int, size: int) -> Path:

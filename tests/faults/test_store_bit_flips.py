@@ -17,11 +17,10 @@ from cometmq.format import queueunit, record
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
 from cometmq.store.engine import MessageStore, StoreOptions
-from cometmq.store.queries import find_by_key
 from tests.support import tally
 from tests.support.disk_model import DiskModel, FileNode, FolderNode
 from tests.support.simulated_files import SimulatedFiles
-from tests.support.stores import WallClock, append, encoded
+from tests.support.stores import WallClock, append, encoded, find_by_key
 
 OPTIONS = StoreOptions(8192, 20 * 20, index_sizes=Sizes(hash_slots=4, entries=20))
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.queries import find_by_key
 from tests.support.independent_files import Row
 from tests.support.independent_index import IndexFile, Keyed, KeyIndex, Shape, key_hash, keyed
 from tests.support.independent_log import MAGIC_BLANK
 from tests.support.independent_record import Broken, Message, decode
-from tests.support.stores import INDEX_SIZES, WallClock, append, append_keyed, open_store
+from tests.support.stores import (
+    INDEX_SIZES,
+    WallClock,
+    append,
+    append_keyed,
+    find_by_key,
+    open_store,
+)
 
 pytestmark = pytest.mark.usefixtures("implementation")
 

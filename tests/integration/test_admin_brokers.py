@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.admin import brokers, ops
+from cometmq.admin import brokers, ops, reigns
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
+from cometmq.v1 import member_pb2
 from tests.support.broker import SYNC, running_namesrv, until_async
 from tests.support.live_group import live_group
 
@@ -51,6 +52,37 @@ async def test_status_hand_over_checksum(tmp_path: Path) -> None:
         assert all(view.equal and view.to_offset > done.log_end_offset - 1 for view in sums)
         with pytest.raises(GroupNotFound, match="g7"):
             await brokers.compare_logs(connection, ("g7",))
+
+
+async def test_who_was_in_sync_is_known_without_a_writer(tmp_path: Path) -> None:
+    """The follower tells what it has read in the lease."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), lease_duration_s=60.0) as group,
+        Connection(namesrv) as connection,
+    ):
+        await group[0].client.put_topic("T", 1, SYNC)
+        await group.all_in_sync(0, 1)
+
+        async def well() -> bool:
+            return [view.status for view in await reigns.describe(connection)] == ["ok"]
+
+        await until_async(well)
+        [writer, follower] = [
+            await group[each].members.Standing(member_pb2.StandingRequest()) for each in (0, 1)
+        ]
+        seats = [(0, writer.store_id), (1, follower.store_id)]
+        assert [(s.member_id, s.store_id) for s in writer.lease.in_sync] == seats
+        await group[0].crash()
+
+        async def told() -> bool:
+            [view] = await reigns.describe(connection)
+            return (view.status, view.in_sync, view.electable) == ("no writer", [0, 1], [0, 1])
+
+        await until_async(told)
+        [view] = await reigns.describe(connection)
+        assert view.troubles == ["member 0 is not registered"]
+        assert "member 1 takes over" in view.advice
 
 
 async def test_cleaning_asks_every_member_for_its_own_disk(tmp_path: Path) -> None:

@@ -122,12 +122,28 @@ async def test_only_wanted_tags_are_polled() -> None:
         assert [message.queue_offset for message in await consumer.poll()] == [5, 6, 7, 8, 9]
 
 
-async def test_a_fence_is_followed_by_poll() -> None:
+async def test_a_fence_is_followed_by_poll(caplog: pytest.LogCaptureFixture) -> None:
     async with pulling(10) as (consumer, broker, _):
         await consumer.assign([QUEUE])
         await consumer.seek(QUEUE, Position(1, 8))
         broker.fences["T", 0] = (2, 4)
         assert [message.queue_offset for message in await consumer.poll()] == [4, 5, 6, 7, 8, 9]
+    assert moves_told(caplog) == ["position fenced"]
+
+
+async def test_a_position_outside_the_queue_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with pulling(10) as (consumer, *_):
+        await consumer.assign([QUEUE])
+        await consumer.seek(QUEUE, Position(1, 99))
+        assert await consumer.poll(10) == []
+    assert moves_told(caplog) == ["offset moved"]
+
+
+def moves_told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    told = [record.message for record in caplog.records]
+    return [what for what in told if what in ("position fenced", "offset moved")]
 
 
 async def test_what_may_pass_is_tried_again_and_what_may_not_is_raised() -> None:

@@ -123,7 +123,7 @@ async def test_a_hello_that_lies(tmp_path: Path, fields: dict[str, Any], reason:
 async def test_a_member_that_is_none_of_the_peers(tmp_path: Path) -> None:
     async with writing(tmp_path) as group:
         await group[0].stop()
-        peers = ("0@127.0.0.1:1", "5@127.0.0.1:5")
+        peers = (f"0@{group[0].internal_address}", "5@127.0.0.1:5")
         group[0].config = replace(group[0].config, peers=peers)
         await group[0].start("writer")
         call = group[0].members.Replicate()
@@ -188,6 +188,10 @@ async def test_the_number_of_a_follower_that_answers_is_taken(tmp_path: Path) ->
 
         await until_async(taken)
         assert await refused(group[0], "member") >= 1
+        call = group[0].members.Replicate()
+        await call.write(member_pb2.ReplicateRequest(hello=hello(member_id=1, store_id="another")))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()  # no hello: whoever gets one takes the writer's epochs over
         await group[0].client.send("T", 0, b"the follower is still there")
         await group.in_step()
 
@@ -202,6 +206,7 @@ class Impostor(member_pb2_grpc.MemberServiceServicer):
         self.stream_count = 0
         self.frames: asyncio.Queue[member_pb2.LogChunk] = asyncio.Queue()
         self.lies: dict[str, Any] = {}
+        self.first_answers: list[Any] = []  # on each stream
 
     async def Replicate(  # type: ignore[override]  # answers with context.write
         self, request_iterator: Any, context: Any
@@ -210,6 +215,7 @@ class Impostor(member_pb2_grpc.MemberServiceServicer):
         frames = self.frames = asyncio.Queue()
         self.stream_count += 1
         await context.write(greeting(follower, **self.lies))
+        self.first_answers.append(await context.read())
         while True:  # until the follower leaves
             await context.write(member_pb2.ReplicateResponse(chunk=await frames.get()))
 
@@ -304,6 +310,16 @@ async def test_a_chunk_that_lies(tmp_path: Path) -> None:
         impostor.frames.put_nowait(good)
         end = good.offset + len(good.data)
         await until(lambda: follower.store is not None and follower.store.appended_offset == end)
+
+
+async def test_frames_of_one_stream_are_not_answered_on_the_next(tmp_path: Path) -> None:
+    """They may have been another writer's, whose clock says something else."""
+    async with led_astray(tmp_path) as (_, impostor, good):
+        await until(lambda: impostor.stream_count == 1)
+        impostor.frames.put_nowait(changed(good, sent_boot_ms=5_000))
+        impostor.frames.put_nowait(changed(good, epoch=99))  # it comes again
+        await until(lambda: len(impostor.first_answers) == 2)
+        assert [one.ack.answers_boot_ms for one in impostor.first_answers] == [0, 0]
 
 
 BAD_GREETINGS: list[tuple[str, dict[str, Any]]] = [

@@ -14,12 +14,14 @@ import pytest
 
 from cometmq import errors
 from cometmq.member.config import PromoteAsync
+from cometmq.member.leases import FileLease
 from cometmq.model import ReplicationMode
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
+from services.haslave import app as haslave_app
 from tests.support.broker import ASYNC, refusal, running_namesrv, until, until_async
 from tests.support.live_group import LiveMember, live_group
 
@@ -140,6 +142,65 @@ async def test_routes_keep_a_writer_that_restarts_while_it_looks_for_its_lease(
         assert (await known())[0] == (common_pb2.MEMBER_ROLE_WRITER, 2)
 
 
+def remembered(epoch: int) -> namesrv_pb2.RegisterMemberRequest:
+    """What a writer has told that is no more."""
+    member = namesrv_pb2.Member(
+        cluster="DefaultCluster",
+        broker_group="g1",
+        member_id=7,
+        role=common_pb2.MEMBER_ROLE_WRITER,
+        address="127.0.0.1:7",
+        epoch=epoch,
+    )
+    version = namesrv_pb2.DataVersion(epoch=epoch, counter=1)
+    return namesrv_pb2.RegisterMemberRequest(member=member, data_version=version)
+
+
+@pytest.mark.parametrize("epoch", [1, 13])
+async def test_a_group_made_anew_passes_over_what_name_servers_remember(
+    tmp_path: Path, epoch: int
+) -> None:
+    """In one step, whoever they take for its writer; and all that it has is where it was."""
+    async with running_namesrv(tmp_path) as namesrv, open_channel(namesrv) as channel:
+        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+        async with live_group(tmp_path, members=1, **COPIED) as group:
+            await group[0].client.put_topic("T", 1, ASYNC)
+            await acknowledged(group[0], b"a")
+            before = await group[0].client.pull("T", 0, 0)
+            await group[0].stop()
+            await stub.RegisterMember(remembered(1 + epoch))
+            group[0].reconfigure(namesrv=(namesrv,))
+            await group[0].start()
+            await until(lambda: reasons(group[0]) == ["first", "restart", "epoch", "restart"])
+            await group[0].until_role("writer")
+
+            async def registered() -> bool:
+                found = await stub.DescribeCluster(namesrv_pb2.DescribeClusterRequest())
+                return [(m.member.member_id, m.member.epoch) for m in found.members] == [
+                    (0, 2 + epoch)
+                ]
+
+            await until_async(registered)
+            after = await group[0].client.pull("T", 0, 0)
+            assert after.next_position == before.next_position
+            assert len(group[0].changes) == 4
+
+
+async def test_an_epoch_that_no_group_has_is_not_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There would be none above."""
+    async with running_namesrv(tmp_path) as namesrv, open_channel(namesrv) as channel:
+        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+        await stub.RegisterMember(remembered(1 << 40))
+        async with live_group(tmp_path, members=1, namesrv=(namesrv,), **COPIED) as group:
+            await group[0].client.put_topic("T", 1, ASYNC)
+            await acknowledged(group[0], b"a")
+            assert reasons(group[0]) == ["first"]
+            assert group.lease_record()["epoch"] == 1
+    assert "a name server tells of no group's epoch" in caplog.text
+
+
 async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_path: Path) -> None:
     async with live_group(tmp_path, **QUICK, **UNFLUSHED) as group:
         await group[0].client.put_topic("T", 1, ASYNC)
@@ -197,6 +258,40 @@ async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
         await group.all_in_sync(0)
         await acknowledged(group[0], b"b")
         assert await bodies(group[0]) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("replication", [ReplicationMode.APPENDED, ReplicationMode.ASYNC])
+async def test_nobody_waits_for_a_follower_that_has_said_farewell(
+    tmp_path: Path, replication: ReplicationMode
+) -> None:
+    patient = {**QUICK, "in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
+    async with live_group(tmp_path, **patient, replication_mode=replication) as group:
+        await group.all_in_sync(0, 1)
+        await group[0].client.put_topic("T", 1, ASYNC)
+        await acknowledged(group[0], b"a")
+        await group[1].retire()
+        assert group.lease_record()["electable"] == group.lease_record()["in_sync"]
+        assert group.in_sync() == [0], "it was let go, not given up"
+        await acknowledged(group[0], b"b")
+        await group[1].start("follower")
+        await group.all_in_sync(0, 1)
+        await acknowledged(group[0], b"c")
+        assert await bodies(group[0]) == [b"a", b"b", b"c"]
+
+
+async def test_a_farewell_that_the_lease_cannot_take_delays_a_stop_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(haslave_app, "FAREWELL_S_MAX", 0.2)
+    async with live_group(tmp_path, **{**COPIED, "in_sync_lag_s_max": 3600.0}) as group:
+        await group.all_in_sync(0, 1)
+        away = errors.LeaseUnavailable("away")
+        with mock.patch.object(FileLease, "write", side_effect=away):
+            await group[1].retire()
+        assert "stops without the writer's leave" in caplog.text
+        assert group.in_sync() == [0, 1]
+        await group.all_in_sync(0)
 
 
 async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class RealKeeper:
         self._detour = ""
 
     def open(self) -> KubernetesLease:
-        return KubernetesLease(self._rights.namespace, LEASE, KubeApi(self._access))
+        return KubernetesLease(self._rights.namespace, LEASE, "g1", KubeApi(self._access))
 
     def _access(self) -> Access:
         found = access(self._rights.environment(), self._rights.pod)
@@ -166,7 +166,9 @@ async def test_a_server_that_we_do_not_trust(keeper: RealKeeper, rights: Rights)
 async def test_a_kubeconfig_instead_of_a_pod(keeper: RealKeeper, rights: Rights) -> None:
     version = await keeper.open().write(HELD, NOT_THERE)
     config = rights.kubeconfig()
-    outside = KubernetesLease(rights.namespace, LEASE, KubeApi(lambda: from_kubeconfig(config)))
+    outside = KubernetesLease(
+        rights.namespace, LEASE, "g1", KubeApi(lambda: from_kubeconfig(config))
+    )
     assert await outside.read() == Reading(HELD, version)
 
 
@@ -176,7 +178,7 @@ async def test_a_certificate_instead_of_a_token(keeper: RealKeeper, rights: Righ
     certificate = rights.server.authority.read_bytes()
     certificate += rights.server.authority.with_suffix(".key").read_bytes()
     there = Access(rights.server.address, rights.server.authority.read_bytes(), "", certificate)
-    lease = KubernetesLease(rights.namespace, LEASE, KubeApi(lambda: there))
+    lease = KubernetesLease(rights.namespace, LEASE, "g1", KubeApi(lambda: there))
     with pytest.raises(LeaseUnavailable, match="403"):
         await lease.read()
 

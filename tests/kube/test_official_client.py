@@ -27,7 +27,7 @@ def official(rights: Rights) -> Any:
 
 def ours(rights: Rights) -> KubernetesLease:
     found = access(rights.environment(), rights.pod)
-    return KubernetesLease(rights.namespace, LEASE, KubeApi(lambda: found))
+    return KubernetesLease(rights.namespace, LEASE, "g1", KubeApi(lambda: found))
 
 
 async def test_it_reads_what_we_have_written(rights: Rights) -> None:

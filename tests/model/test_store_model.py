@@ -29,11 +29,19 @@ from cometmq.errors import BodyChecksumMismatch, DiskFull
 from cometmq.format import queueunit, taghash
 from cometmq.format.indexfile import Sizes
 from cometmq.store.engine import MessageStore, StoreOptions
-from cometmq.store.queries import Boundary, find_by_key, offset_by_time
+from cometmq.store.queries import Boundary, offset_by_time
 from tests.support.disk_model import DiskModel
 from tests.support.ledger import Ledger, Message
 from tests.support.simulated_files import Fault, Gone, Kind, SimulatedFiles
-from tests.support.stores import HOST, Deletions, WallClock, append, encoded, read_queue
+from tests.support.stores import (
+    HOST,
+    Deletions,
+    WallClock,
+    append,
+    encoded,
+    find_by_key,
+    read_queue,
+)
 
 OPTIONS = StoreOptions(16 * 1024, 20 * 7, index_sizes=Sizes(hash_slots=4, entries=30))
 QUEUES = [("A", 0), ("A", 1), ("%RETRY%g", 0), ("B", 12)]

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import DiskFull, StoreDamaged, StoreFailed
-from cometmq.format import queueunit
+from cometmq.errors import DiskFull, StoreDamaged, StoreFailed, StoreForeignFile
+from cometmq.format import queueunit, record
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
 from cometmq.store.layout import offset_name
 from cometmq.store.queues.consumequeue import ConsumeQueue
+from cometmq.store.tools.verify import verify
 from tests.support.disk_model import DiskModel
 from tests.support.simulated_files import Fault, Kind, SimulatedFiles
 from tests.support.stores import (
@@ -27,6 +28,7 @@ from tests.support.stores import (
     open_store,
 )
 
+STORE_TIME_AT = record.LAYOUTS[0].offsets["store_time_ms"]
 UNITS = QUEUE_FILE_BYTES // queueunit.UNIT_BYTES
 
 
@@ -160,3 +162,49 @@ def test_a_span_of_a_few_bytes_is_damage(tmp_path: Path) -> None:
     with pytest.raises(StoreDamaged):
         store.read_records([(0, 1)])
     store.close()
+
+
+@pytest.mark.parametrize("bit", [62, 60, 48])
+def test_a_store_time_that_no_clock_gave_ends_nobody(
+    tmp_path: Path, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bit flipped in a store time, which no checksum covers: when the next file of the index was
+    to be named after it, the process ended, and so it did at every start.
+    """
+    store = open_store(tmp_path)
+    keys = [f"k{number}" for number in range(20)]
+    at = append_keyed(store, "A", 0, "first").log_offset
+    store.abandon()
+    log = tmp_path / "commitlog" / offset_name(0)
+    content = bytearray(log.read_bytes())
+    content[at + STORE_TIME_AT + 7 - bit // 8] ^= 1 << bit % 8
+    log.write_bytes(content)
+    for start in range(2):
+        store = open_store(tmp_path)
+        assert "after this machine's clock" in caplog.text
+        append_keyed(store, "A", 0, *keys)
+        store.flush_log()
+        while store.index_some():
+            pass
+        assert store.index.status.entry_count == 1 + 20 * (start + 1)
+        assert len(list((tmp_path / "index").iterdir())) > 1
+        store.close()
+    complaints = [fault.what for fault in verify(tmp_path, index_sizes=SMALL.index_sizes).faults]
+    assert "impossible store time" in complaints[0]
+
+
+@pytest.mark.parametrize("start", [2**63, 10**20 - 1, 2**63 - LOG_FILE_BYTES])
+@pytest.mark.parametrize("name", ["", "cometmq.json"])
+def test_a_log_file_behind_all_offsets_is_refused_before_anything_is_changed(
+    tmp_path: Path, start: int, name: str
+) -> None:
+    """It was an error of struct, after a takeover had been noted in the folder."""
+    open_store(tmp_path).close()
+    log = tmp_path / "commitlog"
+    (log / offset_name(0)).rename(log / offset_name(start - start % LOG_FILE_BYTES))
+    if name:
+        (tmp_path / name).unlink()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(StoreForeignFile, match="behind the last offset"):
+        open_store(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -11,6 +11,7 @@ WANTED = (
     *(f"epochs by {reason}" for reason in ELECTIONS),
     "truncations",
     "set shrinks",
+    "farewells",
     "generations raised",
     "positions fenced",
     "lease writes without an answer",

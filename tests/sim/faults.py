@@ -91,12 +91,17 @@ def _stop(faults: Faults) -> None:
         faults.tell(member, "stopped in order")
 
         def stop() -> None:
+            if not process.serving:
+                return
             process.serving = process.writes = False
             process.disk.close()
             member.kill()
+            # Also when all is to be well: what has begun to stop stops.
+            world.at(world.between(0.2, 10), lambda: start(member))
 
-        process.call(stop)
-        faults.later(0.2, 10, lambda: start(member))
+        world = process.world
+        process.call(process.leave)
+        process.after(world.between(0.0, 0.5), stop)
 
 
 def lose_power(faults: Faults, member: Member) -> None:
@@ -129,7 +134,7 @@ def _disk(faults: Faults) -> None:
 def _pause(faults: Faults) -> None:
     member = faults.some()
     faults.tell(member, "paused")
-    member.machine.stopped = True
+    member.machine.stop()
     faults.later(0.2, 15, member.machine.go_on)
 
 
@@ -251,7 +256,25 @@ def force(faults: Faults, member: Member) -> None:
     process = member.process
     if isinstance(process, Follower) and process.serving:
         faults.tell(member, "told to lead")
-        process.call(process.candidate.force)
+        faults.judge.ordered(member)
+        process.call(process.be_told_to_lead)
+
+
+def _forestall(faults: Faults) -> None:
+    """A follower is told to lead, but the writer comes back first; and dies again when it has
+    acknowledged what the follower, which stood still, has not got.
+    """
+    group = faults.group
+    member = next((writer.member for writer in group.writers()), group.members[0])
+    other = group.world.rng.choice([each for each in group.members if each is not member])
+    faults.tell(member, "forestalls an election")
+    member.kill()
+    force(faults, other)
+    faults.later(0.2, 1, lambda: start(member))
+    faults.later(3, 4, other.machine.stop)
+    faults.later(8, 10, member.kill)
+    faults.later(10, 11, other.machine.go_on)
+    faults.later(20, 30, lambda: start(member))
 
 
 FAULTS: dict[str, Callable[[Faults], None]] = {
@@ -271,6 +294,7 @@ FAULTS: dict[str, Callable[[Faults], None]] = {
     "lease deleted": _lease_deleted,
     "hand over": _hand_over,
     "force": _force,
+    "forestall": _forestall,
 }
 OFTEN = [
     "kill",
@@ -284,4 +308,4 @@ OFTEN = [
     "lease out",
     "slow disk",
 ]
-SELDOM = ["disk", "power of all", "slow link", "loss", "lease deleted", "force"]
+SELDOM = ["disk", "power of all", "slow link", "loss", "lease deleted", "force", "forestall"]

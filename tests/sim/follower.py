@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cometmq.errors import InvalidRequest, StaleEpoch
+from cometmq.errors import InvalidRequest, LeaseConflict, LeaseUnavailable, StaleEpoch
 from cometmq.messaging.generations import EPOCH_SHIFT, History
 from cometmq.replication.candidacy import Lead, Standing
 from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Plan, plan
@@ -74,6 +74,7 @@ class Follower(Role):
         self._promise_ms = 0
         self._answers_ms = 0
         self._told = (-1, -1, -ANSWER_MS)
+        self._leaves = False
         self._heard_s = 0.0
         self._flush_wanted = 0
         self._flushing = False
@@ -118,6 +119,16 @@ class Follower(Role):
         self._connect_to("" if step is None else step.address)
         self._reconnect_later()
         await self._watch_lease()
+
+    def be_told_to_lead(self) -> None:
+        """By an operator."""
+        self.spawn(self._force())
+
+    async def _force(self) -> None:
+        try:
+            await self.candidate.force()
+        except (LeaseConflict, LeaseUnavailable) as error:
+            self.tell("does not take the order", error)
 
     def _open(self) -> None:
         disk = self.disk
@@ -258,13 +269,20 @@ class Follower(Role):
         self._show()
         self._answer()
 
+    def leave(self) -> None:
+        self._leaves = True
+        self._told = (-1, -1, -ANSWER_MS)
+        self._answer()
+
     def _answer(self) -> None:
         now = self.marks.appended, self.marks.flushed, self._answers_ms
         if not self._agreed or self._stream is None or self._end is None:
             return
         if now[:2] != self._told[:2] or now[2] - self._told[2] >= ANSWER_MS:
             self._told = now
-            self._stream.send(self._end, Ack(*now, self.candidate.promise(self._promise_ms)))
+            promise_ms = self.candidate.promise(self._promise_ms)
+            self._stream.send(self._end, Ack(*now, promise_ms, self._leaves))
+            self.world.counts["farewells"] += self._leaves
 
     # --- the disk, and what is seen ---------------------------------------------------------------
 

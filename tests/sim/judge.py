@@ -7,6 +7,7 @@ The judge sees everything: all disks, true time, what stood in the lease. What m
   (COPIED_FLUSHED). When all of them lost their power, or their disks, at once, that is counted.
 - Whatever was acknowledged, or seen, survives a hand-over and a restart on the same seat.
 - A batch that asked only for the writer's disk survives the restart of its writer on that disk.
+- What an operator's order may lose was acknowledged by writers that had begun when it was given.
 - All else may be lost by a fail-over; but no position that is taken means another message.
 """
 
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from cometmq.replication.lease import LeaseRecord, Reason, Seat
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 from tests.sim.disk import Record
-from tests.sim.member import Group, Role
+from tests.sim.member import Group, Member, Role
 from tests.sim.storage import Batch
 from tests.sim.world import Violation, World
 from tests.sim.writer import Writer
@@ -55,6 +56,8 @@ class Judge:
         self._gone: set[str] = set()  # names of disks that are no more
         self._taken_from: LeaseRecord | None = None  # the lease before its holder's
         self._unserved: dict[Seat, Reason] = {}  # why an epoch was opened that nobody has served
+        self._ordered: dict[int, int] = {}  # newest epoch when a member was told to lead
+        self._given_away = 0  # that one, of the order that was carried out last
         self._lost_lease = False  # an epoch may be known to nobody who is asked
         self._copied_seen: dict[int, tuple[Record, int]] = {}  # by start, and in which epoch
         self._epoch_log: dict[int, dict[int, int]] = {}  # what was seen in an epoch, by start
@@ -72,6 +75,10 @@ class Judge:
         self._broken.add(seat)
         self._gone.add(_disk_of(seat))
 
+    def ordered(self, member: Member) -> None:
+        """An operator tells it to lead by force."""
+        self._ordered[member.id] = max(self.begun_epochs, default=0)
+
     def lease_written(self, before: LeaseRecord | None, record: LeaseRecord) -> None:
         if before is None or before.holder != record.holder or before.released:
             self._taken_from = before
@@ -87,14 +94,18 @@ class Judge:
         reason that it had then.
         """
         self._unserved.setdefault(writer.disk.seat, writer.reason)
+        if writer.reason is Reason.FORCED:
+            self._given_away = self._ordered[writer.member.id]
 
     def begun(self, writer: Writer) -> None:
         """It serves from now on."""
         epoch, seat = writer.epoch, writer.disk.seat
         reason = self._unserved.get(seat, writer.reason)
+        if Reason.FORCED in self._unserved.values():
+            reason = Reason.FORCED  # all that is left has come from that one
         self._unserved.clear()
         newest = max(self.begun_epochs, default=0)
-        if epoch <= newest:
+        if epoch <= newest or (newest and reason is Reason.FIRST):
             if not self._is_forgotten(newest, writer):
                 raise Violation(f"epoch {epoch} of {seat} begins after {newest}")
             raise Forgotten
@@ -139,6 +150,8 @@ class Judge:
         counts, demands = self.world.counts, acked.batch.demands
         what = f"{demands!r} of epoch {acked.epoch} at {acked.batch.records[0].start}"
         if reason is Reason.FORCED:
+            if acked.epoch > self._given_away and not self._lost_lease:
+                raise Violation(f"{what}, of a writer that came after the order, is lost by force")
             counts["acknowledged and lost: forced"] += 1
             return
         if reason in (Reason.HANDOVER, Reason.RESTART):

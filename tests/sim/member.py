@@ -116,6 +116,9 @@ class Role(Process):
     def start(self) -> None:
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """It is about to be stopped in order."""
+
     def readable(self, queue: int) -> int:
         raise NotImplementedError
 

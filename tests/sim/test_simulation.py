@@ -48,7 +48,7 @@ def test_a_stopped_machine_does_later_what_came_meanwhile() -> None:
     process = Process(machine)
     done: list[float] = []
     process.after(1.0, lambda: done.append(world.now))
-    machine.stopped = True
+    machine.stop()
     world.run(5.0)
     assert not done
     machine.go_on()

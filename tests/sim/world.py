@@ -80,6 +80,10 @@ class Machine:
         self.stopped = False
         self._backlog: list[Action] = []
 
+    def stop(self) -> None:
+        """Until :meth:`go_on`."""
+        self.stopped = True
+
     def do(self, action: Action) -> None:
         if self.stopped:
             self._backlog.append(action)

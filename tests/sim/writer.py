@@ -381,8 +381,7 @@ class Writer(Role):
         try:
             view = self._door.checked_log(*_fields_of(hello))
             start = start_of_copy(writer_log, view, self.disk.crc_at)
-            if start == view.log_end:
-                self._door.check_free(hello.seat, self._connected(), self.clock.boottime_s())
+            self._door.check_free(hello.seat, self._connected(), self.clock.boottime_s())
         except (InvalidRequest, StaleEpoch, MemberIdTaken) as error:
             self.tell("refuses", hello.seat, error)
             stream.close(end)

@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.independent_record import broken, expect
 
 LEVELS_MAX = 64
+KEY_CHARACTERS_MAX = 4096
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|/\*.*?\*/|//[^\n]*)*", re.DOTALL)
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"|\'((?:[^\'\\]|\\.)*)\'', re.DOTALL)
@@ -99,7 +100,11 @@ class _Reader:
         if found := self._match(_NAME) or self._match(_NUMBER):
             return found[0]
         key = self._value(level + 1)
-        return key if isinstance(key, str) else json.dumps(key, sort_keys=True)
+        if isinstance(key, str):
+            return key
+        text = json.dumps(key, sort_keys=True, ensure_ascii=False)
+        expect(len(text) <= KEY_CHARACTERS_MAX, self._at, "too long for a key")
+        return text
 
 
 def _text_of(found: re.Match[str]) -> str:

@@ -27,7 +27,9 @@ TRASH = re.compile(r"cometmq\.trash\.[0-9]+")
 ZEROS = bytes(1 << 20)
 
 FOLDERS = frozenset({"commitlog", "consumequeue", "index", "config"})
-OURS = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort", "lock", "cometmq.next"})
+MAY_HOLD_ZEROS = ("cometmq.next", "cometmq.reserve")
+OURS = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort", "lock", *MAY_HOLD_ZEROS})
+RESERVE_BYTES = 262_144
 REPLACED = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort"})
 ROCKETMQS = frozenset({"timerwheel", "timerlog"})
 
@@ -49,10 +51,11 @@ def expect_tree(root: Path, log_file_bytes: int) -> None:
         named = folder or file or path.name in ROCKETMQS
         expect(named, path, "a name that does not belong here")
         expect(path.is_dir() if folder else path.is_file() or not file, path, "of another kind")
-    draft = root / "cometmq.next"
-    if draft.exists():
-        made = draft.read_bytes()
-        expect(len(made) <= log_file_bytes and not any(made), draft, "not a log file in the making")
+    for name, most in zip(MAY_HOLD_ZEROS, (log_file_bytes, RESERVE_BYTES), strict=True):
+        zeros = root / name
+        if zeros.exists():
+            made = zeros.read_bytes()
+            expect(len(made) <= most and not any(made), zeros, "not made of so many zeros")
 
 
 # --- rows of files --------------------------------------------------------------------------------
@@ -155,6 +158,9 @@ class Identity:
 
 def read_identity(path: Path) -> Identity:
     fields = json.loads(path.read_text(encoding="utf-8"))
+    told = fields.pop("crc32", None)
+    sealed = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode("ascii")
+    expect(told in (None, zlib.crc32(sealed)), path, f"crc32 {told}")
     recovered = fields.pop("recovered", False)
     foreign = fields.pop("foreign", None)
     expect_options(path, fields.pop("options", None))

@@ -136,6 +136,16 @@ class LeaseContract:
         with pytest.raises(LeaseUnavailable, match="does not read"):
             await keeper.open().read()
 
+    async def test_another_groups_lease_is_not_ours(self, keeper: Keeper) -> None:
+        lease = keeper.open()
+        version = await lease.write(HELD, NOT_THERE)
+        await keeper.open().write(replace(HELD, group="g2", renewals=1), version)
+        for other in (lease, keeper.open()):
+            with pytest.raises(LeaseUnavailable, match="lease of g2: see the option lease"):
+                await other.read()
+        with pytest.raises((LeaseConflict, LeaseUnavailable)):
+            await lease.write(replace(HELD, epoch=9), version)
+
     # --- it cannot be had ---
 
     async def test_who_has_no_right_is_told(self, keeper: Keeper) -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from cometmq.format import record
 from cometmq.store.base import BaseStore
-from cometmq.store.queries import find_by_key
 from tests.support import tally
-from tests.support.stores import Run, read_queue
+from tests.support.stores import Run, find_by_key, read_queue
 
 Queue = tuple[str, int]
 

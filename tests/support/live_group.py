@@ -48,6 +48,7 @@ class LiveMember:
         self._channel: grpc.aio.Channel | None = None
         self._stop = asyncio.Event()
         self._crashed = False
+        self._app: MemberApp | None = None
         self._internal_address = ""
 
     async def start(self, role: str = "") -> None:
@@ -89,6 +90,7 @@ class LiveMember:
         ended: RoleChange | None = None
         try:
             async with app:
+                self._app = app
                 self._internal_address = addresses[1]
                 self.config = replace(
                     self.config, internal_port=int(addresses[1].rpartition(":")[2])
@@ -136,8 +138,14 @@ class LiveMember:
         assert self._channel is not None
         return member_pb2_grpc.MemberServiceStub(self._channel)
 
+    async def retire(self) -> None:
+        """As by SIGTERM, with what a role does for others first."""
+        assert self._app is not None
+        await self._app._retire()
+        await self.stop()
+
     async def stop(self) -> None:
-        """As by SIGTERM."""
+        """As by SIGTERM, but for that."""
         self._stop.set()
         if self._running is not None:
             await self._running

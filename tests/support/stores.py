@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format import queueunit, record
-from cometmq.format.indexfile import Sizes
+from cometmq.format.indexfile import TIME_MS_MAX, Sizes
 from cometmq.format.properties import encode as encode_properties
 from cometmq.native.interface import Levels
 from cometmq.store.base import BaseStore
-from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath
+from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath, Usage
 from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
+from cometmq.store.queries import Found, KeySearch
 
 HOST = record.host_bytes("127.0.0.1", 10911)
 LOG_FILE_BYTES = 16 * 1024
@@ -65,6 +67,15 @@ class FaultyFiles(OsFiles):
         if self.room == 0:
             raise DiskFull(f"no room to create {path}")
         return super().create(path, size)
+
+    def usage(self, path: StrPath) -> Usage:
+        found = super().usage(path)
+        return found if self.room is None else found._replace(free_bytes=self.room)
+
+    def unlink(self, path: StrPath) -> None:
+        if self.room is not None and os.path.exists(path):
+            self.room += os.stat(path).st_size
+        super().unlink(path)
 
     def sync_directory(self, path: StrPath) -> None:
         self.synced.append(str(path))
@@ -188,6 +199,15 @@ def read_queue(store: BaseStore, topic: str, queue_id: int, start: int = 0) -> l
 
 def bodies(store: BaseStore, topic: str, queue_id: int, start: int = 0) -> list[bytes]:
     return [found.body for found in read_queue(store, topic, queue_id, start)]
+
+
+def find_by_key(
+    store: BaseStore, topic: str, key: str, first_ms: int = 0, last_ms: int = TIME_MS_MAX
+) -> Iterator[Found]:
+    """All that a search finds."""
+    search = KeySearch(store, topic, key, first_ms, last_ms)
+    while not search.is_over:
+        yield from search.piece()
 
 
 def open_store(

@@ -74,15 +74,21 @@ def test_retry_values_are_those_of_the_wire() -> None:
 @every_error
 @pytest.mark.parametrize("segment", [None, 0, 7])
 @pytest.mark.parametrize("fence", [None, (0, 0), (2**64 - 1, 2**63 - 1)])
+@pytest.mark.parametrize("epoch", [None, 13])
 def test_an_error_survives_the_wire(
-    kind: type[CometError], segment: int | None, fence: tuple[int, int] | None
+    kind: type[CometError],
+    segment: int | None,
+    fence: tuple[int, int] | None,
+    epoch: int | None,
 ) -> None:
-    data = to_proto(kind("what happened", segment=segment, fence=fence)).SerializeToString()
+    sent = kind("what happened", segment=segment, fence=fence, epoch=epoch)
+    data = to_proto(sent).SerializeToString()
     proto = common_pb2.Error.FromString(data)
     error = from_proto(proto)
 
     assert type(error) is kind
     assert (str(error), error.segment, error.fence) == ("what happened", segment, fence)
+    assert error.epoch == epoch
     assert (proto.name, proto.advice, proto.retry) == (kind.name(), kind.advice, kind.retry.value)
 
 

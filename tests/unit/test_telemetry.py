@@ -16,6 +16,7 @@ from cometmq.clock import SystemClock
 from cometmq.config import LogForm, LogLevel
 from cometmq.telemetry import (
     MetricsServer,
+    Trouble,
     escape,
     fields,
     new_registry,
@@ -51,6 +52,24 @@ def test_a_plain_event_is_one_line_with_its_fields() -> None:
     assert line.endswith(
         'Z INFO    tests.telemetry member registered group=g1 note="two words" empty=""\n'
     )
+
+
+def test_what_lasts_is_told_when_it_begins_changes_and_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger=log.name)
+    trouble = Trouble(log, logging.WARNING, "it fails", "it works")
+    trouble.over(of="a")
+    for error in (OSError("x"), OSError("x"), OSError("y"), OSError("y")):
+        trouble.met(error, of="a")
+    trouble.over(of="a")
+    trouble.over(of="a")
+    trouble.met(OSError("y"), of="a")
+    told = [
+        (r.levelname, r.getMessage(), str(vars(r)["fields"].get("error"))) for r in caplog.records
+    ]
+    began = ("WARNING", "it fails", "y")
+    assert told == [("WARNING", "it fails", "x"), began, ("INFO", "it works", "None"), began]
 
 
 @pytest.mark.usefixtures("root_logger")

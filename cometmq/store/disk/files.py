@@ -7,7 +7,8 @@ and there in small pieces is mapped (:meth:`Files.map`). Its room is taken first
 disk under a mapping is SIGBUS, and it is synced by its descriptor, because ``mmap.flush`` holds the
 GIL for a whole msync.
 
-Errors: a full disk is :class:`~cometmq.errors.DiskFull`, everything else that the kernel refuses is
+Errors: a full disk is :class:`~cometmq.errors.DiskFull`, no descriptor to open a file with is
+:class:`~cometmq.errors.DescriptorsExhausted`, everything else that the kernel refuses is
 :class:`~cometmq.errors.StoreFailed`; a read that would have to wait for the disk is
 :class:`BlockingIOError` when asked for with ``nowait``.
 """
@@ -21,16 +22,17 @@ import resource
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from cometmq.errors import DiskFull, StoreError, StoreFailed
+from cometmq.errors import DescriptorsExhausted, DiskFull, Shortage, StoreError, StoreFailed
 from cometmq.native.interface import Levels
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 StrPath: TypeAlias = str | os.PathLike[str]
+Opened = TypeVar("Opened")
 
 # the most that one call reads or writes while zeros are written or looked for
 CHUNK_BYTES = 1024 * 1024
@@ -41,6 +43,9 @@ SYNC_EVERY_BYTES = 32 * CHUNK_BYTES
 ZEROS = bytes(CHUNK_BYTES)
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # the process's limit, the machine's
+# what must not be left half done waits so long for a descriptor
+PATIENCE_S, PAUSE_S = 30.0, 0.05
 
 
 class Entry(NamedTuple):
@@ -49,6 +54,7 @@ class Entry(NamedTuple):
     name: str
     is_directory: bool
     size: int
+    is_link: bool = False  # a symbolic one, whatever it points to; size is the link's own
 
 
 class Usage(NamedTuple):
@@ -167,8 +173,10 @@ def _catalogue(action: str, path: StrPath) -> Iterator[None]:
         raise store_error(error, action, path) from error
 
 
-def store_error(error: OSError, action: str, path: StrPath) -> StoreError | DiskFull:
+def store_error(error: OSError, action: str, path: StrPath) -> StoreError | Shortage:
     """The catalogue's error for what the kernel said."""
+    if error.errno in NO_DESCRIPTOR:
+        return DescriptorsExhausted(f"cannot {action} {os.fspath(path)}: {error.strerror}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"no space left to {action} {os.fspath(path)}")
     return StoreFailed(f"cannot {action} {os.fspath(path)}: {error.strerror or error}")
@@ -344,6 +352,9 @@ class OsFiles:
     The cap is soft: files in use are never closed. It is lowered to half of what the process may
     open. A file that is closed by the cap may hold bytes that are not synced; Linux (4.16 and
     later) reports an error of their writing back to the next one who opens and syncs it.
+
+    When connections have taken all that the process may open, the files that nobody uses let theirs
+    go one by one, until there is one for what is needed now.
     """
 
     def __init__(self, open_files_max: int = 4096, *, writable: bool = True) -> None:
@@ -351,7 +362,7 @@ class OsFiles:
         self._flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.open_files_max = max(16, min(open_files_max, allowed // 2))
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         # in the order of opening; a second chance moves a file to the end
         self._open: OrderedDict[OsFile, None] = OrderedDict()
         self._nowait = hasattr(os, "RWF_NOWAIT")
@@ -363,7 +374,8 @@ class OsFiles:
 
     def create(self, path: StrPath, size: int) -> File:
         with _catalogue("create", path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = self._spared(lambda: os.open(path, flags, 0o644))
             try:
                 os.ftruncate(fd, size)
             except OSError:
@@ -375,29 +387,27 @@ class OsFiles:
 
     def map(self, path: StrPath, size: int) -> Mapping:
         with _catalogue("map", path):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                _reserve(fd, size)
-                return OsMapping(fd, os.fspath(path), size)
-            except BaseException:
-                os.close(fd)
-                raise
+            return self._spared(lambda: _mapped(path, size))
 
     def read(self, path: StrPath) -> bytes | None:
         with _catalogue("read", path):
             try:
-                return Path(path).read_bytes()
+                return self._spared(Path(path).read_bytes)
             except FileNotFoundError:
                 return None
 
     def entries(self, path: StrPath) -> list[Entry]:
         found = []
-        with _catalogue("list", path), suppress(FileNotFoundError), os.scandir(path) as names:
+        with (
+            _catalogue("list", path),
+            suppress(FileNotFoundError),
+            self._waited_for(lambda: os.scandir(path)) as names,
+        ):
             for name in names:
                 with suppress(FileNotFoundError):  # removed this moment: it alone is not there
                     is_directory = name.is_dir(follow_symlinks=False)
                     size = 0 if is_directory else name.stat(follow_symlinks=False).st_size
-                    found.append(Entry(name.name, is_directory, size))
+                    found.append(Entry(name.name, is_directory, size, name.is_symlink()))
         return sorted(found)
 
     def exists(self, path: StrPath) -> bool:
@@ -417,11 +427,12 @@ class OsFiles:
 
     def remove_tree(self, path: StrPath) -> None:
         with _catalogue("remove", path), suppress(FileNotFoundError):
-            shutil.rmtree(path)
+            self._spared(lambda: shutil.rmtree(path))
 
     def sync_directory(self, path: StrPath) -> None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            fd = self._waited_for(lambda: os.open(path, flags))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -475,9 +486,31 @@ class OsFiles:
         while len(self._open) >= self.open_files_max and self._close_one():
             pass
         with _catalogue("open", file.path):
-            fd = os.open(file.path, self._flags)
+            fd = self._spared(lambda: os.open(file.path, self._flags))
         self._open[file] = None
         return fd
+
+    def _waited_for(self, act: Callable[[], Opened]) -> Opened:
+        """As :meth:`_spared`, for what must not be left half done: as long as a disk may take."""
+        pause = threading.Event()
+        for _ in range(int(PATIENCE_S / PAUSE_S)):
+            try:
+                return self._spared(act)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR:
+                    raise
+            pause.wait(PAUSE_S)
+        return self._spared(act)
+
+    def _spared(self, act: Callable[[], Opened]) -> Opened:
+        """What ``act`` opens, with descriptors that idle files let go if there are no others."""
+        while True:
+            try:
+                return act()
+            except OSError as error:
+                with self.lock:
+                    if error.errno not in NO_DESCRIPTOR or not self._close_one():
+                        raise
 
     def let_go(self, file: OsFile) -> None:
         """Close the descriptor of a file without users. The lock is held."""
@@ -496,6 +529,16 @@ class OsFiles:
             file._recent = False
             self._open.move_to_end(file)
         return False  # all in use: the cap is soft
+
+
+def _mapped(path: StrPath, size: int) -> OsMapping:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _reserve(fd, size)
+        return OsMapping(fd, os.fspath(path), size)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _reserve(fd: int, size: int) -> None:

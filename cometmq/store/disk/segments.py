@@ -170,6 +170,16 @@ class Segments:
         start = layout.parse_offset_name(entry.name, self.directory)
         if entry.is_directory:
             raise StoreForeignFile(f"{path} is a folder where a file of the store is expected")
+        if entry.is_link:
+            raise StoreForeignFile(
+                f"{path} is a symbolic link: put the file itself there, or keep the whole data "
+                "folder where the link points to"
+            )
+        if not entry.size:
+            raise StoreForeignFile(
+                f"{path} is empty and files follow it: put back a whole one, from a copy or "
+                "another member, or give up what is missing: cometmq store repair DIRECTORY"
+            )
         if entry.size != self.file_bytes and not (is_last and entry.size < self.file_bytes):
             raise StoreForeignFile(
                 f"{path} has {entry.size} bytes, files of this store have {self.file_bytes}: if it "
@@ -177,6 +187,8 @@ class Segments:
                 "the file was cut short, put back a whole one, from a copy or another member, or "
                 "give up what is missing: cometmq store repair DIRECTORY"
             )
+        if start > layout.OFFSET_MAX - self.file_bytes:
+            raise StoreForeignFile(f"{path} begins behind the last offset that there can be")
         if start % self.file_bytes:
             raise StoreForeignFile(
                 f"{path} does not follow the file before it: no file of {self.file_bytes} bytes "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from cometmq.errors import DiskFull, StoreError
+from cometmq.errors import Shortage, StoreError
 from cometmq.store.disk.files import Files, replace
 
 FAILED = b"failed "  # before the number of the process
@@ -26,7 +26,7 @@ def write(files: Files, path: Path, *, failed: bool) -> None:
 
 def note_failure(files: Files, path: Path) -> None:
     """The disk has refused to write or to sync. As far as it lets us, and without a sync."""
-    with suppress(StoreError, DiskFull):
+    with suppress(StoreError, Shortage):
         file = files.open(path)
         try:
             file.pwrite(FAILED + str(files.process_id()).encode("ascii"), 0)

@@ -64,6 +64,22 @@ class Checkpoint:
         """
         return max(0, min(self.log_time_ms, self.queue_time_ms) - MARGIN_MS)
 
+    @property
+    def known_time_ms(self) -> int:
+        """Records of this store time were on the disk, behind the mark too; 0: that is not known.
+        Nothing seals a time, so where nothing was on the disk behind the mark, that alone counts.
+        """
+        is_all = self.mark is not None and self.mark.end == self.durable_offset
+        return 0 if is_all else self.log_time_ms
+
+    def not_after(self, time_ms: int) -> Checkpoint:
+        """The same of a log whose youngest record is of ``time_ms``."""
+        return dataclasses.replace(
+            self,
+            log_time_ms=min(self.log_time_ms, time_ms),
+            queue_time_ms=min(self.queue_time_ms, time_ms),
+        )
+
     def encode(self) -> bytes:
         times = TIMES.pack(
             self.log_time_ms,

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import threading
 from pathlib import Path
 
-from cometmq.errors import StoreFailed, StoreLocked
+from cometmq.errors import StoreFailed, StoreForbidden, StoreLocked
 
 CONTENT = b"lock"
 
@@ -49,20 +50,37 @@ class DirectoryLock:
 
     def _lock(self) -> int:
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = self._opened()
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 os.pwrite(fd, CONTENT, 0)
-            except BaseException:
+            except BaseException as error:
                 os.close(fd)
+                # POSIX allows either for a lock that is held
+                if isinstance(error, BlockingIOError | PermissionError):
+                    raise StoreLocked(
+                        f"another process uses the data folder {self._path.parent}"
+                    ) from error
                 raise
-        except BaseException as error:
+        except BaseException:
             with _held_lock:
                 _held.discard(self._key)
-            # POSIX allows either for a lock that is held
-            if isinstance(error, BlockingIOError | PermissionError):
-                raise StoreLocked(
-                    f"another process uses the data folder {self._path.parent}"
-                ) from error
             raise
         return fd
+
+    def _opened(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except PermissionError as error:
+            raise StoreForbidden(_whose(self._path)) from error
+
+
+def _whose(path: Path) -> str:
+    """Why ``path`` cannot be opened."""
+    known = path if path.exists() else path.parent
+    owner = known.stat()
+    return (
+        f"{path} may not be written by this process, user {os.geteuid()} of group {os.getegid()}: "
+        f"{known} belongs to user {owner.st_uid} of group {owner.st_gid}, mode "
+        f"{stat.filemode(owner.st_mode)}"
+    )

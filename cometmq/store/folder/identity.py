@@ -7,15 +7,19 @@ wrote into it since.
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
 from cometmq.store.disk.files import Files, replace
-from cometmq.store.folder.logmark import LogMark
+from cometmq.store.folder.logmark import UNKNOWN, LogMark
 
 VERSION = 1
+LOG_OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,20 @@ class Identity:
     former_store_id: str = ""
 
     def encode(self) -> bytes:
-        return (json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n").encode("utf-8")
+        fields = {"version": VERSION, **asdict(self)}
+        return (json.dumps(fields | {"crc32": _seal(fields)}, indent=2) + "\n").encode("utf-8")
+
+
+def _seal(fields: Mapping[str, Any]) -> int:
+    """CRC-32 of the fields, however they are laid out in the file."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("utf-8"))
+
+
+def _check_seal(fields: dict[str, Any]) -> None:
+    """Versions before wrote none."""
+    told = fields.pop("crc32", None)
+    if told is not None and told != _seal(fields):
+        raise ValueError(f"its crc32 should be {_seal(fields)}")
 
 
 def decode(content: bytes, path: Path) -> Identity:
@@ -65,24 +82,40 @@ def decode(content: bytes, path: Path) -> Identity:
             raise StoreDamaged(
                 f"{path} is of version {fields['version']}, this program knows {VERSION}"
             )
-        clean = fields["clean"]
-        mark = None if clean is None else LogMark(**clean)
-        recovered = bool(fields.get("recovered", False))
-        foreign, options = fields.get("foreign"), fields.get("options")
+        _check_seal(fields)
+        clean, foreign, options = fields["clean"], fields.get("foreign"), fields.get("options")
         return Identity(
             str(fields["store_id"]),
             str(fields["boot_id"]),
-            mark,
-            recovered,
-            None if foreign is None else int(foreign),
-            None if options is None else LastOptions(**options),
+            None if clean is None else _checked_mark(clean),
+            bool(fields.get("recovered", False)),
+            None if foreign is None else _checked(foreign),
+            None if options is None else _checked_options(options),
             str(fields.get("former_store_id", "")),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreDamaged(
             f"{path} does not read as a store's identity ({error!r}). Put it back from a copy; "
             "cometmq store repair DIRECTORY says what it held and how to do without"
         ) from error
+
+
+def _checked_mark(fields: Mapping[str, Any]) -> LogMark:
+    for name, value in fields.items():
+        _checked(value, UNKNOWN if name in ("queue_count", "unit_count") else 0)
+    return LogMark(**fields)
+
+
+def _checked_options(fields: Mapping[str, Any]) -> LastOptions:
+    for name, value in fields.items():
+        _checked(value, 0 if name == "transient_bytes_max" else 1)
+    return LastOptions(**fields)
+
+
+def _checked(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= LOG_OFFSET_MAX:
+        raise ValueError(f"{value!r} is no number from {least} to {LOG_OFFSET_MAX}")
+    return value
 
 
 def load(files: Files, path: Path) -> Identity | None:

@@ -9,13 +9,14 @@ Threads: one puts keys in and removes files, any number look keys up.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from cometmq.errors import DiskFull, StoreForeignFile
+from cometmq.errors import Shortage, StoreForeignFile
 from cometmq.format import indexfile
-from cometmq.format.indexfile import HEADER_BYTES, Header, Key, Keys, Sizes
+from cometmq.format.indexfile import HEADER_BYTES, Header, Keys, Sizes
 from cometmq.store import layout
 from cometmq.store.disk.files import CHUNK_BYTES, Entry, File, Files, Mapping
 
@@ -45,7 +46,7 @@ class IndexFile:
         return not self._sizes.room(self.header)
 
     def map(self, files: Files) -> None:
-        """Make ready for :meth:`put`, unless it is already. DiskFull."""
+        """Make ready for :meth:`put`, unless it is already. Shortage."""
         if self._mapping is None:
             # A page that is not in memory would be read in the middle of a write, with the GIL
             # held. Entries are only added at the end: the slots are enough.
@@ -74,13 +75,17 @@ class IndexFile:
             self._mapping.sync()
             self.durable_time_ms = self.header.end_time_ms
 
-    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int]:
-        """Log offsets of records with a key of this hash, newest first. See
+    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int | None]:
+        """Log offsets of records with a key of this hash, newest first, and None. See
         :func:`cometmq.format.indexfile.find`.
         """
         return indexfile.find(
             self._read, self._sizes, self.header.begin_time_ms, code, first_ms, last_ms
         )
+
+    def last_hashes(self) -> Iterator[int]:
+        """See :func:`cometmq.format.indexfile.last_hashes`."""
+        return indexfile.last_hashes(self._read, self._sizes, self.header)
 
     def close(self) -> None:
         self._unmap()
@@ -128,9 +133,9 @@ class KeyIndex:
         durable = (file.durable_time_ms for file in reversed(self._list))
         return next((time_ms for time_ms in durable if time_ms), 0)
 
-    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int]:
-        """Log offsets of records with a key of this hash, newest first, of all files. Times are
-        known by the second.
+    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int | None]:
+        """Log offsets of records with a key of this hash, newest first, of all files, and None for
+        each entry that was passed over. Times are known by the second.
         """
         for file in reversed(self._list):
             if file.header.end_time_ms < first_ms:
@@ -138,12 +143,25 @@ class KeyIndex:
             if file.header.begin_time_ms <= last_ms:
                 yield from file.find(code, first_ms, last_ms)
 
-    def holds(self, key: Key) -> bool:
-        """Whether this very key was put in already."""
-        for log_offset in self.find(key.hash, 0, indexfile.TIME_MS_MAX):
-            if log_offset <= key.log_offset:
-                return log_offset == key.log_offset
-        return False
+    def lacking(self, keys: Keys) -> Keys:
+        """Those of ``keys`` that are in no file. They are of a part of the log behind a file's last
+        record and in front of the next one's first, or begin with the last record itself.
+
+        Of the files only the entries of that record are read: a key may be that of all messages.
+        """
+        if not keys:
+            return keys
+        first = keys[0].log_offset
+        known = self._known(first)
+        return Keys.of(key for key in keys if key.log_offset > first or key.hash not in known)
+
+    def _known(self, log_offset: int) -> set[int]:
+        """Hashes of the keys of the record there, if it is the last one of a file: two files may
+        have some each.
+        """
+        at = bisect_left(self._list, log_offset, key=_end_offset)
+        ended = takewhile(lambda file: _end_offset(file) == log_offset, self._list[at:])
+        return {code for file in ended for code in file.last_hashes()}
 
     def gaps(self, log_start: int) -> Iterator[tuple[int, int]]:
         """The parts of the log (start, end) from ``log_start`` on in front of a file, and behind
@@ -211,13 +229,13 @@ class KeyIndex:
 
     def insert(self, keys: Keys) -> int:
         """Put ``keys`` in, in the order of the log; returns how many, which is fewer than all when
-        the disk has no room for another file.
+        another file cannot be made or opened now.
         """
         done = 0
         while done < len(keys):
             try:
                 file = self._writable(keys[done].store_time_ms)
-            except DiskFull:
+            except Shortage:
                 break
             part = keys.part(done, self._sizes.room(file.header))
             file.put(part)
@@ -230,7 +248,7 @@ class KeyIndex:
             self._list[-1].sync()
 
     def _writable(self, store_time_ms: int) -> IndexFile:
-        """The last file, or a new one if that is sealed, for a record of this time. DiskFull."""
+        """The last file, or a new one if that is sealed, for a record of this time. Shortage."""
         file = self._list[-1] if self._list else None
         if file is None or file.is_sealed:
             file = self._made(self._name(store_time_ms))
@@ -290,6 +308,10 @@ class KeyIndex:
         file.close()
         self._files.unlink(file.path)
         self._files.sync_directory(self._directory)
+
+
+def _end_offset(file: IndexFile) -> int:
+    return file.header.end_offset
 
 
 def _goes_on(before: IndexFile | None, file: IndexFile) -> bool:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import MessageNotFound, StoreDamaged
+from cometmq.errors import MessageNotFound, Shortage, StoreDamaged
 from cometmq.format.indexfile import Keys, Sizes
 from cometmq.format.indexkeys import keys_of_chunk
 from cometmq.format.record import BLANK_BYTES
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 # Less than a millisecond, also of plain Python and small records: who waits for the GIL does not
 # wait longer.
 STEP_BYTES = 32 * 1024 if accelerator is None else 128 * 1024
-# What a clean close still indexes, a second or two; more is left to the next start.
-CLOSE_BYTES_MAX = 64 * 1024 * 1024
+# What a clean close still takes, half a second; more is left to the next start.
+CLOSE_STEPS_MAX = 512
 
 
 class IndexStatus(NamedTuple):
@@ -57,7 +57,6 @@ class Indexer:
         # Some of the keys at the position may be in the index already.
         self._doubtful = False
         self._stalled = ""
-        self._read_bytes = 0  # of the log, ever
         # Parts of the log between what neighbouring files speak of, which are still to be looked
         # into: a record with a key there was in a file that is gone.
         self._gaps: deque[tuple[int, int]] = deque()
@@ -76,7 +75,7 @@ class Indexer:
         """For the checkpoint: see :attr:`KeyIndex.durable_time_ms`."""
         return self._index.durable_time_ms
 
-    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int]:
+    def find(self, code: int, first_ms: int, last_ms: int) -> Iterator[int | None]:
         """See :meth:`KeyIndex.find`."""
         return self._index.find(code, first_ms, last_ms)
 
@@ -115,11 +114,15 @@ class Indexer:
     def step(self) -> bool:
         """Index the next piece of what is on the disk; False when there is nothing to do for now.
 
-        A full disk and a damaged log are no errors here: ``status`` tells, and the next step tries
+        A shortage and a damaged log are no errors here: ``status`` tells, and the next step tries
         again. StoreFailed.
         """
         with self._stepping:
-            return not self._closed and self._step()
+            try:
+                return not self._closed and self._step()
+            except Shortage as error:
+                self._stall(str(error))
+                return False
 
     def _step(self) -> bool:
         start = self._log.start
@@ -127,7 +130,7 @@ class Indexer:
         self._position = start = max(start, self._position)
         left = self._log.flushed[0] - start
         if self.enabled and self._gaps:
-            self._look_into_gap()
+            self._look_into(self._gaps.popleft())
             return True
         if not self.enabled or left <= 0:
             return False
@@ -142,20 +145,24 @@ class Indexer:
         if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
             return False
         self._position = chunk.next_offset
-        self._read_bytes += len(chunk.data)
         self._stalled = ""
         return True
 
-    def _look_into_gap(self) -> None:
-        start, stop = self._gaps.popleft()
-        start = max(start, self._log.start)
+    def _look_into(self, gap: tuple[int, int]) -> None:
+        start, stop = max(gap[0], self._log.start), gap[1]
         if start >= stop:
             return
+        try:
+            self._look_between(start, stop)
+        except Shortage:
+            self._gaps.appendleft((start, stop))
+            raise
+
+    def _look_between(self, start: int, stop: int) -> None:
         with suppress(MessageNotFound, StoreDamaged):  # gone, or nobody can tell
             chunk = self._log.read_chunk(start, min(STEP_BYTES, stop - start), nowait=False)
             assert chunk is not None, (start, stop)
-            self._read_bytes += len(chunk.data)
-            if len(chunk.data) > BLANK_BYTES and self._lacks_one_of(keys_of_chunk(chunk.data)):
+            if len(chunk.data) > BLANK_BYTES and self._index.lacking(keys_of_chunk(chunk.data)):
                 logger.warning(
                     "index files are missing between %d and %d of the log: all from there on are "
                     "built again",
@@ -166,16 +173,13 @@ class Indexer:
             else:
                 self._gaps.appendleft((chunk.next_offset, stop))
 
-    def _lacks_one_of(self, keys: Keys) -> bool:
-        return any(not self._index.holds(key) for key in keys)
-
     def _insert(self, keys: Keys) -> bool:
         if self._doubtful:
-            keys = Keys.of(key for key in keys if not self._index.holds(key))
+            keys = self._index.lacking(keys)
         done = self._index.insert(keys)
         self._doubtful = done < len(keys)
         if self._doubtful:
-            self._stall("no room on the disk for another index file")
+            self._stall("no room on the disk for another index file, or none can be opened")
             self._position = keys[done].log_offset
         return not self._doubtful
 
@@ -195,11 +199,11 @@ class Indexer:
 
     def finish(self) -> None:
         """Before a clean close: index the rest of the log, within bounds, and bring all of it to
-        the disk.
+        the disk. Gaps that are left are there at the next start, too.
         """
-        stop = self._read_bytes + CLOSE_BYTES_MAX
-        while self._read_bytes < stop and self.step():
-            pass
+        for _ in range(CLOSE_STEPS_MAX):
+            if not self.step():
+                break
         self._index.sync()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import DiskFull, MessageNotFound, StoreDamaged, StoreFailed
+from cometmq.errors import DiskFull, MessageNotFound, Shortage, StoreDamaged, StoreFailed
 from cometmq.format import record
 from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
@@ -106,7 +106,7 @@ class CommitLog:
         return end if end + size + BLANK_BYTES <= file_end else file_end
 
     def append(self, offset: int, batch: Buffer, store_time_ms: int) -> None:
-        """Write ``batch`` at ``offset``, which :meth:`place` told. After :class:`DiskFull` nothing
+        """Write ``batch`` at ``offset``, which :meth:`place` told. After :class:`Shortage` nothing
         has changed.
         """
         end, last_time_ms = self.end
@@ -121,10 +121,10 @@ class CommitLog:
             if offset != end:
                 self._write_blank(end, offset)
             self._write(segment, offset, batch)
-        except DiskFull:
+        except Shortage:
             self._scars.append((offset, len(batch)))
             # At once: recovery must not find what was refused. As a rule that takes no room.
-            with suppress(DiskFull):
+            with suppress(Shortage):
                 self.heal()
             raise
         self._scars.clear()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from cometmq.errors import DiskFull, StoreDamaged, StoreForeignFile
+from cometmq.errors import Shortage, StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
@@ -41,6 +42,15 @@ class Notes(Generic[Note]):
         """Take the notes out one by one, newest first."""
         while self._notes:
             yield self._notes.popitem()[0]
+
+    def settle(self, sync: Callable[[Note], None]) -> None:
+        """``sync`` each and take it out. After a :class:`Shortage` what is left stays noted."""
+        for note in self.drained():
+            try:
+                sync(note)
+            except Shortage:
+                self.add(note)
+                raise
 
 
 class Dispatcher:
@@ -107,8 +117,8 @@ class Dispatcher:
         return queue
 
     def dispatch(self, queue: ConsumeQueue, units: bytes) -> None:
-        """Append ``units`` to ``queue``. When the disk is full they stay in memory: see
-        :meth:`catch_up`.
+        """Append ``units`` to ``queue``. When the disk is full, or no file can be opened, they stay
+        in memory: see :meth:`catch_up`.
         """
         if not queue.next_offset:
             self._queue_count += 1
@@ -127,12 +137,12 @@ class Dispatcher:
     def _write_or_keep(self, queue: ConsumeQueue) -> None:
         try:
             self._write(queue)
-        except DiskFull:
+        except Shortage:
             if queue not in self._behind:
                 self._behind.append(queue)
 
     def catch_up(self) -> None:
-        """Write what a full disk kept in memory; :class:`DiskFull` while it is still full."""
+        """Write what a shortage kept in memory; :class:`Shortage` while it lasts."""
         while self._behind:
             self._write(self._behind[-1])
             written = self._behind.pop()
@@ -179,7 +189,8 @@ class Dispatcher:
             trash = self._paths.trash(next(self._trash_numbers))
             self._files.rename(folder, trash)
             self._note_directories(folder.parent, self._paths.root)
-            self._files.remove_tree(trash)
+            with suppress(Shortage):  # then the next opening removes it
+                self._files.remove_tree(trash)
 
     def _write(self, queue: ConsumeQueue) -> None:
         end_before = queue.segments.end
@@ -221,10 +232,8 @@ class Dispatcher:
         certain.
         """
         dispatched = self.dispatched
-        for segment in self._dirty_files.drained():
-            segment.file.sync()
-        for directory in self._dirty_directories.drained():
-            self._files.sync_directory(directory)
+        self._dirty_files.settle(lambda segment: segment.file.sync())
+        self._dirty_directories.settle(self._files.sync_directory)
         return dispatched
 
     # --- cutting: nobody else uses the queues ---
@@ -310,7 +319,10 @@ class Dispatcher:
         entries = [entry for entry in entries if not layout.is_ignored(entry.name)]
         for entry in entries:
             if not entry.is_directory:
-                raise StoreForeignFile(f"{path / entry.name} is a file where folders are expected")
+                kind = "symbolic link" if entry.is_link else "file"
+                raise StoreForeignFile(
+                    f"{path / entry.name} is a {kind} where folders are expected"
+                )
         return [entry.name for entry in entries]
 
     def _note_unsynced(self, queue: ConsumeQueue, durable: int, cut: bool) -> None:

@@ -82,11 +82,27 @@ def _verified(
 
 
 def _first_change(log: CommitLog, mark: LogMark) -> int | None:
-    """Up to where the log is as it was at our clean close; None: all of it is."""
-    if mark.last_record(log.segments) is None:
-        return log.segments.start
-    behind = any(log.segments.pread(mark.end, record.BLANK_BYTES))
-    return mark.end if behind else None
+    """Up to where the log is as it was at our clean close; None: nobody wrote to it since, though
+    it may be damaged.
+    """
+    segments = log.segments
+    if mark.last_bytes and mark.last_offset < segments.start:
+        return segments.start  # removed since, and not by us
+    if mark.holds(segments):
+        behind = any(segments.pread(mark.end, record.BLANK_BYTES))
+        return mark.end if behind else None
+    if _kind_at(log, mark.end) in (record.Kind.RECORD, record.Kind.BLANK):
+        return mark.end
+    segment = segments.find(mark.last_offset)
+    instead = None if segment is None else found_at(segment, mark.last_offset).record
+    # A field of ours without a checksum may be damaged; a record of another size is another.
+    is_another = instead is not None and instead.size != mark.last_bytes
+    return segments.start if is_another else None
+
+
+def _kind_at(log: CommitLog, offset: int) -> record.Kind | None:
+    segment = log.segments.find(offset)
+    return None if segment is None else found_at(segment, offset).kind
 
 
 def _tables(files: Files, config: Path) -> dict[str, Sequence[bytes]]:

@@ -60,7 +60,17 @@ class Plan:
 
 
 def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
-    """After our clean close, when nobody was here since."""
+    """After our clean close, when nobody was here since. All is read where the mark does not hold,
+    so that a log that lost its end is not taken for one that ends there, and where it left the
+    queues out.
+    """
+    if not mark.holds(log.segments):
+        why = f"its last record, at {mark.last_offset}, is not the one of that close: damaged"
+        logger.error("%s: %s", log.segments.directory, why)
+        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
+    if not mark.tally.is_known:
+        why = "some queue was damaged, so all are made anew"
+        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
     return Plan(
         mark.end,
         "it was closed cleanly",
@@ -68,18 +78,6 @@ def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
         last=_last_of(log, mark),
         known_end=mark.end,
         tally=mark.tally,
-        is_crash=False,
-    )
-
-
-def damaged_queues_plan(log: CommitLog, mark: LogMark) -> Plan:
-    """After our clean close, when some queue was known to be damaged: it left the queues out of its
-    mark.
-    """
-    return Plan(
-        log.segments.start,
-        "some queue was damaged, so all are made anew",
-        known_end=mark.end,
         is_crash=False,
     )
 
@@ -108,7 +106,7 @@ def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
         why,
         last=last,
         known_end=0 if mark is None else mark.end,
-        known_time_ms=saved.log_time_ms,
+        known_time_ms=saved.known_time_ms,
         tally=mark.tally if mark is not None and start == mark.end else Tally(),
         process_only=same_boot,
     )
@@ -131,19 +129,24 @@ def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
         return
     raise StoreForeignFile(
         f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
-        f"{mark.end}, but {complaint}. Put back what belongs together, from a copy or another "
-        "member. If the checkpoint is another store's, remove it: the whole log is then read"
+        f"{mark.end}, but {complaint}. Look with cometmq store verify DIRECTORY, and put back what "
+        "belongs together, from a copy or another member. If the "
+        "checkpoint is another store's, remove it: the whole log is then read"
     )
 
 
-def takeover_plan(log: CommitLog, saved: Checkpoint) -> Plan:
+def takeover_plan(log: CommitLog, saved: Checkpoint, clean: LogMark | None) -> Plan:
     """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
-    leaves our mark in it as it was.
+    leaves our mark in it as it was. Neither takes anything from what was on the disk before, by
+    that mark or by our ``clean`` close: what RocketMQ cuts is behind it, or was damaged.
     """
     mark = saved.mark
+    known_end = max((one.end for one in (mark, clean) if one is not None), default=0)
     if mark is not None and not mark.holds(log.segments):
         saved = dataclasses.replace(saved, mark=None)
-    return dataclasses.replace(crash_plan(log, saved, same_boot=False), is_foreign=True)
+    plan = crash_plan(log, saved, same_boot=False)
+    time_ms = saved.log_time_ms  # which RocketMQ moves on, unlike our mark
+    return dataclasses.replace(plan, known_end=known_end, known_time_ms=time_ms, is_foreign=True)
 
 
 def durable_position(log: CommitLog, saved: Checkpoint) -> int:

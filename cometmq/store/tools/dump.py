@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import MessageNotFound, QueueNotFound
+from cometmq.errors import MessageNotFound, QueueNotFound, StoreDamaged
 from cometmq.format import indexfile, queueunit, record
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
@@ -80,17 +80,31 @@ def describe(directory: Path, *, scan: bool = False) -> dict[str, object]:
 
 
 def records(directory: Path, *, start: int | None = None) -> Iterator[record.Record]:
-    """The log's records in order, to the first byte that is none.
+    """The log's records in order.
 
-    ``start``: the log offset of a record to begin with; None begins at the oldest.
+    ``start``: the log offset of a record to begin with; None begins at the oldest. Raises
+    MessageNotFound when none starts there, StoreDamaged where the log is and goes on behind it.
     """
     log, _ = open_row(_reading(), layout.StorePaths(directory).commit_log)
     try:
         scan = LogScan(log, log.start if start is None else start)
         for stretch in scan:
             yield from record.decode_all(scan.raw(stretch.start, stretch.end))
+        if scan.kind is record.Kind.BAD:
+            _refuse_to_pass_over(log, scan, start)
     finally:
         log.close()
+
+
+def _refuse_to_pass_over(log: Segments, scan: LogScan, start: int | None) -> None:
+    if scan.end == start:
+        raise MessageNotFound(f"no record starts at {start} of the log: see --at {start}")
+    behind = find_good(log, scan.end, log.end)
+    if behind is not None:
+        raise StoreDamaged(
+            f"the log is damaged at {scan.end} ({scan.reason}) and goes on at {behind}: ask for "
+            f"fewer records, with --count, or for those behind it, with --from {behind}"
+        )
 
 
 def units(directory: Path, topic: str, queue_id: int, *, start: int = 0) -> Iterator[DumpedUnit]:

@@ -175,7 +175,7 @@ class _Repair:
         self, log: Segments, known: Known, *, whole: bool, progress: Progress | None
     ) -> Survey:
         """All of the log, up to where it ends."""
-        mark, time_ms = known.mark, known.checkpoint.log_time_ms
+        mark, time_ms = known.mark, known.checkpoint.known_time_ms
         known_end = mark.end if mark is not None and mark.last_offset >= log.start else 0
         if not whole:
             known_end = max(known_end, holes.written_to(log))

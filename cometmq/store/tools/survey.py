@@ -65,6 +65,7 @@ class Survey:
     damages: list[Damage] = field(default_factory=list)
     written_off: list[Damage] = field(default_factory=list)  # lost before, and marked as such
     older: list[int] = field(default_factory=list)  # records older than the one before them, or so
+    impossible: list[int] = field(default_factory=list)  # whose store time no clock gave, or so
     missing_bytes: int = 0  # between the end and where it was known to be
 
     @property
@@ -124,6 +125,9 @@ def _take(found: Survey, stretch: Stretch) -> None:
     run = stretch.run
     if run.times_fall or (run.first_time_ms < found.last.store_time_ms):
         found.older.append(stretch.start)
+    times = (run.first_time_ms, run.last_time_ms)
+    if min(times) < 0 or max(times) > layout.STORE_TIME_MS_MAX:
+        found.impossible.append(stretch.start)
     time_ms = max(found.last.store_time_ms, run.last_time_ms)
     found.last = LastRecord(stretch.last_offset, run.last_bytes, time_ms)
     found.record_count += run.record_count

@@ -121,7 +121,7 @@ class _Verification:
             index.skip_to(start)
             return start
 
-        known_time_ms = self._known.checkpoint.log_time_ms
+        known_time_ms = self._known.checkpoint.known_time_ms
         found = survey(
             log,
             mark_end,
@@ -133,6 +133,7 @@ class _Verification:
         )
         queues.finish(_start_by_now(self._files, log), found.end)
         self._tell_log(found)
+        self._tell_checkpoint(found)
         self._tell_queues(queues)
         self._tell_index(index)
         self._tell_epochs(found)
@@ -172,6 +173,16 @@ class _Verification:
         if found.older and self._known.identity is not None:
             what = f"a record is older than one before it; so in {len(found.older)} places"
             self._add("log", path, found.older[0], what)
+
+        if found.impossible:
+            what = f"a record has an impossible store time; so in {len(found.impossible)} places"
+            self._add("log", path, found.impossible[0], what)
+
+    def _tell_checkpoint(self, found: Survey) -> None:
+        time_ms, youngest_ms = self._known.checkpoint.log_time_ms, found.last.store_time_ms
+        if self._known.identity is not None and time_ms > youngest_ms and not found.ends_too_early:
+            what = f"knows of store time {time_ms}, the log's youngest record is of {youngest_ms}"
+            self._add("file", self._paths.checkpoint, None, what)
 
     # --- what points to it ------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
     flushed_offsets: list[int] = field(default_factory=list)  # told from last to first, then 100
     indexed_offsets: list[int] = field(default_factory=list)  # the same
     unreadable_count: int = 0  # appended to every queue, but not on disk yet
+    refusal: CometError | None = None  # of whoever asks how it stands
 
     def put(self, name: str, queue_count: int = 2) -> None:
         self.topics[name] = c.TopicConfig(
@@ -123,6 +124,8 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
     async def DescribeBroker(
         self, request: b.DescribeBrokerRequest, context: Context
     ) -> b.DescribeBrokerResponse:
+        if self.refusal is not None:
+            await refuse(context, self.refusal)
         return b.DescribeBrokerResponse(
             broker_group=self.group,
             version="0.1.0",

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.admin import ops
+from cometmq.admin import brokers, ops
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import CreatedTopicView
-from cometmq.errors import GroupNotFound, RouteNotFound, TopicNotFound
+from cometmq.errors import GroupNotFound, RouteNotFound, TopicNotFound, Unauthenticated
 from cometmq.model import FlushMode
 from cometmq.v1 import broker_pb2 as b
 from cometmq.v1 import common_pb2 as c
@@ -110,6 +110,21 @@ async def test_a_member_that_does_not_answer_is_shown_as_such(
     ]
     assert rows[0].log_appended_offset == 100
     assert rows[2].log_appended_offset is None
+    assert {row.error for row in rows} == {None}
+
+
+async def test_a_member_that_refuses_to_tell_does_not_hide_the_others(
+    connection: Connection, cluster: FakeCluster
+) -> None:
+    cluster.g2.refusal = Unauthenticated("another secret")
+    for rows in (await ops.describe_cluster(connection), await brokers.describe(connection)):
+        assert [(row.broker_group, row.reachable, row.error) for row in rows] == [
+            ("g1", True, None),
+            ("g2", False, "UNAUTHENTICATED"),
+        ]
+    cluster.g1.refusal = cluster.g2.refusal
+    with pytest.raises(Unauthenticated):  # then it is the caller whose secret is wrong
+        await ops.describe_cluster(connection)
 
 
 def _progress(queue_id: int, committed: int | None, low: int, high: int) -> b.GroupProgress:

@@ -1,7 +1,8 @@
-"""Who leads a group, as its members tell; and the election that only an operator can order."""
+"""Who leads a group is asked of its members; and the election that only an operator can order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,17 @@ import pytest
 from cometmq.admin import reigns
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import ElectedView
-from cometmq.errors import GroupNotFound, InvalidRequest, LeaseUnavailable, NotFollower
+from cometmq.errors import (
+    BrokerStarting,
+    CometError,
+    GroupNotFound,
+    InvalidRequest,
+    LeaseConflict,
+    LeaseUnavailable,
+    NotFollower,
+    RouteNotFound,
+    Unauthenticated,
+)
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
 from cometmq.v1 import namesrv_pb2 as n
 
@@ -18,116 +29,17 @@ from .conftest import FakeCluster, Serve, refuse
 
 FOLLOWER = common_pb2.MEMBER_ROLE_FOLLOWER
 WRITER = common_pb2.MEMBER_ROLE_WRITER
-REIGN = member_pb2.Reign(
-    in_sync=[0, 1],
-    electable=[0, 1],
-    min_in_sync=1,
-    only_writer=True,
-    reason="takeover",
-    since_ms=1_700_000_000_000,
-)
 
 
 def standing(
-    member_id: int, end: int = 100, *, reign: member_pb2.Reign | None = None, epoch: int = 3
+    member_id: int, *, reason: str | None = None, epoch: int = 3
 ) -> member_pb2.StandingResponse:
-    """Of a writer if it has a reign, else of a follower."""
-    return member_pb2.StandingResponse(
-        broker_group="g9",
-        member_id=member_id,
-        epoch=epoch,
-        log_end_offset=end,
-        role=FOLLOWER if reign is None else WRITER,
-        reign=reign,
-    )
-
-
-def changed(**fields: Any) -> member_pb2.Reign:
-    """The reign of a healthy writer but for these fields."""
-    known = {field.name: getattr(REIGN, field.name) for field in member_pb2.Reign.DESCRIPTOR.fields}
-    return member_pb2.Reign(**{**known, **fields})
-
-
-def view(*standings: member_pb2.StandingResponse, registered: tuple[int, ...] = (0, 1)) -> Any:
-    members = [n.Member(broker_group="g9", member_id=each, epoch=2) for each in registered]
-    return reigns.view_of("g9", members, {each.member_id: each for each in standings})
-
-
-def test_all_is_well() -> None:
-    found = view(standing(0, 100, reign=REIGN), standing(1, 90))
-    assert (found.status, found.advice, found.silent) == ("ok", "", [])
-    assert (found.writer, found.epoch, found.reason) == (0, 3, "takeover")
-    assert (found.in_sync, found.electable, found.min_in_sync) == ([0, 1], [0, 1], 1)
-    assert (found.since_ms, found.behind_bytes_max) == (1_700_000_000_000, 10)
-
-
-def test_nobody_writes() -> None:
-    found = view(standing(1))
-    assert (found.status, found.writer, found.in_sync) == ("no writer", None, None)
-    assert (found.members, found.silent) == ([0, 1], [0])
-    assert found.behind_bytes_max is None
-    assert "docs/runbooks.md" in found.advice
-
-
-def test_nobody_answers() -> None:
-    found = view()
-    assert (found.status, found.epoch, found.silent) == ("no writer", 2, [0, 1])
-
-
-@pytest.mark.parametrize(
-    ("reign", "status"),
-    [
-        (changed(only_writer=False), "waiting"),
-        (changed(in_sync=[0], min_in_sync=2), "refusing"),
-        (changed(in_sync=[0]), "degraded"),
-        (changed(only_writer=False, in_sync=[0], min_in_sync=2), "waiting"),
-        (changed(in_sync=[0, 1], min_in_sync=2), "ok"),
-    ],
-)
-def test_a_writer_may_have_its_troubles(reign: member_pb2.Reign, status: str) -> None:
-    found = view(standing(0, reign=reign), standing(1))
-    assert found.status == status
-    assert bool(found.advice) == (status != "ok")
-
-
-def test_a_writer_with_a_lease_and_without_a_follower_is_a_single_copy() -> None:
-    found = view(standing(0, reign=changed(in_sync=[0])), registered=(0,))
-    assert found.status == "degraded"
-    assert "no follower" in found.advice
-
-
-@pytest.mark.parametrize(
-    ("in_sync", "expected", "registered", "status"),
-    [
-        ([0], 1, (0, 1), "ok"),  # nobody is to take over
-        ([0, 1], 3, (0, 1), "degraded"),  # one has been away for so long that it is forgotten
-        ([0, 1], 2, (0, 1, 2), "degraded"),  # one is being removed, and does not answer
-        ([0, 1], 2, (0, 1), "ok"),  # it has been
-        ([0], 0, (0, 1), "degraded"),  # nobody tells how many there should be
-    ],
-)
-def test_the_set_is_as_large_as_it_should_be(
-    in_sync: list[int], expected: int, registered: tuple[int, ...], status: str
-) -> None:
-    reign = changed(in_sync=in_sync, in_sync_expected=expected)
-    found = view(standing(0, reign=reign), standing(1), registered=registered)
-    assert found.status == status
-
-
-def test_a_writer_without_a_lease_stands_alone_on_purpose() -> None:
-    alone = standing(0)
-    alone.role = WRITER
-    found = view(alone, registered=(0,))
-    assert (found.status, found.writer, found.reason, found.in_sync) == ("ok", 0, None, None)
-
-
-def test_of_two_that_say_they_write_the_newer_does() -> None:
-    """The older has not heard of its successor yet."""
-    found = view(standing(0, reign=REIGN, epoch=3), standing(1, reign=REIGN, epoch=4))
-    assert (found.writer, found.epoch) == (1, 4)
-
-
-# --- over the wire --------------------------------------------------------------------------------
+    """Of a writer if it has a reason to be, else of a follower."""
+    found = member_pb2.StandingResponse(broker_group="g9", member_id=member_id, epoch=epoch)
+    found.role = FOLLOWER if reason is None else WRITER
+    if reason is not None:
+        found.reign.CopyFrom(member_pb2.Reign(reason=reason, only_writer=True))
+    return found
 
 
 @dataclass
@@ -137,10 +49,14 @@ class FakeMember(member_pb2_grpc.MemberServiceServicer):
     now: member_pb2.StandingResponse
     obeys: bool = True
     told: int = 0
+    refusal: CometError | None = None  # with which it answers instead
+    heard: Callable[[], None] = lambda: None  # what happens then
 
     async def Standing(
         self, request: member_pb2.StandingRequest, context: Any
     ) -> member_pb2.StandingResponse:
+        if self.refusal is not None:
+            await refuse(context, self.refusal)
         return self.now
 
     async def Elect(
@@ -148,11 +64,12 @@ class FakeMember(member_pb2_grpc.MemberServiceServicer):
     ) -> member_pb2.ElectResponse:
         assert request.force
         self.told += 1
+        self.heard()
         if self.now.role == WRITER:
             await refuse(context, NotFollower("it writes"))
         if self.obeys:
             member_id, epoch = self.now.member_id, self.now.epoch + 1
-            self.now = standing(member_id, reign=changed(reason="forced"), epoch=epoch)
+            self.now = standing(member_id, reason="forced", epoch=epoch)
         return member_pb2.ElectResponse()
 
 
@@ -183,6 +100,41 @@ async def test_who_does_not_answer_is_told(group: Group) -> None:
     assert (found.members, found.silent) == ([0, 1, 2], [0])
 
 
+async def test_a_group_that_refuses_to_tell_is_not_one_without_a_writer(group: Group) -> None:
+    for member in group.members.values():
+        member.refusal = Unauthenticated("no secret")
+    with pytest.raises(Unauthenticated):
+        await reigns.describe(group.connection)
+    with pytest.raises(Unauthenticated):
+        await reigns.elect(group.connection, "g9", 1, force=True)
+    group.members[1].refusal = None
+    with pytest.raises(Unauthenticated):  # member 2 may write, for all that is known
+        await reigns.elect(group.connection, "g9", 1, force=True)
+    assert not group.members[1].told
+
+
+async def test_beside_a_writer_a_member_that_refuses_is_a_trouble(group: Group) -> None:
+    group.members[1].now = standing(1, reason="takeover")
+    group.members[2].refusal = Unauthenticated("another secret")
+    [found] = await reigns.describe(group.connection)
+    assert (found.writer, found.silent) == (1, [0, 2])
+    assert "UNAUTHENTICATED" in found.troubles[-1]
+
+
+async def test_a_group_that_is_starting_is_one_without_a_writer(group: Group) -> None:
+    group.members[2].refusal = BrokerStarting("not yet")
+    [found] = await reigns.describe(group.connection)
+    assert (found.status, found.silent) == ("no writer", [0, 2])
+
+
+async def test_a_cluster_of_nobody_is_no_healthy_one(
+    connection: Connection, cluster: FakeCluster
+) -> None:
+    cluster.namesrv.brokers.clear()
+    with pytest.raises(RouteNotFound):
+        await reigns.describe(connection)
+
+
 async def test_a_follower_is_made_the_writer(group: Group) -> None:
     found = await reigns.elect(group.connection, "g9", 2, force=True)
     assert found == ElectedView("g9", 2, 4)
@@ -198,7 +150,7 @@ async def test_it_has_to_be_meant(group: Group) -> None:
 
 
 async def test_a_writer_that_answers_is_not_replaced(group: Group) -> None:
-    group.members[1].now = standing(1, reign=REIGN)
+    group.members[1].now = standing(1, reason="takeover")
     with pytest.raises(InvalidRequest, match="step-down"):
         await reigns.elect(group.connection, "g9", 2, force=True)
     assert not group.members[2].told
@@ -209,6 +161,16 @@ async def test_only_a_registered_member_can_be_told(group: Group) -> None:
         await reigns.elect(group.connection, "g9", 7, force=True)
     with pytest.raises(GroupNotFound):
         await reigns.elect(group.connection, "other", 1, force=True)
+
+
+async def test_an_order_ends_when_another_leads(group: Group) -> None:
+    chosen, other = group.members[1], group.members[2]
+    chosen.obeys, chosen.heard = (
+        False,
+        lambda: setattr(other, "now", standing(2, reason="takeover")),
+    )
+    with pytest.raises(LeaseConflict, match="member 2 of g9 writes"):
+        await reigns.elect(group.connection, "g9", 1, force=True)
 
 
 async def test_an_election_that_does_not_come_about_is_told(

@@ -151,7 +151,9 @@ HEALTHY = views.GroupStatusView(
     electable=[0, 1, 2],
     min_in_sync=2,
     members=[0, 1, 2],
+    missing=[],
     silent=[],
+    troubles=[],
     behind_bytes_max=1_500,
     advice="",
 )
@@ -167,12 +169,56 @@ def test_a_group_is_seen_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    troubles = ["member 0 does not answer", "member 2 is not registered"]
     lost = dataclasses.replace(
-        HEALTHY, status="no writer", writer=None, in_sync=None, silent=[0, 2], advice="mend it"
+        HEALTHY, status="no writer", writer=None, troubles=troubles, advice="mend it"
     )
     render.show([lost], render.TABLE)
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told == "g1: member 0 does not answer; member 2 does not answer; mend it"
+    told = capsys.readouterr().out.splitlines()[-4:]
+    assert told == [
+        "g1: nobody leads",
+        "    member 0 does not answer",
+        "    member 2 is not registered",
+        "    mend it",
+    ]
+
+
+MEMBER = views.MemberView(
+    cluster="c",
+    broker_group="g1",
+    member_id=7,
+    role="follower",
+    address="h:1",
+    internal_address="h:2",
+    epoch=3,
+    topic_count=0,
+    last_heard_ms=0,
+    reachable=False,
+)
+
+
+def test_a_member_is_shown_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show([MEMBER, dataclasses.replace(MEMBER, member_id=8)], render.TABLE)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "g1" in line]
+    assert [row[:2] for row in rows] == [["g1", "7"], ["g1", "8"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"), [(None, "does not answer"), ("UNAUTHENTICATED", "UNAUTHENTICATED")]
+)
+def test_why_a_member_tells_nothing_is_shown(
+    error: str | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render.show([dataclasses.replace(MEMBER, error=error)], render.TABLE)
+    assert f"follower ({shown})" in capsys.readouterr().out
+
+
+def test_a_warning_is_json_where_errors_are(capsys: pytest.CaptureFixture[str]) -> None:
+    render.show_warning("it is not", render.JSON)
+    render.show_warning("it is not", render.TABLE)
+    document, line = capsys.readouterr().err.splitlines()
+    assert json.loads(document) == {"warning": "it is not"}
+    assert line == "warning: it is not"
 
 
 def test_groups_fit_into_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,3 +231,12 @@ def test_groups_fit_into_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line for line in terminal.file.getvalue().splitlines() if "broker-a" in line] == [
         " broker-a   no writer        0       7   0 1       0 1 2       0 1 2      1,500 "
     ]
+
+
+@pytest.mark.parametrize("time_ms", [2**48, 2**60, 2**63 - 1, -(2**63)])
+def test_times_that_no_calendar_has_are_numbers(
+    time_ms: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged record has one."""
+    render.show_message(dataclasses.replace(MESSAGE, store_time_ms=time_ms), render.TABLE)
+    assert str(time_ms) in capsys.readouterr().out

@@ -154,9 +154,40 @@ async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwis
     await ended(running)
 
 
+async def test_one_that_may_have_been_added_is_waited_for_until_that_is_known(
+    writer: Writer,
+) -> None:
+    in_sync = writer.in_sync(SetPolicy())
+    both = (writer.holder.record.holder, FOLLOWER)
+    writer.lease.plan = ["lost"]
+    await writer.holder.put_sets(lambda: (both, both))
+    ticket = writer.member.append("C", 0, b"x")
+    assert ticket.acked is not None
+    await writer.member.on_disk_alone()
+    assert (in_sync.size, ticket.acked.done()) == (2, False)
+    running = await kept(in_sync)  # it has gone: nobody wants to add it any more
+    await until(ticket.acked.done)
+    await ended(running)
+
+
+async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer: Writer) -> None:
+    in_sync, end = writer.in_sync(SetPolicy()), writer.member.store.appended_offset
+    before = writer.lease.version
+    async with writer.holder._one_at_a_time:
+        with writer.replicas.join(FOLLOWER, 0) as sender:
+            writer.tell(sender, appended=end, flushed=end)
+            running = await kept(in_sync)
+            for _ in range(5):
+                await asyncio.sleep(0)
+    await until(lambda: writer.lease.version > before)
+    assert writer.lease.record is not None
+    assert writer.lease.record.in_sync == (writer.holder.record.holder,)
+    await ended(running)
+
+
 async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
     in_sync = writer.in_sync(SetPolicy(size_min=2))
-    with pytest.raises(SlaveNotAvailable):
+    with pytest.raises(SlaveNotAvailable, match=r"^1 of the broker group's members is in sync, 2 "):
         in_sync.check_copies()
     ticket = writer.member.append("C", 0, b"x")
     assert ticket.acked is not None
@@ -225,6 +256,8 @@ async def test_where_nobody_waits_for_copies_there_is_no_floor(writer: Writer) -
     """What a follower has when it starts it shows when that is known to be copied."""
     await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
     writer.in_sync(SetPolicy(size_min=2))
+    itself = writer.holder.record.holder
+    await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))  # nor who may lead
     writer.member.append("C", 0, b"x")
     await writer.member.on_disk()
     marks = writer.member.storage.watermarks.marks

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -190,12 +191,15 @@ async def test_the_window_holds_back_until_the_follower_has_it(
 
 
 async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) -> None:
-    with replicas.join(Seat(1, "store"), 0) as older:
+    with ExitStack() as ending:
+        older = ending.enter_context(replicas.join(Seat(1, "store"), 0))
         assert [r.member_id for r in replicas.connected()] == [1]
         with replicas.join(Seat(1, "store"), 0) as newer:
             assert await older.next_frame() is None
+            ending.close()
             assert await newer.next_frame() is not None
             assert replicas.connected() == [newer.replica]
+            assert newer.replica.connected
     assert replicas.connected() == []
 
 

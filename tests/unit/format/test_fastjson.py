@@ -84,6 +84,19 @@ def test_depth_has_a_limit(opening: str) -> None:
     assert loads(b"[" * DEPTH_MAX + b"]" * DEPTH_MAX)
 
 
+@pytest.mark.parametrize("levels", [20, 30, 60, DEPTH_MAX])
+def test_keys_within_keys_do_not_grow_without_end(levels: int) -> None:
+    with pytest.raises(StoreDamaged, match="a key has more than 4096 characters"):
+        loads(b"{" * levels + b"1" + b":1}" * levels)
+
+
+def test_a_message_queue_with_the_longest_names_is_a_key() -> None:
+    queue = {"brokerName": "b" * 255, "queueId": 7, "topic": "t" * 255}
+    text = json.dumps(queue)
+    assert loads(f"{{{text}:1}}".encode()) == {text: 1}
+    assert loads(f"{{{{{text}:1}}:2}}".encode()) == {json.dumps({text: 1}): 2}
+
+
 def test_size_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastjson, "BYTES_MAX", 4)
     assert loads(b"1234") == 1234

@@ -39,7 +39,8 @@ def found(
     def read(at: int, size: int) -> bytes:
         return content[at : at + size]
 
-    return list(indexfile.find(read, sizes, begin, code, first_ms, last_ms))
+    entries = indexfile.find(read, sizes, begin, code, first_ms, last_ms)
+    return [log_offset for log_offset in entries if log_offset is not None]
 
 
 def test_the_default_file_is_as_large_as_rocketmqs() -> None:
@@ -84,6 +85,16 @@ def test_the_newest_comes_first_and_other_hashes_of_the_slot_do_not_come() -> No
     assert found(content, 0) == [30, 10]
     assert found(content, 4) == [20]
     assert found(content, 12) == []
+
+
+def test_every_entry_that_is_read_lets_one_stop() -> None:
+    content = empty()
+    insert(content, Header(), Key(4, 1, 1), Key(0, 2, 1), Key(0, 3, 5000), Key(8, 4, 5000))
+
+    def read(at: int, size: int) -> bytes:
+        return bytes(content[at : at + size])
+
+    assert list(indexfile.find(read, SIZES, 1, 0, 0, 1000)) == [None, None, 2, None]
 
 
 def test_times_are_known_by_the_second() -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.standing import Peers
-from cometmq.replication.candidacy import Follow, Lead, Standing
-from cometmq.replication.lease import Reason
+from cometmq.replication.candidacy import Follow, Lead, Peer, Standing
+from cometmq.replication.lease import LeaseRecord, Reason
 from services.haslave.candidate import Candidate
 from tests.support.leases import HELD, MemoryLease
 from tests.support.stores import WallClock
@@ -55,8 +57,11 @@ async def test_whoever_comes_second_follows() -> None:
 
 async def test_a_lease_that_cannot_be_read_changes_nothing() -> None:
     lease = MemoryLease()
+    looking = candidate(lease)
+    await looking.look()
     lease.readable = False
-    assert await candidate(lease).look() is None
+    assert await looking.look() is None
+    assert looking.record == lease.record, "operators are told what was read last"
 
 
 SHARED = replace(
@@ -85,6 +90,7 @@ async def test_an_abandoned_lease_is_taken_by_who_is_in_sync() -> None:
 async def test_a_promise_is_kept() -> None:
     looking, _, clock = await abandoned()
     assert looking.promise(6_000) == 6_000
+    assert looking.promise(1_000) == 1_000, "which takes nothing back"
     clock.now_ms += 5_999
     assert isinstance(await looking.look(), Follow)
     clock.now_ms += 1
@@ -106,10 +112,25 @@ async def test_peers_that_do_not_answer_are_no_answer() -> None:
     assert isinstance(await looking.look(), Follow)
 
 
+async def test_after_peers_were_asked_the_lease_counts_as_it_is_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking, lease, _ = await abandoned(store_id="new", former_store_id="store-1")
+
+    async def ask(peers: Peers, member_ids: Iterable[int]) -> dict[int, Peer]:
+        lease.record, lease.version = replace(SHARED, holder_address="host:9", renewals=1), 2
+        return {}
+
+    monkeypatch.setattr(Peers, "ask", ask)
+    step = await looking.look()
+    assert isinstance(step, Follow)
+    assert step.address == "host:9"
+
+
 async def test_an_operator_may_force_it() -> None:
     looking, _, _ = await abandoned(store_id="new", member_id=2)
     assert isinstance(await looking.look(), Follow)
-    looking.force()
+    await looking.force()
     assert looking.promise(6_000) == 0
     step = await looking.look()
     assert isinstance(step, Lead)
@@ -118,10 +139,69 @@ async def test_an_operator_may_force_it() -> None:
 
 async def test_an_order_is_not_kept_for_another_day() -> None:
     looking, _, clock = await abandoned(store_id="new", member_id=2)
-    looking.force()
+    await looking.force()
     clock.now_ms += 20 * 15_000
     assert isinstance(await looking.look(), Follow)
     assert looking.promise(6_000) == 6_000
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        replace(SHARED, opened=False, reason="restart", renewals=1),
+        replace(SHARED, renewals=1),
+        None,
+    ],
+)
+async def test_an_order_is_void_once_the_lease_is_written(later: LeaseRecord | None) -> None:
+    """Whoever leads since acknowledges what no operator has given away."""
+    looking, lease, clock = await abandoned(store_id="new", member_id=2)
+    await looking.force()
+    lease.record, lease.version = later, 2
+    assert isinstance(await looking.look(), Follow)
+    assert looking.promise(6_000) == 6_000
+    clock.now_ms += 4 * 16_000
+    assert isinstance(await looking.look(), Follow)
+
+
+async def test_what_the_dead_writer_renewed_last_may_not_have_been_read_yet() -> None:
+    looking, lease, clock = await abandoned(store_id="new", member_id=2)
+    lease.record, lease.version = replace(SHARED, renewals=1), 2
+    await looking.force()
+    assert isinstance(await looking.look(), Follow)
+    clock.now_ms += 16_000
+    step = await looking.look()
+    assert isinstance(step, Lead)
+    assert step.reason is Reason.FORCED
+
+
+async def test_an_order_that_somebody_forestalled_on_its_way_is_refused() -> None:
+    looking, lease, clock = await abandoned(store_id="new", member_id=2)
+    lease.record, lease.version = replace(SHARED, epoch=4, renewals=2), 2
+    with pytest.raises(LeaseConflict, match="see who leads"):
+        await looking.force()
+    await looking.look()
+    clock.now_ms += 16_000
+    assert isinstance(await looking.look(), Follow)
+
+
+async def test_an_order_needs_the_lease() -> None:
+    looking, lease, _ = await abandoned(store_id="new", member_id=2)
+    lease.readable = False
+    with pytest.raises(LeaseUnavailable):
+        await looking.force()
+    assert looking.promise(6_000) == 6_000
+
+
+async def test_a_lease_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    lease = MemoryLease()
+    looking = candidate(lease)
+    with caplog.at_level("INFO", logger="services.haslave.candidate"):
+        for readable in (False, False, True, True, False, False):
+            lease.readable = readable
+            await looking.look()
+    away, back = "the lease is not known", "the lease is known again"
+    assert caplog.messages == [away, back, away]
 
 
 async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MIB, FlushDiskType, MemberConfig
+from cometmq.model import ReplicationMode
 
 
 def test_without_the_pool_nothing_waits_in_memory() -> None:
@@ -40,3 +41,48 @@ def test_retention_may_be_set_to_the_limits() -> None:
         disk_space_clean_forcibly_ratio=90.0,
         store_quota_bytes=5 * 1024 * MIB,
     )
+
+
+ALL = ("0@a:10912", "1@b:10912")
+LED: dict[str, Any] = {"lease": "file:///lease"}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"min_in_sync_replicas": 2}, "min_in_sync_replicas: without the option lease"),
+        ({"peers": ALL}, "peers: without the option lease"),
+        ({**LED, "peers": ALL, "min_in_sync_replicas": 3}, "3 can never be in sync"),
+        ({**LED, "peers": ALL, "member_id": 2}, "this member, 2, is not among them"),
+        ({**LED, "peers": ALL, "internal_port": 10913}, r"0@a:10912, has not its internal_port"),
+        ({**LED, "peers": ALL, "internal_port": 0}, r"0@a:10912, has not its internal_port"),
+        ({**LED, "peers": ("0@a:10912", "1@a:10912")}, "stands there for two members"),
+    ],
+)
+def test_a_group_that_can_never_work_is_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigInvalid, match=complaint):
+        MemberConfig(**options)
+
+
+def test_a_group_may_ask_for_all_its_members() -> None:
+    """By whatever names their hosts have; without a list nobody knows how many there are."""
+    assert MemberConfig(**LED, peers=ALL, min_in_sync_replicas=2).peer_addresses() == {1: "b:10912"}
+    assert MemberConfig(peers=("0@a:10912",), internal_port=0).peer_addresses() == {}, "alone"
+    MemberConfig(**LED, peers=("0@[::1]:7", "1@b:10912"), internal_port=7, listen_host="0.0.0.0")
+    MemberConfig(**LED, min_in_sync_replicas=16)
+    MemberConfig(replication_mode=ReplicationMode.FLUSHED)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"lease": "g1.json"}, "lease"),
+        ({"lease": "file:///tmp"}, "is a folder"),
+        ({"lease": "kubernetes://only"}, "lease"),
+        ({"lease_poll_s": 6.1}, "lease_poll_s must not be above lease_duration_s"),
+        ({"lease_renew_s": 6.0}, "lease_renew_s must be below lease_duration_s"),
+    ],
+)
+def test_a_lease_that_cannot_be_is_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigInvalid, match=complaint):
+        MemberConfig(**options)

@@ -238,7 +238,7 @@ async def test_the_next_sync_does_not_wait_for_a_busy_loop() -> None:
 async def test_a_disk_that_is_full_for_the_pool_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cometmq.member.flushing.DISK_FULL_RETRY_S", 0.001)
+    monkeypatch.setattr("cometmq.member.flushing.SHORTAGE_RETRY_S", 0.001)
     log = FakeLog()
     log.error = DiskFull("no room")
     log.gate.release(1000)

@@ -36,7 +36,7 @@ class FileKeeper:
         self._path = folder / "g1.json"
 
     def open(self) -> FileLease:
-        return FileLease(self._path)
+        return FileLease(self._path, "g1")
 
     def delete(self) -> None:
         self._path.unlink()
@@ -83,16 +83,16 @@ class TestFile(LeaseContract):
 
 async def test_a_file_that_is_no_lease(tmp_path: Path) -> None:
     path = tmp_path / "g1.json"
-    lease = FileLease(path)
+    lease = FileLease(path, "g1")
     for content in ("", "{", "[]", '{"version": 1}', '{"version": 1, "record": {"group": 1}}'):
         path.write_text(content)
-        with pytest.raises(LeaseUnavailable, match=r"g1\.json"):
+        with pytest.raises(LeaseUnavailable, match=r"g1\.json .*remove it"):
             await lease.read()
 
 
 async def test_the_file_is_as_documented(tmp_path: Path) -> None:
     path = tmp_path / "g1.json"
-    version = await FileLease(path).write(HELD, NOT_THERE)
+    version = await FileLease(path, "g1").write(HELD, NOT_THERE)
     content = json.loads(path.read_text())
     assert content["version"] == version
     assert content["record"]["holder_store_id"] == "store-0"
@@ -106,7 +106,7 @@ async def test_a_thread_waits_no_longer_for_the_lock_than_its_caller(
     with (tmp_path / "g1.json.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
-            FileLease(tmp_path / "g1.json")._write(HELD, NOT_THERE)
+            FileLease(tmp_path / "g1.json", "g1")._write(HELD, NOT_THERE)
 
 
 async def test_what_was_written_outlives_a_power_cut(
@@ -114,7 +114,7 @@ async def test_what_was_written_outlives_a_power_cut(
 ) -> None:
     synced: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(S_ISDIR(os.fstat(fd).st_mode)))
-    await FileLease(tmp_path / "g1.json").write(HELD, NOT_THERE)
+    await FileLease(tmp_path / "g1.json", "g1").write(HELD, NOT_THERE)
     assert synced == [False, True], "the file, then its name"
 
 
@@ -129,7 +129,7 @@ class ModelKeeper:
         self._address = api.address
 
     def open(self) -> KubernetesLease:
-        return KubernetesLease(*KEY, KubeApi(lambda: Access(self._address)))
+        return KubernetesLease(*KEY, "g1", KubeApi(lambda: Access(self._address)))
 
     def delete(self) -> None:
         del self._api.leases[KEY]
@@ -198,7 +198,7 @@ async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(LeaseUnavailable, match="no Kubernetes API is configured"):
-        await open_lease("kubernetes://spaces/broker-g1").read()
+        await open_lease("kubernetes://spaces/broker-g1", "g1").read()
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -206,13 +206,18 @@ async def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_where_a_lease_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "with blanks" / "g1.json"
-    assert isinstance(open_lease(path.as_uri()), FileLease)
-    assert isinstance(open_lease("kubernetes://spaces/broker-g1"), KubernetesLease)
+    assert isinstance(open_lease(path.as_uri(), "g1"), FileLease)
+    assert isinstance(open_lease("kubernetes://spaces/broker-g1", "g1"), KubernetesLease)
 
 
 @pytest.mark.parametrize(
-    "url", ["", "g1.json", "file://", "file://host/path", "kubernetes://only", "http://a/b"]
+    "url",
+    [
+        *("", "g1.json", "http://a/b"),
+        *("file://", "file://host/path", "file:///", "file:///tmp", "file:///not/there/"),
+        *("kubernetes://only", "kubernetes://spaces/broker/g1"),
+    ],
 )
 def test_what_is_no_address_of_a_lease(url: str) -> None:
     with pytest.raises(ConfigInvalid, match="lease"):
-        open_lease(url)
+        open_lease(url, "g1")

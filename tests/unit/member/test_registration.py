@@ -10,6 +10,7 @@ import pytest
 
 from cometmq.errors import StaleEpoch
 from cometmq.member.registration import Registrar
+from cometmq.member.tenure import Deposed
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.registrar import Registrar as AnyRegistrar
 from cometmq.rpc.server import RpcServer
@@ -179,3 +180,20 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
     await registrar.tried()
     registrar.changed()
     await registrar.unregister()
+
+
+async def test_who_is_overtaken_decides_what_that_means() -> None:
+    namesrv, told = recording(), list[StaleEpoch]()
+    namesrv.error = StaleEpoch("epoch 13 is registered", epoch=13)
+
+    async def overtaken(error: StaleEpoch) -> None:
+        told.append(error)
+        if len(told) == 2:
+            raise Deposed("another holds the lease")
+
+    async with serving(namesrv) as addresses:
+        registrar = Registrar(addresses, Teller(), 0.01, stale_ends=False, overtaken=overtaken)
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(registrar.run(), 20)
+    assert ended.group_contains(Deposed)
+    assert [error.epoch for error in told] == [13, 13], "on the wire, too"

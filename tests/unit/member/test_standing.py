@@ -9,9 +9,12 @@ import grpc
 import pytest
 
 from cometmq.format.batch import BatchLimits
+from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.standing import Peers, standing_of
 from cometmq.replication.candidacy import Peer
+from cometmq.replication.lease import LeaseRecord, Seat
+from cometmq.store.base import BaseStore
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
 from tests.support.stores import HOST, encoded, open_store
 
@@ -31,7 +34,8 @@ class Answering(member_pb2_grpc.MemberServiceServicer):
 @asynccontextmanager
 async def answering(**answer: Any) -> AsyncIterator[str]:
     server = grpc.aio.server()
-    servicer = Answering(member_pb2.StandingResponse(**answer))
+    told = member_pb2.StandingResponse(**answer)
+    servicer = Answering(told)  # type: ignore[abstract]  # it serves one method
     member_pb2_grpc.add_MemberServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -61,13 +65,46 @@ async def test_who_does_not_answer_is_missing() -> None:
     assert await Peers("g1", {1: address}, None).ask([1]) == {}
 
 
+async def test_who_does_not_answer_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with answering(broker_group="g1", member_id=1) as address:
+        pass
+    peers = Peers("g1", {1: address}, None)
+    with caplog.at_level("INFO", logger="cometmq.member.standing"):
+        for _ in range(3):
+            assert await peers.ask([1]) == {}
+    assert caplog.messages == ["no answer from a peer"]
+
+
+def told_by(store: BaseStore, lease: LeaseRecord | None, *peers: str) -> Any:
+    identity = BrokerIdentity("c", "g1", HOST, BatchLimits())
+    config = MemberConfig(
+        broker_group="g1", member_id=1, internal_port=2, lease="file:///lease", peers=peers
+    )
+    return standing_of(identity, config, store, FOLLOWER, lease)
+
+
 def test_a_member_stands_by_what_it_has_appended(tmp_path: Path) -> None:
     """Who leads after all have failed is the longest log: what is not synced yet is part of it."""
     store = open_store(tmp_path)
     store.append(encoded("T", 0, b"a"), [("T", 0, 1)], born_host=HOST, store_host=HOST)
     assert store.flushed_offset < store.appended_offset
-    identity = BrokerIdentity("c", "g1", HOST, BatchLimits())
-    standing = standing_of(identity, 1, store, FOLLOWER)
+    standing = told_by(store, None)
     assert (standing.log_end_offset, standing.epoch) == (store.appended_offset, store.epoch)
     assert standing.store_id == store.store_id
+    assert not standing.HasField("lease")
+    assert not standing.peers
+    store.abandon()
+
+
+def test_a_member_tells_the_lease_and_whom_it_knows(tmp_path: Path) -> None:
+    """Where nobody writes, operators ask followers who was in sync."""
+    store = open_store(tmp_path)
+    mine, other = Seat(1, store.store_id), Seat(0, "store-0")
+    record = LeaseRecord("g1", *other, "h:1", 3, (other,), (other, mine), renewals=7)
+    standing = told_by(store, record, "0@h:1", "1@h:2", "2@h:3")
+    lease = standing.lease
+    assert [(s.member_id, s.store_id) for s in lease.in_sync] == [other]
+    assert [(s.member_id, s.store_id) for s in lease.electable] == [other, mine]
+    assert (lease.holder.member_id, lease.epoch, lease.renewals) == (0, 3, 7)
+    assert list(standing.peers) == [0, 1, 2]
     store.abandon()

@@ -67,6 +67,15 @@ async def test_it_renews_and_outlives_silence(lease: MemoryLease) -> None:
         await renewing
 
 
+async def test_a_lease_that_cannot_be_written_is_told_of_once(
+    lease: MemoryLease, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease.plan = ["lost"] * 5
+    with caplog.at_level("INFO", logger="cometmq.member.tenure"):
+        await holder(lease).begin([(4, 0)], "host:2")
+    assert caplog.messages == ["the lease is not written", "the lease is written again"]
+
+
 @pytest.mark.parametrize("plan", [[], ["unanswered"]])
 async def test_a_release_that_is_done(lease: MemoryLease, plan: list[str]) -> None:
     lease.plan = plan
@@ -177,3 +186,24 @@ async def test_who_is_deposed_meanwhile_finds_out(lease: MemoryLease) -> None:
         await asyncio.sleep(0)
     with pytest.raises(Deposed):
         await held.begin([(4, 0)], "host:2")
+
+
+@pytest.mark.parametrize("plan", [[], ["unanswered"]])
+async def test_an_epoch_is_passed_over(lease: MemoryLease, plan: list[str]) -> None:
+    lease.plan = plan
+    assert await holder(lease).pass_over(13)
+    assert lease.record is not None
+    assert (lease.record.holder, lease.record.epoch) == (HELD.holder, 13)
+
+
+@pytest.mark.parametrize("told", [HELD.epoch, 13])
+async def test_what_nobody_can_read_passes_no_epoch_over(lease: MemoryLease, told: int) -> None:
+    """It may be another's by now."""
+    lease.plan, lease.readable = ["lost"], False
+    assert not await holder(lease).pass_over(told)
+
+
+async def test_who_wants_to_pass_an_epoch_over_may_find_another(lease: MemoryLease) -> None:
+    lease.record, lease.version = TAKEN, 2
+    with pytest.raises(Deposed):
+        await holder(lease).pass_over(13)

@@ -130,8 +130,9 @@ def test_a_new_epoch_replaces_topics_whatever_their_version(bench: Bench) -> Non
 def test_an_older_epoch_is_refused_and_changes_nothing(bench: Bench) -> None:
     bench.register(_member(epoch=3), T)
     for role in Role:
-        with pytest.raises(StaleEpoch, match="epoch 3"):
+        with pytest.raises(StaleEpoch, match="epoch 3") as refused:
             bench.register(_member(1, epoch=2, role=role), TopicConfig("u"), version=V2)
+        assert refused.value.epoch == 3
     assert bench.where() == [("g", 6, [0])]
     assert bench.table.member_count == 1
 
@@ -152,8 +153,9 @@ def test_a_follower_of_a_newer_writer_deposes_the_old_one(bench: Bench) -> None:
 
 def test_two_writers_of_one_epoch_cannot_be(bench: Bench) -> None:
     bench.register(_member(0), T)
-    with pytest.raises(StaleEpoch, match=r"member 0 at 10\.0\.0\.0:10911 is the writer"):
+    with pytest.raises(StaleEpoch, match=r"member 0 at 10\.0\.0\.0:10911 is the writer") as refused:
         bench.register(_member(1), T)
+    assert refused.value.epoch == 1
     with pytest.raises(StaleEpoch):
         bench.register(replace(_member(0), address="10.0.0.9:1"), T)
 

@@ -314,6 +314,13 @@ def test_force_without_a_lease_asks_who_can_be_asked() -> None:
     assert reason(after(None, me, DURATION_S, {0: peer(0, writes=True)})) is None
 
 
+def test_force_takes_no_lease_from_a_writer_that_answers() -> None:
+    me, waited_s = standing(3, forced=True, peers=OTHERS), DURATION_S + LAGGARD_WAIT_S
+    assert after(SHARED, me, waited_s) == Ask(OTHERS)
+    assert reason(after(SHARED, me, waited_s, {0: peer(0, writes=True)})) is None
+    assert reason(after(SHARED, me, waited_s, {1: peer(1)})) is Reason.FORCED
+
+
 def test_the_old_writer_can_be_forced_when_others_never_answer() -> None:
     me = standing(0, "new", former_store_id="store-0", forced=True)
     assert after(SHARED, me, 0.0) == Ask(frozenset({1}))

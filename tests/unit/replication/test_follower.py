@@ -260,6 +260,15 @@ def test_the_successor_is_who_has_come_furthest_or_who_was_named() -> None:
     assert choose_successor([replica(2, 5, 5), replica(1, 5, 5)], None, 5).member_id == 1
 
 
+@pytest.mark.parametrize("wanted", [None, 1])
+def test_who_has_said_farewell_takes_nothing_over(wanted: int | None) -> None:
+    leaving = replica(1, 100, 100)
+    leaving.acked(Ack(100, 100, 0, 0, leaves=True), 100)
+    with pytest.raises(NoFollower):
+        choose_successor([leaving], wanted, 100)
+    assert choose_successor([leaving, replica(2, 90, 90)], None, 100).member_id == 2
+
+
 @pytest.mark.parametrize(
     ("wanted", "end", "match"),
     [(3, 100, "member 3"), (1, 101 + HANDOVER_BEHIND_BYTES_MAX, "bytes behind")],

@@ -152,3 +152,18 @@ def test_who_is_not_here_has_nothing() -> None:
 
 def test_while_somebody_may_lead_who_is_not_waited_for_nothing_counts() -> None:
     assert copied({W, A}, {A, B}, OWN, {A: replica()}) is None
+
+
+@pytest.mark.parametrize("record", [ALONE, SHARED, replace(ALONE, electable=(W, A))])
+@pytest.mark.parametrize("replicated", [True, False])
+def test_who_has_said_farewell_is_in_no_set_until_it_comes_again(
+    record: LeaseRecord, replicated: bool
+) -> None:
+    leaving = replica()
+    leaving.acked(Ack(1000, 1000, int(NOW_S * 1000), 0, leaves=True), 10**9)
+    assert wanted(record, leaving, replicated=replicated) == ((W,), (W,))
+    leaving.acked(Ack(1000, 1000, int(NOW_S * 1000), 0), 10**9)
+    leaving.connected = False
+    assert wanted(record, leaving, replicated=replicated) == ((W,), (W,))
+    leaving.join(1000)
+    assert wanted(record, leaving, replicated=replicated) == ((W, A), (W, A))

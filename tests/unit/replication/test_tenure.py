@@ -166,3 +166,14 @@ def test_without_rivals_a_writer_is_always_valid() -> None:
     assert tenure.is_valid(1e9, never)
     tenure.sent(tenure.with_sets((W,), (W, B)), 0.0)
     assert not tenure.is_valid(1e9, never)
+
+
+def test_an_epoch_may_be_passed_over() -> None:
+    """Name servers remember one; it stands in the lease before the next is opened."""
+    tenure = Tenure(HELD)
+    passed = tenure.passed_over(13)
+    assert (passed.epoch, passed.holder, passed.opened) == (13, HELD.holder, True)
+    tenure.sent(passed, 0.0)
+    assert tenure.saw(passed, 0.0)
+    assert (tenure.settled, tenure.record.epoch) == (True, 13)
+    assert tenure.passed_over(7).epoch == 13

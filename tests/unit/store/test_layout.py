@@ -51,3 +51,9 @@ def test_index_files_are_named_after_a_local_time() -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 67_000)
     assert layout.index_name(round(moment.timestamp() * 1000)) == "20260102030405067"
     assert layout.INDEX_NAME.fullmatch(layout.index_name(0))
+
+
+@pytest.mark.parametrize("time_ms", [-(2**63), -1, layout.STORE_TIME_MS_MAX, 2**48, 2**63 - 1])
+def test_every_time_names_an_index_file(time_ms: int) -> None:
+    """Also one that a damaged record has."""
+    assert layout.INDEX_NAME.fullmatch(layout.index_name(time_ms))

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StoreFailed
+from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format.batch import BatchLimits
 from cometmq.store.disk.files import OsFiles, StrPath
 from cometmq.store.folder import checkpoint
+from cometmq.store.folder.reserve import RESERVE_BYTES
 from cometmq.store.opening import StoreOptions
 from tests.support.stores import (
     LOG_FILE_BYTES,
@@ -217,3 +218,54 @@ def test_after_a_crash_with_the_transient_pool_a_warning_says_what_is_known(
     open_store(tmp_path, pooled).close()
     open_store(tmp_path, pooled).close()
     assert "transient" not in caplog.text, "neither without the pool nor after an orderly stop"
+
+
+# --- a full volume ------------------------------------------------------------------------------
+
+
+def left_behind(root: Path, *, in_order: bool) -> None:
+    store = open_store(root)
+    append(store, ("T", 0, [b"a", b"b"]))
+    if in_order:
+        store.close()
+    else:
+        store.abandon()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_full_volume_is_opened_with_what_was_reserved(tmp_path: Path, in_order: bool) -> None:
+    left_behind(tmp_path, in_order=in_order)
+    reserve = tmp_path / "cometmq.reserve"
+    assert reserve.read_bytes() == bytes(RESERVE_BYTES)
+    files = FaultyFiles(room=0)
+    store = open_store(tmp_path, files=files)
+    assert bodies(store, "T", 0) == [b"a", b"b"]
+    assert not reserve.exists()
+    files.room = None
+    append(store, ("T", 0, [b"c"]))
+    store.close()
+    assert reserve.exists(), "for the next time"
+
+
+def test_leftovers_go_before_anything_is_written(tmp_path: Path) -> None:
+    left_behind(tmp_path, in_order=True)
+    (tmp_path / "cometmq.reserve").unlink()
+    with pytest.raises(DiskFull, match="abort"):
+        open_store(tmp_path, files=FaultyFiles(room=0))
+    (tmp_path / "cometmq.next").write_bytes(bytes(LOG_FILE_BYTES))
+    store = open_store(tmp_path, files=FaultyFiles(room=0))
+    assert bodies(store, "T", 0) == [b"a", b"b"]
+    store.close()
+
+
+def test_what_a_crash_left_of_a_reserve_is_made_whole(tmp_path: Path) -> None:
+    left_behind(tmp_path, in_order=True)
+    (tmp_path / "cometmq.reserve").write_bytes(b"")
+    left_behind(tmp_path, in_order=True)
+    assert (tmp_path / "cometmq.reserve").read_bytes() == bytes(RESERVE_BYTES)
+
+
+def test_nothing_is_reserved_where_there_is_little(tmp_path: Path) -> None:
+    store = open_store(tmp_path, files=FaultyFiles(room=3 * RESERVE_BYTES))
+    store.close()
+    assert not (tmp_path / "cometmq.reserve").exists()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.format import record
-from cometmq.format.indexfile import key_hash
+from cometmq.format.indexfile import Sizes, key_hash
 from cometmq.format.properties import encode
+from cometmq.store import queries
 from cometmq.store.engine import MessageStore
-from cometmq.store.queries import Boundary, find_by_key, offset_by_time, store_time_ms
+from cometmq.store.queries import Boundary, KeySearch, offset_by_time, store_time_ms
 from tests.support.stores import (
     HOST,
     LOG_FILE_BYTES,
+    SMALL,
     START_MS,
     WallClock,
     append,
     append_keyed,
+    find_by_key,
     open_store,
 )
 
 LOWER, UPPER = Boundary.LOWER, Boundary.UPPER
+ONE_FILE = replace(SMALL, index_sizes=Sizes(hash_slots=4, entries=101))
 PHYSICAL_OFFSET_AT = 28  # in a record
 
 
@@ -60,6 +65,31 @@ def test_a_message_is_found_by_each_of_its_keys_and_by_its_id(store: MessageStor
     (one,) = find_by_key(store, "T", "a")
     assert one.raw == store.read_record(appended.log_offset)
     assert record.decode(one.raw) == one.message
+
+
+def pieces(search: KeySearch) -> Iterator[tuple[int, int]]:
+    """Of each piece: messages looked at, and found."""
+    while not search.is_over:
+        before = search.read_count
+        found = search.piece()
+        yield search.read_count - before, len(found)
+
+
+def test_a_search_is_made_in_small_pieces(
+    tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "PIECE_READS", 4)
+    monkeypatch.setattr(queries, "PIECE_ENTRIES", 10)
+    store = open_store(tmp_path, ONE_FILE, clock=clock)
+    append_keyed(store, "T", 0, *["k"] * 10)
+    clock.now_ms += 60_000
+    append_keyed(store, "T", 0, *["k"] * 30)
+    assert len(found(store, "T", "k")) == 40
+    assert list(pieces(KeySearch(store, "T", "k"))) == [(4, 4)] * 10 + [(0, 0)]
+    older = KeySearch(store, "T", "k", last_ms=START_MS)
+    assert list(pieces(older))[:3] == [(0, 0)] * 3  # nothing is read, and yet one may stop
+    assert len(list(find_by_key(store, "T", "k", last_ms=START_MS))) == 10
+    store.abandon()
 
 
 def test_collisions_are_never_shown(store: MessageStore) -> None:

@@ -139,3 +139,22 @@ def test_removing_from_an_offset_on(tmp_path: Path) -> None:
     assert [segment.start for segment in reversed(segments)] == [100, 0]
     assert len(list(tmp_path.iterdir())) == 2
     assert not segments.remove_after(files, 150)
+
+
+def test_a_symbolic_link_is_called_one(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(bytes(SIZE))
+    folder = tmp_path / "log"
+    folder.mkdir()
+    segments = made(folder, 0)
+    (folder / offset_name(SIZE)).symlink_to(elsewhere)
+    with pytest.raises(StoreForeignFile, match="is a symbolic link"):
+        segments.load(OsFiles())
+
+
+def test_an_empty_file_in_the_middle_is_no_matter_of_the_options(tmp_path: Path) -> None:
+    segments = made(tmp_path, 0, SIZE, 2 * SIZE)
+    (tmp_path / offset_name(SIZE)).write_bytes(b"")
+    with pytest.raises(StoreForeignFile, match="is empty and files follow it") as refused:
+        segments.load(OsFiles())
+    assert "=0" not in str(refused.value)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StoreFailed, StoreLocked
+from cometmq.errors import StoreFailed, StoreForbidden, StoreLocked
 from cometmq.store.folder.dirlock import DirectoryLock
 
 HOLD = """
@@ -51,3 +53,18 @@ def test_another_process_keeps_us_out_until_it_dies(tmp_path: Path) -> None:
 def test_a_missing_folder_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed):
         DirectoryLock(tmp_path / "none" / "lock")
+
+
+def test_a_folder_of_another_user_is_not_called_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = tmp_path / "lock"
+    with monkeypatch.context() as patch:
+        patch.setattr("cometmq.store.folder.dirlock.os.open", refused)
+        for _ in range(2):  # and it is not held
+            with pytest.raises(StoreForbidden, match=f"belongs to user {os.getuid()} .*drwx"):
+                DirectoryLock(path)
+    DirectoryLock(path).release()

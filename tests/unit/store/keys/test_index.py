@@ -42,7 +42,7 @@ def keys(count: int, first: int = 0, code: int = 0) -> Keys:
 
 def offsets(index: KeyIndex, code: int = 0, first: int = 0, last: int = 10**6) -> list[int]:
     found = index.find(code, START_MS + first * 1000, START_MS + last * 1000)
-    return [offset // 100 for offset in found]
+    return [offset // 100 for offset in found if offset is not None]
 
 
 def names(folder: Path) -> list[str]:
@@ -224,12 +224,16 @@ def test_truncation_removes_whole_files_and_trimming_keeps_the_last(
     assert (index.file_count, len(names(tmp_path))) == (1, 1)
 
 
-def test_whether_a_key_is_there_already(index: KeyIndex) -> None:
-    index.insert(Keys.of([*keys(3), *keys(1, first=3, code=4)]))
-    assert index.holds(Key(0, 200, START_MS + 2000))
-    assert index.holds(Key(4, 300, START_MS + 3000))
-    assert not index.holds(Key(0, 300, START_MS + 3000))
-    assert not index.holds(Key(0, 150, START_MS))
+def test_which_keys_are_lacking_behind_the_last_record_of_a_file(index: KeyIndex) -> None:
+    assert list(index.lacking(keys(2))) == list(keys(2))
+    last, other = Key(4, 600, START_MS), Key(8, 600, START_MS)
+    index.insert(Keys.of([*keys(6), last, other]))  # two files have a key each of the record at 600
+    lost, behind = Key(5, 600, START_MS), Key(4, 650, START_MS)
+    assert list(index.lacking(Keys.of([last, other, lost, behind]))) == [lost, behind]
+    assert list(index.lacking(Keys.of([behind]))) == [behind]
+    index.insert(keys(10, first=7))
+    assert list(index.lacking(keys(2, first=12))) == list(keys(1, first=13))
+    assert not index.lacking(Keys(b""))
 
 
 def test_a_full_disk_takes_no_key_and_keeps_nothing(tmp_path: Path) -> None:

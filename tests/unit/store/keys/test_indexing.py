@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.format.indexfile import TIME_MS_MAX, key_hash
+from cometmq.format.indexfile import TIME_MS_MAX, Sizes, key_hash
+from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import File, StrPath
 from cometmq.store.engine import MessageStore
 from cometmq.store.keys import indexing
 from tests.support.copies import copy_all, open_copy
 from tests.support.stores import (
     SMALL,
     START_MS,
+    FaultyFile,
     FaultyFiles,
     WallClock,
     append,
@@ -39,9 +42,10 @@ def index_all(store: MessageStore) -> None:
         pass
 
 
-def places(store: MessageStore, key: str, topic: str = "T") -> list[int]:
+def places(store: BaseStore, key: str, topic: str = "T") -> list[int]:
     """Where the index says that messages with the key lie."""
-    return list(store.index.find(key_hash(topic, key), 0, TIME_MS_MAX))
+    entries = store.index.find(key_hash(topic, key), 0, TIME_MS_MAX)
+    return [log_offset for log_offset in entries if log_offset is not None]
 
 
 def names(folder: Path) -> list[str]:
@@ -107,7 +111,7 @@ def test_what_a_clean_close_leaves_is_done_by_the_next_start(
 ) -> None:
     store = open_store(tmp_path)
     offsets = [append_keyed(store, "T", 0, "k").log_offset for _ in range(10)]
-    monkeypatch.setattr(indexing, "CLOSE_BYTES_MAX", 1)
+    monkeypatch.setattr(indexing, "CLOSE_STEPS_MAX", 1)
     monkeypatch.setattr(indexing, "STEP_BYTES", 300)
     store.close()
     store = open_store(tmp_path)
@@ -215,6 +219,59 @@ def test_where_records_have_no_keys_nothing_is_missing(
     store.abandon()
 
 
+class CountingFiles(FaultyFiles):
+    """Counts the reads of index files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def open(self, path: StrPath) -> File:
+        return CountedFile(super().open(path), self) if "index" in str(path) else super().open(path)
+
+
+class CountedFile(FaultyFile):
+    def __init__(self, file: File, disk: CountingFiles) -> None:
+        super().__init__(file, disk)
+        self._counts = disk
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        self._counts.reads += 1
+        return super().pread(size, offset, nowait=nowait)
+
+
+def test_what_a_start_looks_into_does_not_grow_with_the_messages_of_a_key(tmp_path: Path) -> None:
+    options = replace(SMALL, index_sizes=Sizes(hash_slots=4, entries=101))
+    store = open_store(tmp_path, options)
+    for _ in range(100):
+        append_keyed(store, "T", 0, *["tenant"] * 10)
+    index_all(store)
+    store.close()
+    files = CountingFiles()
+    store = open_store(tmp_path, options, files=files)
+    index_all(store)
+    assert (store.index.status.file_count, store.index.status.entry_count) == (10, 1000)
+    assert files.reads < 10 * 10
+    store.close()
+
+
+def test_gaps_that_a_clean_close_leaves_are_looked_into_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    offsets = [append_keyed(store, "T", 0, "k").log_offset for _ in range(25)]
+    store.close()
+    (tmp_path / "index" / names(tmp_path)[2]).unlink()
+    monkeypatch.setattr(indexing, "CLOSE_STEPS_MAX", 1)
+    for _ in range(2):
+        open_store(tmp_path).close()
+        assert len(names(tmp_path)) == 3
+    store = open_store(tmp_path)
+    index_all(store)
+    assert places(store, "k") == offsets[::-1]
+    store.abandon()
+
+
 def test_a_record_whose_keys_lie_in_two_files_is_whole_after_a_crash(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append_keyed(store, "T", 0, *["x"] * 6)
@@ -311,7 +368,7 @@ def test_a_copy_has_the_same_index(tmp_path: Path) -> None:
     copy.flush_log()
     while copy.index_some():
         pass
-    assert list(copy.index.find(key_hash("T", "k"), 0, TIME_MS_MAX)) == offsets[::-1]
+    assert places(copy, "k") == offsets[::-1]
     writer.close()
     copy.close()
     for name in names(tmp_path / "writer"):
@@ -330,12 +387,12 @@ def test_a_cut_takes_what_was_behind_it_and_keeps_the_rest(tmp_path: Path, kept:
         pass
     copy.truncate(offsets[kept])
     whole_files = kept // 7 * 7
-    assert list(copy.index.find(key_hash("T", "k"), 0, TIME_MS_MAX)) == offsets[:whole_files][::-1]
+    assert places(copy, "k") == offsets[:whole_files][::-1]
     copy_all(writer, copy)
     copy.flush_log()
     while copy.index_some():
         pass
-    assert list(copy.index.find(key_hash("T", "k"), 0, TIME_MS_MAX)) == offsets[::-1]
+    assert places(copy, "k") == offsets[::-1]
     assert copy.index.status.entry_count == 20
     copy.abandon()
     writer.abandon()

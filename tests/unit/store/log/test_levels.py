@@ -4,9 +4,13 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cometmq import native
 from cometmq.errors import StoreFailed
@@ -14,7 +18,7 @@ from cometmq.native.interface import Levels
 from cometmq.store.disk.files import OsFile, OsFiles
 from cometmq.store.layout import StorePaths
 from cometmq.store.log.commitlog import CommitLog
-from cometmq.store.log.levels import new_levels
+from cometmq.store.log.levels import PlainLevels, new_levels
 
 SIZE = 1 << 20
 needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C extension is not built")
@@ -114,6 +118,39 @@ def test_a_log_is_flushed_in_either_way(log: CommitLog, pipe: Pipe) -> None:
     durations = pipe.heard()
     assert len(durations) == count
     assert all(0 < duration < 60e9 for duration in durations)
+
+
+calls = st.tuples(st.sampled_from(["append_to", "demand", "flush_to", "sync"]), st.integers(0, 9))
+
+
+@pytest.mark.usefixtures("implementation")
+@given(st.lists(calls))
+def test_any_calls_in_any_order(drawn: list[tuple[str, int]]) -> None:
+    with TemporaryFile() as file, closing(Pipe()) as pipe:
+        play(drawn, file.fileno(), pipe.bell)
+
+
+def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
+    """Levels against a few numbers; plain Python never syncs by itself."""
+    levels = new_levels()
+    appended = flushed = (0, 0)
+    demanded = 0
+    for time_ms, (name, position) in enumerate(drawn):
+        if name == "append_to":
+            appended = (position, time_ms)
+            levels.append_to(*appended)
+        elif name == "demand":
+            demanded = position
+            levels.demand(demanded)
+        elif name == "flush_to":
+            flushed = (position, time_ms)
+            levels.flush_to(*flushed)
+        else:
+            due = demanded > flushed[0] and flushed[0] < appended[0] <= position
+            count = levels.sync(fd, position, bell)
+            assert count == (due and not isinstance(levels, PlainLevels))
+            flushed = appended if count else flushed
+        assert levels.flushed() == flushed
 
 
 # --- the loop of the C extension ------------------------------------------------------------------

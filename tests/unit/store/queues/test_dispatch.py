@@ -145,3 +145,11 @@ def test_what_does_not_belong_is_named(tmp_path: Path, place: str) -> None:
     with pytest.raises(StoreForeignFile) as refused:
         fresh(tmp_path).load(0, 10, durable=0)
     assert str(tmp_path / "consumequeue" / place.split("/")[0]) in str(refused.value)
+
+
+def test_a_linked_topic_is_called_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "consumequeue").mkdir()
+    (tmp_path / "consumequeue" / "T").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreForeignFile, match="T is a symbolic link where folders"):
+        fresh(tmp_path).load(0, 0, 0)

@@ -1,17 +1,18 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StoreForeignFile
+from cometmq.errors import StoreFailed, StoreForeignFile
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
 from cometmq.store.following import FollowerStore
 from cometmq.store.layout import StorePaths
 from cometmq.store.restart.foreign import remove_leftovers
-from tests.support.stores import SMALL, WallClock, append, bodies, open_store
+from tests.support.stores import SMALL, FaultyFiles, WallClock, append, bodies, open_store
 
 TABLE = b'{"offsetTable":{"a@b":{0:1}}}'
 OURS = b'{"offsetTable":{},"cometmq": {"epoch": 1, "position": 0}}'
@@ -106,6 +107,41 @@ def test_an_interrupted_takeover_is_done_again_from_the_same_place(tmp_path: Pat
     assert store.takeover is not None
     assert store.takeover.verified == end
     assert bodies(store, "A", 0)[-2:] == [b"theirs", b"ours"]
+    store.abandon()
+
+
+def test_damage_before_what_another_program_appended_costs_nothing_else(tmp_path: Path) -> None:
+    end = filled(tmp_path)
+    appended_by_another(tmp_path)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:24].ljust(4096, b"\0"))  # as RocketMQ's own
+    log = max(path for path in (tmp_path / "commitlog").iterdir() if any(path.read_bytes()))
+    content = bytearray(log.read_bytes())
+    content[content.index(b"b\x01A")] ^= 1  # the body of our last record
+    log.write_bytes(content)
+    store = open_store(tmp_path)
+    is_taken_over(store, end)
+    assert bodies(store, "A", 0)[-1] == b"theirs"
+    assert store.queue_bounds("A", 1) == (0, 0)
+    store.abandon()
+
+
+@pytest.mark.parametrize("step", ["queues", "log"])
+def test_a_takeover_that_is_refused_or_cut_short_forgets_no_clean_close(
+    tmp_path: Path, step: str
+) -> None:
+    filled(tmp_path)
+    appended_by_another(tmp_path)
+    if step == "queues":
+        shutil.rmtree(tmp_path / "consumequeue")
+    before = json.loads((tmp_path / "cometmq.json").read_bytes())["clean"]["end"]
+    files = FaultyFiles()
+    files.sync_fails_for = "commitlog"
+    with pytest.raises(StoreFailed):
+        open_store(tmp_path, files=files)
+    assert json.loads((tmp_path / "cometmq.json").read_bytes())["clean"]["end"] == before
+    store = open_store(tmp_path)
+    is_taken_over(store, before)
     store.abandon()
 
 

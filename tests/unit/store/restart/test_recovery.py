@@ -221,19 +221,33 @@ def test_a_removed_log_file_is_noticed(tmp_path: Path, clean: bool) -> None:
         open_store(tmp_path)
 
 
-@pytest.mark.parametrize("field", ["end", "last_crc32", "last_offset", "last_bytes"])
-def test_a_log_that_changed_after_a_clean_close_is_taken_over(tmp_path: Path, field: str) -> None:
-    filled(tmp_path, 5, clean=True)
-    path = tmp_path / "cometmq.json"
+def change_clean(root: Path, field: str, by: int) -> None:
+    """As a version that put no checksum over the file could have left it, with a damage."""
+    path = root / "cometmq.json"
     fields = json.loads(path.read_bytes())
-    fields["clean"][field] -= 8
+    fields.pop("crc32", None)
+    fields["clean"][field] += by
     path.write_text(json.dumps(fields))
+
+
+@pytest.mark.parametrize("field", ["end", "last_crc32", "last_offset", "last_bytes"])
+def test_where_a_clean_mark_does_not_hold_all_is_read(tmp_path: Path, field: str) -> None:
+    end = filled(tmp_path, 5, clean=True)
+    change_clean(tmp_path, field, -8)
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.log_changed
-    assert store.appended_offset, "what is there is read again"
+    is_another = field == "last_bytes"  # a good record, which is longer than ours was
+    assert (store.takeover is not None and store.takeover.log_changed) == is_another
+    assert store.appended_offset == end
     store.abandon()
     assert numbers(tmp_path) == list(range(5))
+
+
+def test_a_clean_mark_behind_its_record_leaves_no_hole(tmp_path: Path) -> None:
+    filled(tmp_path, 5, clean=True)
+    change_clean(tmp_path, "end", 96)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="Nothing was cut"):
+            open_store(tmp_path)
 
 
 def test_bytes_of_another_program_that_are_no_record_go(tmp_path: Path) -> None:

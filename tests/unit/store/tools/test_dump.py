@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import QueueNotFound, StoreForeignFile
+from cometmq.errors import MessageNotFound, QueueNotFound, StoreDamaged, StoreForeignFile
+from cometmq.store.layout import offset_name
 from cometmq.store.tools import dump
 from tests.support.stores import START_MS, append, open_store
 
@@ -59,3 +60,28 @@ def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
         next(dump.units(folder, "A", 9))
     with pytest.raises(StoreForeignFile):
         dump.describe(tmp_path / "none")
+
+
+def test_records_that_end_at_damage_do_not_look_like_all(folder: Path) -> None:
+    found = list(dump.records(folder))
+    broken, behind = found[3].log_offset, found[4].log_offset
+    path = folder / "commitlog" / offset_name(0)
+    content = bytearray(path.read_bytes())
+    content[broken + 4] ^= 1
+    path.write_bytes(content)
+    listed = dump.records(folder)
+    assert [next(listed).log_offset for _ in range(3)] == [r.log_offset for r in found[:3]]
+    with pytest.raises(StoreDamaged, match=f"at {broken} .*--from {behind}"):
+        next(listed)
+    assert next(dump.records(folder, start=behind)).log_offset == behind
+
+
+def test_records_from_where_none_starts_are_refused(folder: Path) -> None:
+    with pytest.raises(MessageNotFound, match="no record starts at 5 "):
+        next(dump.records(folder, start=5))
+    assert list(dump.records(folder, start=end_of(folder))) == []
+
+
+def end_of(folder: Path) -> int:
+    last = list(dump.records(folder))[-1]
+    return last.log_offset + last.size

@@ -70,6 +70,12 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
+def test_a_checkpoint_that_is_ahead_of_the_log_is_told(store: Path) -> None:
+    flip(store / "checkpoint", 1)  # of the log time
+    [fault] = report_of(store).faults
+    assert (fault.area, fault.path) == ("file", str(store / "checkpoint"))
+
+
 def test_a_whole_store_has_no_faults_and_is_not_touched(store: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     report = report_of(store)

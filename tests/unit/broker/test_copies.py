@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from cometmq.errors import StaleEpoch
+from cometmq.member.tenure import Deposed
+from services.broker.copies import EPOCH_TOLD_MAX, Copies
+
+
+class Told:
+    """A writer to which a name server has told an epoch."""
+
+    def __init__(self, *, passes: bool = True, only_writer: bool = True) -> None:
+        self.ended: list[str] = []
+        self.copies = Copies.__new__(Copies)
+        self.copies._ended = self.ended.append
+        self.copies._storage = mock.Mock(is_only_writer=lambda: only_writer)
+        self.copies._holder = mock.Mock(pass_over=mock.AsyncMock(return_value=passes))
+
+    async def epoch(self, epoch: int | None) -> list[str]:
+        """For what it is the writer no longer."""
+        await self.copies.overtaken(StaleEpoch("the group is further", epoch=epoch))
+        return self.ended
+
+
+async def test_whose_lease_it_is_begins_again_above() -> None:
+    assert await Told().epoch(13) == ["epoch"]
+    assert await Told(only_writer=False).epoch(EPOCH_TOLD_MAX) == ["epoch"]
+
+
+async def test_who_cannot_reach_the_lease_goes_on_only_while_nobody_else_may_write() -> None:
+    assert await Told(passes=False).epoch(13) == []
+    with pytest.raises(Deposed):
+        await Told(passes=False, only_writer=False).epoch(13)
+
+
+async def test_what_is_no_epoch_is_not_followed() -> None:
+    assert await Told().epoch(EPOCH_TOLD_MAX + 1) == []
+
+
+async def test_a_name_server_that_tells_no_epoch_deposes_as_it_did() -> None:
+    with pytest.raises(Deposed):
+        await Told().epoch(None)
