@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cometmq.config import ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
-from cometmq.member.leases import open_lease
+from cometmq.member.leaseplace import place_of
 from cometmq.messaging.topics import check_name
 from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
 from cometmq.rpc.channels import parse_addresses
@@ -447,7 +447,7 @@ class MemberConfig(ServiceConfig):
         if self.lease_poll_s > self.lease_duration_s:
             raise ConfigInvalid("option lease_poll_s must not be above lease_duration_s")
         if self.lease:
-            open_lease(self.lease, self.broker_group)  # before a recovery, not after it
+            place_of(self.lease)  # before a recovery, not after it
 
     def peer_addresses(self) -> dict[int, str] | None:
         """Internal addresses of the group's other members, by id; None: they are not configured."""

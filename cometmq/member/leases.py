@@ -20,11 +20,11 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from cometmq.errors import ConfigInvalid, LeaseConflict, LeaseUnavailable
+from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.kube import Body, KubeApi
+from cometmq.member.leaseplace import place_of
 from cometmq.replication.lease import NEEDED, LeaseRecord, record_from
 
 T = TypeVar("T")
@@ -55,16 +55,11 @@ class Lease(Protocol):
 
 
 def open_lease(url: str, group: str) -> Lease:
-    """``file:///path/of/lease.json`` or ``kubernetes://namespace/name``. ConfigInvalid."""
-    parts = urlsplit(url)
-    path, name = unquote(parts.path), parts.path.strip("/")
-    if parts.scheme == "file" and not parts.netloc and name:
-        if path.endswith("/") or os.path.isdir(path):
-            raise ConfigInvalid(f"option lease: {path} is a folder: name a file in it")
-        return FileLease(Path(path), group)
-    if parts.scheme == "kubernetes" and parts.netloc and name and "/" not in name:
-        return KubernetesLease(parts.netloc, name, group)
-    raise ConfigInvalid(f"option lease: {url!r} is neither file:///path nor kubernetes://ns/name")
+    """The lease at :func:`~cometmq.member.leaseplace.place_of` the url. ConfigInvalid."""
+    place = place_of(url)
+    if isinstance(place, Path):
+        return FileLease(place, group)
+    return KubernetesLease(*place, group)
 
 
 def _of_group(record: LeaseRecord | None, group: str, where: object) -> LeaseRecord | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -86,3 +88,8 @@ def test_a_group_may_ask_for_all_its_members() -> None:
 def test_a_lease_that_cannot_be_is_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigInvalid, match=complaint):
         MemberConfig(**options)
+
+
+def test_options_are_read_before_what_takes_time_to_import() -> None:
+    ask = "import sys, cometmq.member.config; sys.exit('cometmq.member.kube' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0
