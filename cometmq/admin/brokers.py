@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.admin import ops
-from cometmq.admin.connection import NOBODY, Connection, call, until
+from cometmq.admin.connection import Connection, call, until
 from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2, namesrv_pb2
@@ -74,9 +74,7 @@ async def _members_of(
     """The members of these groups, or of all, by group and member id. RouteNotFound: there are
     none at all.
     """
-    members = [status.member for status in await connection.members()]
-    if not members:
-        raise RouteNotFound(NOBODY)
+    members = await connection.registered()
     known = {member.broker_group for member in members}
     if missing := sorted(set(broker_groups) - known):
         raise GroupNotFound(f"no member of {', '.join(missing)} is registered")

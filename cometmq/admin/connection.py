@@ -89,6 +89,13 @@ class Connection:
         answer = await self.ask_namesrv(lambda stub: stub.DescribeCluster, request)
         return list(answer.members)
 
+    async def registered(self) -> list[namesrv_pb2.Member]:
+        """Every registered member; RouteNotFound when there is none."""
+        members = [status.member for status in await self.members()]
+        if not members:
+            raise RouteNotFound(NOBODY)
+        return members
+
     async def writers(self, wanted: tuple[str, ...] = ()) -> dict[str, namesrv_pb2.Member]:
         """The registered writers by broker group: all, or those of the ``wanted`` groups.
 
@@ -127,6 +134,16 @@ class Connection:
         if known is None:
             known = self._channels[address, secret] = open_channel(address, secret)
         return known
+
+
+async def said(answer: Awaitable[Answer]) -> Answer | CometError | None:
+    """What a member says when it is asked, or why it refuses to; None: it does not answer."""
+    try:
+        return await answer
+    except SILENCE:
+        return None
+    except CometError as error:
+        return error
 
 
 async def call(

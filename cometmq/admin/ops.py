@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from cometmq.admin.connection import (
     CHANGE_DEADLINE_S,
-    SILENCE,
     Connection,
     call,
     each,
     each_that_knows,
+    said,
     until,
 )
 from cometmq.admin.convert import (
@@ -58,23 +58,11 @@ async def describe_cluster(connection: Connection) -> list[MemberView]:
     one refuses, that is raised.
     """
     members = await connection.members()
-    answers = await asyncio.gather(*(_said(connection, status.member) for status in members))
+    answers = await asyncio.gather(*(said(describe_broker(connection, m.member)) for m in members))
     refusals = [answer for answer in answers if isinstance(answer, CometError)]
     if refusals and not any(isinstance(a, broker_pb2.DescribeBrokerResponse) for a in answers):
         raise refusals[0]
     return [_view_of(status, answer) for status, answer in zip(members, answers, strict=True)]
-
-
-async def _said(
-    connection: Connection, member: namesrv_pb2.Member
-) -> broker_pb2.DescribeBrokerResponse | CometError | None:
-    """What it says of itself, or why it refuses to; None: it does not answer."""
-    try:
-        return await describe_broker(connection, member)
-    except SILENCE:
-        return None
-    except CometError as error:
-        return error
 
 
 def _view_of(
@@ -82,7 +70,7 @@ def _view_of(
     answer: broker_pb2.DescribeBrokerResponse | CometError | None,
 ) -> MemberView:
     member = status.member
-    said = answer if isinstance(answer, broker_pb2.DescribeBrokerResponse) else None
+    told = answer if isinstance(answer, broker_pb2.DescribeBrokerResponse) else None
     return MemberView(
         cluster=member.cluster,
         broker_group=member.broker_group,
@@ -93,15 +81,15 @@ def _view_of(
         epoch=member.epoch,
         topic_count=status.topic_count,
         last_heard_ms=status.last_heard_ms,
-        reachable=said is not None,
+        reachable=told is not None,
         error=answer.name() if isinstance(answer, CometError) else None,
-        version=said.version if said else None,
-        store_id=said.store_id if said else None,
-        started_ms=said.started_ms if said else None,
-        log_min_offset=said.log_min_offset if said else None,
-        log_appended_offset=said.log_appended_offset if said else None,
-        log_flushed_offset=said.log_flushed_offset if said else None,
-        refusal=said.refusal if said else None,
+        version=told.version if told else None,
+        store_id=told.store_id if told else None,
+        started_ms=told.started_ms if told else None,
+        log_min_offset=told.log_min_offset if told else None,
+        log_appended_offset=told.log_appended_offset if told else None,
+        log_flushed_offset=told.log_flushed_offset if told else None,
+        refusal=told.refusal if told else None,
     )
 
 

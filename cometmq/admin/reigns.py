@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cometmq.admin.connection import NOBODY, SILENCE, Connection, call, until
+from cometmq.admin.connection import Connection, call, said, until
 from cometmq.admin.judging import Told, view_of
 from cometmq.admin.views import ElectedView, GroupStatusView
 from cometmq.errors import (
@@ -13,22 +13,17 @@ from cometmq.errors import (
     InvalidRequest,
     LeaseConflict,
     LeaseUnavailable,
-    RouteNotFound,
 )
-from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
+from cometmq.v1 import member_pb2, namesrv_pb2
 
 STANDING_DEADLINE_S = 3.0
 ELECT_DEADLINE_S = 5.0
 ELECTED_S_MAX = 60.0
 
-WRITER = common_pb2.MEMBER_ROLE_WRITER
-
 
 async def describe(connection: Connection) -> list[GroupStatusView]:
     """Every broker group that a member is registered of, by name. RouteNotFound: there is none."""
-    members = [status.member for status in await connection.members()]
-    if not members:
-        raise RouteNotFound(NOBODY)
+    members = await connection.registered()
     groups = sorted({member.broker_group for member in members})
     told = await asyncio.gather(
         *(_told(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
@@ -37,32 +32,31 @@ async def describe(connection: Connection) -> list[GroupStatusView]:
 
 
 async def _told(connection: Connection, group: str, members: list[namesrv_pb2.Member]) -> Told:
-    """What these members tell. Who refuses may be the writer: where no other one writes its error
-    is raised.
+    """As :func:`_asked`. Who refuses may be the writer: where no other one writes its error is
+    raised.
     """
-    found = await asyncio.gather(*(_standing(connection, member) for member in members))
-    answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
-    standings = {n: a for n, a in answers.items() if isinstance(a, member_pb2.StandingResponse)}
-    refusals = {n: a for n, a in answers.items() if isinstance(a, CometError)}
-    told = Told(group, members, standings, refusals)
-    if refusals and told.writer is None:
-        number, error = next(iter(refusals.items()))
+    told = await _asked(connection, group, members)
+    if told.refusals and told.writer is None:
+        number, error = next(iter(told.refusals.items()))
         raise type(error)(f"member {number} of {group}: {error}")
     return told
 
 
+async def _asked(connection: Connection, group: str, members: list[namesrv_pb2.Member]) -> Told:
+    """What these members tell."""
+    found = await asyncio.gather(*(said(_standing(connection, member)) for member in members))
+    answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
+    standings = {n: a for n, a in answers.items() if isinstance(a, member_pb2.StandingResponse)}
+    refusals = {n: a for n, a in answers.items() if isinstance(a, CometError)}
+    return Told(group, members, standings, refusals)
+
+
 async def _standing(
     connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.StandingResponse | CometError | None:
-    """Its answer, or its refusal; None: it does not answer."""
+) -> member_pb2.StandingResponse:
     method = connection.member(member).Standing
     request = member_pb2.StandingRequest()
-    try:
-        return await call(member.internal_address, method, request, deadline_s=STANDING_DEADLINE_S)
-    except SILENCE:
-        return None
-    except CometError as error:
-        return error
+    return await call(member.internal_address, method, request, deadline_s=STANDING_DEADLINE_S)
 
 
 async def elect(
@@ -100,9 +94,9 @@ async def _elected(
     writers: list[member_pb2.StandingResponse] = []
 
     async def somebody_leads() -> bool:
-        answers = await asyncio.gather(*(_standing(connection, member) for member in members))
-        standings = [a for a in answers if isinstance(a, member_pb2.StandingResponse)]
-        writers.extend(standing for standing in standings if standing.role == WRITER)
+        told = await _asked(connection, group, members)
+        if told.writer is not None:
+            writers.append(told.writer)
         return bool(writers)
 
     if not await until(somebody_leads, ELECTED_S_MAX):
@@ -110,9 +104,9 @@ async def _elected(
             f"member {member_id} of {group} was told to lead and does not yet: its log tells what "
             "it waits for, or that the order is void, since somebody has written the lease"
         )
-    newest = max(writers, key=lambda standing: standing.epoch)
-    if newest.member_id != member_id:
+    writer = writers[-1]
+    if writer.member_id != member_id:
         raise LeaseConflict(
-            f"member {newest.member_id} of {group} writes: the order to member {member_id} is void"
+            f"member {writer.member_id} of {group} writes: the order to member {member_id} is void"
         )
-    return ElectedView(group, member_id, newest.epoch)
+    return ElectedView(group, member_id, writer.epoch)
