@@ -17,9 +17,9 @@ from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
 from cometmq.store.disk.files import Files, replace
 from cometmq.store.folder.logmark import UNKNOWN, LogMark
+from cometmq.store.layout import OFFSET_MAX
 
 VERSION = 1
-LOG_OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ def _checked_options(fields: Mapping[str, Any]) -> LastOptions:
 
 
 def _checked(value: Any, least: int = 0) -> int:
-    if type(value) is not int or not least <= value <= LOG_OFFSET_MAX:
-        raise ValueError(f"{value!r} is no number from {least} to {LOG_OFFSET_MAX}")
+    if type(value) is not int or not least <= value <= OFFSET_MAX:
+        raise ValueError(f"{value!r} is no number from {least} to {OFFSET_MAX}")
     return value
 
 
