@@ -31,8 +31,9 @@ from cometmq.errors import ConfigInvalid, ConfigUnknownKey
 
 T = TypeVar("T")
 
+MIB = 1024 * 1024
 ENVIRONMENT_PREFIX = "COMETMQ_"
-CONFIG_FILE_BYTES_MAX = 1024 * 1024
+CONFIG_FILE_BYTES_MAX = MIB
 
 # What the command, the tests and cometmq/native read: it must not keep a service from starting.
 _READ_BY_OTHERS = frozenset({"internal_secret_file", "namesrv", "native", "profile", "seed"})
@@ -86,6 +87,50 @@ class ServiceConfig:
         default=10.0,
         metadata=about(
             "How long calls in flight may take after SIGTERM.", unit="s", minimum=0, maximum=3_600
+        ),
+    )
+    # --- clients that do not read, on each port (cometmq/rpc/unread.py) ---
+    calls_per_connection_max: int = field(
+        default=1_024,
+        metadata=about("Calls in flight on one connection.", minimum=1, maximum=65_536),
+    )
+    unread_bytes_max: int = field(
+        default=32 * MIB,
+        metadata=about(
+            "Answers that clients have not read yet; each is held twice. Half of it is kept for "
+            "connections that have read as much before.",
+            unit="bytes",
+            minimum=MIB,
+        ),
+    )
+    unread_bytes_per_connection_max: int = field(
+        default=16 * MIB,
+        metadata=about("The same of one connection.", unit="bytes", minimum=MIB),
+    )
+    unread_bytes_per_address_max: int = field(
+        default=8 * MIB,
+        metadata=about(
+            "The same of one address, of what its connections have not read as much of before.",
+            unit="bytes",
+            minimum=MIB,
+        ),
+    )
+    unread_calls_max: int = field(
+        default=512,
+        metadata=about(
+            "Calls whose client has not sent all of its request, or not read its answer; above it "
+            "a connection gets as many as it has read before, and four at least.",
+            minimum=1,
+        ),
+    )
+    unread_s_max: float = field(
+        default=30.0,
+        metadata=about(
+            "How long an answer may stay unread (a large one longer, at 64 KiB/s); then its "
+            "connection is closed. While others wait for room: 5 s without reading.",
+            unit="s",
+            minimum=0.1,
+            maximum=3_600,
         ),
     )
     log_form: LogForm = field(default=LogForm.PLAIN, metadata=about("Form of a log line."))

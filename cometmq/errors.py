@@ -29,7 +29,8 @@ class Retry(Enum):
 
 
 class CometError(Exception):
-    """Base of the catalogue. ``str(error)`` tells what happened, ``advice`` what to do next.
+    """Base of the catalogue. ``message`` tells what happened, ``advice`` what to do next,
+    ``str(error)`` both: it is what a traceback shows.
 
     ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
     (generation, offset) at which the caller of a fenced position goes on, ``epoch`` the broker
@@ -50,9 +51,16 @@ class CometError(Exception):
         epoch: int | None = None,
     ) -> None:
         super().__init__(message)
+        self.message = message
         self.segment = segment
         self.fence = fence
         self.epoch = epoch
+
+    def __str__(self) -> str:
+        if not self.advice or self.advice in self.message:  # of an error that it was made of
+            return self.message
+        end = "" if self.message.endswith((".", "!", "?")) else "."
+        return f"{self.message}{end} {self.advice}"
 
     @classmethod
     def name(cls) -> str:
@@ -242,7 +250,7 @@ class ConfigUnknownKey(RequestError):
 
 
 class Unauthenticated(RequestError):
-    """The call did not bring the secret that this internal port wants."""
+    """The caller did not prove that it knows the cluster's secret."""
 
     code = 1018
     status = "UNAUTHENTICATED"
@@ -261,8 +269,8 @@ class TopicNotFound(MissingError):
     code = 2000
     retry = Retry.AFTER_ROUTE
     advice = (
-        "Create it: cometmq topic create NAME. A new topic reaches the name servers within a "
-        "moment."
+        "Create it: cometmq topic create NAME. If it is there, its brokers are not registered yet: "
+        "see cometmq cluster status."
     )
 
 
@@ -334,6 +342,26 @@ class NoPermission(ConflictError):
     advice = (
         "The topic is closed for this here: see its permission with cometmq topic list; "
         "system topics are never open."
+    )
+
+
+class ShapeConflict(ConflictError):
+    """The folder holds the data of a local cluster of another shape."""
+
+    code = 3005
+    advice = (
+        "Start it as it was (cometmq local up without these options), or give the new cluster a "
+        "folder of its own (--dir); cometmq local down --purge removes the old data."
+    )
+
+
+class GroupInUse(ConflictError):
+    """The consumer group has live members."""
+
+    code = 3006
+    advice = (
+        "Stop its consumers first: cometmq group progress NAME shows them. A member that joins "
+        "afterwards makes the group anew."
     )
 
 
@@ -482,12 +510,34 @@ class LimitExceeded(BusyError):
     )
 
 
+class AnswersUnread(BusyError):
+    """Too many answers wait for clients that do not read them; nothing was begun."""
+
+    code = 4012
+    status = "RESOURCE_EXHAUSTED"
+    advice = (
+        "Read the answers of earlier calls, or make fewer at a time, then try again; where clients "
+        "on slow networks need more at once, raise the unread_… options."
+    )
+
+
 class PeerUnavailable(BusyError):
     """The other process cannot be reached or did not answer in time."""
 
     code = 4005
     retry = Retry.AFTER_ROUTE
     advice = "The other side does not answer: check the address and that the process lives."
+
+
+class PeerUnproven(BusyError):
+    """The other process did not prove that it knows the cluster's secret, so it is not called."""
+
+    code = 4020
+    retry = Retry.AFTER_ROUTE
+    advice = (
+        "Give both processes the same secret (option internal_secret_file), and the same release. "
+        "If the address is none of yours, somebody has registered it: find out who."
+    )
 
 
 class SendTimeout(BusyError):
@@ -554,8 +604,8 @@ class StoreForeignFile(StoreError):
     code = 5001
     status = "FAILED_PRECONDITION"
     advice = (
-        "Move the named file out of the store, or open the store with the settings that it was "
-        "written with."
+        "The message names the file and says what to do about it. Until that is done every start "
+        "is refused, and changes nothing."
     )
 
 

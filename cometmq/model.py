@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, IntEnum
+
+from cometmq.errors import InvalidRequest
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -13,6 +16,12 @@ PROPERTIES_BYTES_MAX = 32_767
 TOPIC_NAME_LENGTH_MAX = 127
 GROUP_NAME_LENGTH_MAX = 255
 QUEUES_PER_TOPIC_MAX = 1024
+# Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by
+# restarts, so a number above is no group's epoch.
+EPOCH_MAX = 1 << 30
+# What is further above a known epoch is none either: each is a restart, or a take-over.
+EPOCH_LEAP_MAX = 1_000
+COUNTER_MAX = 2**63 - 1  # of what only grows and is compared
 
 
 class FlushMode(Enum):
@@ -84,17 +93,133 @@ class TopicConfig:
         return bool(self.permission & PERMISSION_WRITE)
 
 
-@dataclass(slots=True)  # not frozen: that would cost as much as encoding the message
+@dataclass(slots=True, init=False)  # not frozen: that would cost as much as encoding the message
 class Message:
-    """What an application sends. ``keys`` find it again, consumers filter by ``tag``."""
+    """What an application sends. ``keys`` find it again, consumers filter by ``tag``.
+
+    InvalidRequest for a field that is not of its kind: a text where texts are wanted would be taken
+    for its letters.
+    """
 
     topic: str
     body: bytes
-    tag: str = ""
-    keys: tuple[str, ...] = ()
-    properties: dict[str, str] = field(default_factory=dict)
-    flag: int = 0
-    queue: QueueRef | None = None  # None: the producer chooses
+    tag: str
+    keys: tuple[str, ...]
+    properties: dict[str, str]
+    flag: int
+    queue: QueueRef | None  # None: the producer chooses
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        tag: str = "",
+        keys: tuple[str, ...] = (),
+        properties: dict[str, str] | None = None,
+        flag: int = 0,
+        queue: QueueRef | None = None,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.tag = tag
+        self.keys = keys
+        self.properties = {} if properties is None else properties
+        self.flag = flag
+        self.queue = queue
+        if (
+            keys
+            or properties
+            or flag
+            or queue is not None
+            or body.__class__ is not bytes
+            or topic.__class__ is not str
+            or tag.__class__ is not str
+        ):
+            self.check()
+
+    def check(self) -> None:
+        """InvalidRequest for the first field that is not of its kind."""
+        if not self._is_usual():
+            self._check_each()
+
+    def _is_usual(self) -> bool:
+        """The quick look, for each message with keys or properties: False says nothing yet."""
+        if (
+            self.keys.__class__ is not tuple
+            or self.properties.__class__ is not dict
+            or self.flag
+            or self.queue is not None
+            or self.body.__class__ is not bytes
+            or self.topic.__class__ is not str
+            or self.tag.__class__ is not str
+        ):
+            return False
+        for key in self.keys:
+            if key.__class__ is not str:
+                return False
+        for name, value in self.properties.items():
+            if name.__class__ is not str or value.__class__ is not str:
+                return False
+        return True
+
+    def _check_each(self) -> None:
+        _check_text("topic", self.topic)
+        body: object = self.body
+        if not isinstance(body, bytes):
+            how = "body.encode()" if isinstance(body, str) else "bytes(body)"
+            raise InvalidRequest(f"The body must be bytes, not {type(body).__name__}: {how}.")
+        _check_text("tag", self.tag)
+        check_texts("keys", self.keys)
+        _check_properties(self.properties)
+        if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
+            raise InvalidRequest(f"flag must be a whole number of 32 bits, not {self.flag!r}.")
+        if self.queue is not None:
+            check_queue(self.queue)
+            if self.queue.topic != self.topic:
+                raise InvalidRequest(
+                    f"The message is for topic {self.topic!r}, its queue of {self.queue.topic!r}."
+                )
+
+
+def check_queue(queue: object) -> None:
+    """InvalidRequest for what is no queue."""
+    if not isinstance(queue, QueueRef):
+        raise InvalidRequest(
+            f"A queue is a QueueRef(topic, queue_id, broker_group), not {queue!r}."
+        )
+    _check_text("topic", queue.topic)
+    _check_text("broker_group", queue.broker_group)
+    if type(queue.queue_id) is not int or not 0 <= queue.queue_id < 2**31:
+        raise InvalidRequest(f"queue_id counts from 0, it cannot be {queue.queue_id!r}.")
+
+
+def check_texts(name: str, texts: object) -> None:
+    """InvalidRequest for what is no collection of texts, a single text among it."""
+    if isinstance(texts, str):
+        raise InvalidRequest(
+            f"{name} must be a collection of texts: ({texts!r},), not {texts!r}, "
+            "which Python reads as one text a letter."
+        )
+    if not isinstance(texts, tuple | list | set | frozenset):
+        raise InvalidRequest(f"{name} must be a tuple of texts, not {texts!r}.")
+    for text in texts:
+        _check_text(f"each of {name}", text)
+
+
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} must be a text (str), not {type(text).__name__}: {text!r}.")
+
+
+def _check_properties(properties: object) -> None:
+    if not isinstance(properties, Mapping):
+        raise InvalidRequest(f"properties must be a dict of text to text, not {properties!r}.")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest(
+                f"Property {name!r}: name and value must be texts (str), not "
+                f"{type(name).__name__} and {type(value).__name__}; write str({value!r})."
+            )
 
 
 @dataclass(frozen=True, slots=True)

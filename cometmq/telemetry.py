@@ -2,7 +2,9 @@
 
 Log: one line per event, plain or JSON, on standard error. An event is a short constant text; what
 varies goes into fields: ``log.info("member registered", extra=fields(group="g1", member=0))``.
-Control characters are escaped, so that no name a client chose can forge a line.
+Control characters are escaped, so that no name a client chose can forge a line. Applications set up
+logging of their own, which shows no fields: the SDK's loggers come from :func:`logger`, and their
+lines read complete whoever formats them.
 
 Metrics: one registry per process, made by :func:`new_registry` and handed to whoever counts;
 nothing is global. Names are RocketMQ 5's where it has one (``rocketmq_…``), else ``cometmq_…``.
@@ -26,12 +28,16 @@ from typing import TYPE_CHECKING, TextIO
 from cometmq import native
 from cometmq.clock import Clock
 from cometmq.config import LogForm, LogLevel
+from cometmq.errors import CometError
 
 if TYPE_CHECKING:  # slow to import: a process answers health checks before that
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import RestrictedRegistry
 
+_DELIVERY_BUCKETS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 60.0, 600.0, 3600.0,
+)  # fmt: skip
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _ESCAPES |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"}
 _ESCAPES |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
@@ -52,6 +58,23 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {"fields": values}
 
 
+def logger(name: str) -> logging.Logger:
+    """A logger whose lines tell their fields under any handler, ``logging.basicConfig``'s too."""
+    found = logging.getLogger(name)
+    found.addFilter(_tell_fields)  # once: the same filter is not added twice
+    return found
+
+
+def _tell_fields(record: logging.LogRecord) -> bool:
+    """Puts the fields into the text of the event. ``event`` keeps it as it was, for our forms."""
+    if hasattr(record, "fields") and not hasattr(record, "event"):
+        event = record.getMessage()
+        vars(record)["event"] = event
+        words = [event, *_words(record.fields)]
+        record.msg, record.args = escape(" ".join(words)), ()
+    return True
+
+
 class Trouble:
     """What fails again and again for as long as it lasts: told when it begins, or is another, and
     when it is over. ``begins`` and ``ends`` are the events.
@@ -64,7 +87,7 @@ class Trouble:
         self._ends = ends
         self._told = ""
 
-    def met(self, error: Exception, **values: object) -> None:
+    def met(self, error: Exception | str, **values: object) -> None:
         """It has failed."""
         told, self._told = self._told, str(error) or type(error).__name__
         level = logging.DEBUG if told == self._told else self._level
@@ -75,6 +98,35 @@ class Trouble:
         if self._told:
             self._told = ""
             self._log.info(self._ends, extra=fields(**values))
+
+
+class Rarely:
+    """An event that may come any number of times, told at most once in ``every_s`` of each ``key``,
+    with how often it came since it was told.
+    """
+
+    KEYS_MAX = 1_000
+
+    def __init__(
+        self, log: logging.Logger, level: int, clock: Clock, every_s: float = 60.0
+    ) -> None:
+        self._log = log
+        self._level = level
+        self._clock = clock
+        self._every_s = every_s
+        self._told: dict[str, tuple[float, int]] = {}  # key → when, and how often since
+
+    def tell(self, event: str, key: str = "", **values: object) -> None:
+        now_s = self._clock.monotonic_s()
+        told_s, count = self._told.get(key, (float("-inf"), 0))
+        if now_s - told_s < self._every_s:
+            self._told[key] = told_s, count + 1
+            return
+        if len(self._told) >= self.KEYS_MAX:
+            self._told.clear()
+        self._told[key] = now_s, 0
+        more = {"more": count} if count else {}
+        self._log.log(self._level, event, extra=fields(**values, **more))
 
 
 def setup_logging(*, level: LogLevel, form: LogForm, stream: TextIO | None = None) -> None:
@@ -92,6 +144,9 @@ class _Formatter(logging.Formatter):
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{int(record.msecs):03d}Z"
 
+    def event(self, record: logging.LogRecord) -> str:
+        return str(getattr(record, "event", None) or record.getMessage())
+
     def event_fields(self, record: logging.LogRecord) -> dict[str, object]:
         found: dict[str, object] = dict(getattr(record, "fields", {}))
         if record.exc_info:
@@ -101,8 +156,8 @@ class _Formatter(logging.Formatter):
 
 class _PlainFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        words = [self.time_text(record), f"{record.levelname:<7}", record.name, record.getMessage()]
-        words += [f"{name}={_shown(value)}" for name, value in self.event_fields(record).items()]
+        words = [self.time_text(record), f"{record.levelname:<7}", record.name, self.event(record)]
+        words += _words(self.event_fields(record))
         return escape(" ".join(words))
 
 
@@ -112,14 +167,24 @@ class _JsonFormatter(_Formatter):
             "time": self.time_text(record),
             "level": record.levelname,
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": self.event(record),
         }
         return json.dumps({**self.event_fields(record), **head}, default=str)
 
 
+def _words(values: Mapping[str, object]) -> list[str]:
+    return [f"{name}={_shown(value)}" for name, value in values.items()]
+
+
+def _named(error: BaseException) -> str:
+    """With its kind: the text alone of a KeyError, say, is a puzzle."""
+    kind = error.name() if isinstance(error, CometError) else type(error).__name__
+    return f"{kind}: {error}".removesuffix(": ")
+
+
 def _shown(value: object) -> str:
     """A field's value; quoted when a blank or a quote would make the line ambiguous."""
-    text = str(value)
+    text = _named(value) if isinstance(value, BaseException) else str(value)
     plain = text and not any(c in text for c in ' "=')
     return text if plain else json.dumps(text, ensure_ascii=False)
 
@@ -149,6 +214,27 @@ def new_registry(service: str, clock: Clock) -> CollectorRegistry:
     )
     accelerated.set(native.accelerator is not None)
     return registry
+
+
+class DeliveryAge:
+    """How old messages are when consumers get them: what a broker and a pullhold answer, each its
+    own. The message's store time is the writer's clock, so two machines' clocks are compared.
+    """
+
+    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
+        from prometheus_client import Histogram
+
+        self._clock = clock
+        self._seconds = Histogram(
+            "cometmq_delivery_seconds",
+            "Age of the first message of each answer to a consumer group.",
+            registry=registry,
+            buckets=_DELIVERY_BUCKETS_S,
+        )
+
+    def answered(self, first_store_time_ms: int) -> None:
+        """A group got messages, the first of which was stored then."""
+        self._seconds.observe(max(0, self._clock.wall_ms() - first_store_time_ms) / 1000)
 
 
 class MetricsServer:

@@ -150,6 +150,7 @@ def _note(lines: Iterable[str]) -> None:
     """Add lines to the list that `make test` ends with; nothing to do outside of make."""
     path = os.environ.get("TEST_SKIPPED")
     if path:
+        Path(path).parent.mkdir(exist_ok=True)
         with Path(path).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,6 +40,7 @@ from cometmq.admin.convert import permission_bits
 from cometmq.admin.reading import TopicReader, open_reader
 from cometmq.admin.views import (
     CreatedTopicView,
+    DeletedGroupView,
     DeletedTopicView,
     GroupProgressView,
     GroupStatusView,
@@ -64,10 +64,14 @@ REGISTERED_WAIT_S = 10.0
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("cometmq"), message="CometMQ %(version)s")
-def cli() -> None:
+@namesrv_option
+@secret_option
+@output_option
+def cli(**_: Any) -> None:
     """Operate a CometMQ cluster.
 
-    Every command takes --output json, and all but `local` and `store` take --namesrv.
+    Every command takes --output json, and all but `local` and `store` take --namesrv: behind the
+    command, or before it as here.
     """
 
 
@@ -103,9 +107,9 @@ def local_up(
 
     What is not given is as it was when this folder's cluster was started, and is told.
     """
-    before = local.status(directory)
+    before = local.known(directory)
     if before is not None and output == render.TABLE:
-        click.echo(f"This cluster was started with {_as_given(before)}", err=True)
+        click.echo(f"This cluster was started with {local.as_given(before)}", err=True)
 
     async def run() -> LocalView:
         cluster = await local.up(
@@ -115,6 +119,7 @@ def local_up(
             slave_count=slaves,
             pullhold_count=pullholds,
             options=options,
+            own_secret=True,
         )
         async with connection_to(cluster.namesrv, cluster.secret_file) as connection:
             groups = cluster.broker_groups
@@ -122,14 +127,6 @@ def local_up(
         return _local_view(directory, cluster)
 
     render.show(asyncio.run(run()), output)
-
-
-def _as_given(cluster: local.LocalCluster) -> str:
-    """How a cluster was started, as options of `up`."""
-    counts = [f"--{name} {count}" for name, count in asdict(cluster.shape).items()]
-    return " ".join(
-        [*counts, *(f"--option {name}={value}" for name, value in cluster.options.items())]
-    )
 
 
 @local_group.command("down")
@@ -142,6 +139,21 @@ def local_down(directory: Path, purge: bool, output: str) -> None:
     render.show(StoppedView(str(directory.resolve()), stopped, purge), output)
 
 
+@local_group.command("env")
+@directory_option
+@output_option
+def local_env(directory: Path, output: str) -> None:
+    """The line that tells programs where it is: eval "$(cometmq local env)"."""
+    cluster = local.status(directory)
+    if cluster is None:
+        raise click.UsageError(f"nothing is up in {directory}: start a cluster: cometmq local up")
+    view = _local_view(directory, cluster)
+    if output == render.JSON:
+        render.show(view, output)
+    else:
+        click.echo("\n".join(render.export_lines(view)))
+
+
 @local_group.command("status")
 @directory_option
 @output_option
@@ -152,7 +164,7 @@ def local_status(directory: Path, output: str) -> None:
 
 def _local_view(directory: Path, cluster: local.LocalCluster | None) -> LocalView:
     if cluster is None:
-        return LocalView(str(directory.resolve()), "", [])
+        return LocalView(str(directory.resolve()), "", "", [])
     rows = [
         ProcessView(
             name=process.name,
@@ -166,7 +178,7 @@ def _local_view(directory: Path, cluster: local.LocalCluster | None) -> LocalVie
         )
         for process in cluster.processes
     ]
-    return LocalView(str(cluster.directory), cluster.namesrv, rows)
+    return LocalView(str(cluster.directory), cluster.namesrv, str(cluster.secret_file or ""), rows)
 
 
 # --- cluster and topics -------------------------------------------------------------------------
@@ -183,7 +195,7 @@ async def cluster_status(connection: Connection) -> list[GroupStatusView]:
     return await reigns.describe(connection)
 
 
-@cluster_command(cluster_group, "members")
+@cluster_command(cluster_group, "members", has_more=True)
 async def cluster_members(connection: Connection) -> list[MemberView]:
     """Every registered member, its role and its log."""
     return await ops.describe_cluster(connection)
@@ -203,11 +215,14 @@ broker_groups_option = click.option(
 )
 
 
+COUNT = click.IntRange(min=1)  # none given is the default, 0 is a mistake
+
+
 @cluster_command(topic_group, "create")
 @click.argument("name")
-@click.option("--queues", type=int, help="Queues for readers and writers, on each broker group.")
-@click.option("--read-queues", type=int, help="Queues for readers, if other than --queues.")
-@click.option("--write-queues", type=int, help="Queues for writers, if other than --queues.")
+@click.option("--queues", type=COUNT, help="Queues for readers and writers, on each broker group.")
+@click.option("--read-queues", type=COUNT, help="Queues for readers, if other than --queues.")
+@click.option("--write-queues", type=COUNT, help="Queues for writers, if other than --queues.")
 @click.option("--permission", type=click.Choice(["rw", "r", "w"]), default="rw", show_default=True)
 @click.option(
     "--flush", type=click.Choice(["async", "sync"]), help="When a message is acknowledged."
@@ -299,13 +314,32 @@ async def topic_status(connection: Connection, name: str) -> list[QueueView]:
 
 @cli.group("group", cls=Group)
 def group_group() -> None:
-    """Consumer groups: members and progress."""
+    """Consumer groups: members, progress, and those that are left over."""
 
 
 @cluster_command(group_group, "list")
-async def group_list(connection: Connection) -> list[GroupView]:
-    """All consumer groups."""
-    return await ops.list_groups(connection)
+@click.option(
+    "--idle-hours",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Only groups without a member and a commit for so long.",
+)
+async def group_list(connection: Connection, idle_hours: float) -> list[GroupView]:
+    """All consumer groups: live members, queues committed for, how long nobody has used them."""
+    return await ops.list_groups(connection, idle_ms=round(idle_hours * 3_600_000))
+
+
+@cluster_command(group_group, "delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_groups_option
+async def group_delete(
+    connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
+) -> list[DeletedGroupView]:
+    """Delete consumer group NAME and all that it committed. Refused while it has members."""
+    if not yes:
+        click.confirm(f"Delete group {name} and its committed offsets?", abort=True, err=True)
+    return await ops.delete_group(connection, name, broker_groups=broker_groups)
 
 
 @cluster_command(group_group, "progress")
@@ -348,7 +382,7 @@ async def message_send(
 ) -> SentView:
     """Send one message with BODY to TOPIC."""
     if (body is None) == (file is None):
-        raise click.UsageError("give the body as an argument or as --file, not both")
+        raise click.UsageError("give one body: as an argument, or as --file (- is standard input)")
     content = file.read() if file else (body or "").encode()
     message = Message(topic, content, queue=_queue(topic, queue) if queue else None, **fields)
     return await messages.send_message(connection, message)

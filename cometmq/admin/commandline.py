@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from cometmq.admin import local, render
 from cometmq.admin.connection import Connection
@@ -23,13 +24,29 @@ DEFAULT_DIRECTORY = ".cometmq"
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+def or_before(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    """What was given here, else what was given before the subcommand, else the value that the
+    environment or the default gives.
+    """
+    name, root = option.name, ctx.find_root()
+    assert name is not None
+    given = ParameterSource.COMMANDLINE
+    if ctx.get_parameter_source(name) is given or root.get_parameter_source(name) is not given:
+        return value
+    return root.params[name]
+
+
+# Options that may stand before the subcommand, too.
 output_option = click.option(
     "--output",
+    callback=or_before,
     type=click.Choice(render.FORMS),
     default=render.TABLE,
     show_default=True,
     help="Form of the result, and of errors.",
 )
+wide_option = click.option("--wide", is_flag=True, help="Show every column.")
 directory_option = click.option(
     "--dir",
     "directory",
@@ -42,6 +59,7 @@ directory_option = click.option(
 )
 namesrv_option = click.option(
     "--namesrv",
+    callback=or_before,
     metavar="HOST:PORT;…",
     envvar="COMETMQ_NAMESRV",
     show_envvar=True,
@@ -50,10 +68,11 @@ namesrv_option = click.option(
 secret_option = click.option(
     "--internal-secret-file",
     "secret_file",
+    callback=or_before,
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="COMETMQ_INTERNAL_SECRET_FILE",
     show_envvar=True,
-    help="File with the secret of the internal ports. Default: the local cluster's, if it has one.",
+    help="File with the cluster's secret. Default: the local cluster's, if it is the one.",
 )
 
 
@@ -75,27 +94,39 @@ class Group(click.Group):
 
 
 def cluster_command(
-    group: click.Group, name: str, doubt: Callable[[Any], str] = lambda _: ""
+    group: click.Group,
+    name: str,
+    doubt: Callable[[Any], str] = lambda _: "",
+    *,
+    has_more: bool = False,
 ) -> Decorator:
     """Make a command of a coroutine function that takes a Connection and answers views. ``doubt``
     tells what is wrong with an answer, if anything is: then the command ends with EXIT_FAULTY.
+    ``has_more``: its table has columns that --wide shows.
     """
+
+    more: Decorator = wide_option if has_more else lambda command: command
 
     def decorate(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
         @group.command(name)
         @namesrv_option
         @secret_option
         @output_option
+        @more
         @functools.wraps(work)
         def command(
-            namesrv: str | None, secret_file: Path | None, output: str, **arguments: Any
+            namesrv: str | None,
+            secret_file: Path | None,
+            output: str,
+            wide: bool = False,
+            **arguments: Any,
         ) -> None:
             async def run() -> Any:
                 async with connection_to(namesrv, secret_file) as connection:
                     return await work(connection, **arguments)
 
             answer = asyncio.run(run())
-            render.show(answer, output)
+            render.show(answer, render.WIDE if wide and output == render.TABLE else output)
             if wrong := doubt(answer):
                 render.show_warning(wrong, output)
                 click.get_current_context().exit(EXIT_FAULTY)
@@ -106,17 +137,26 @@ def cluster_command(
 
 
 def connection_to(namesrv: str | None, secret_file: Path | None) -> Connection:
-    """The way to the cluster that was named, else to the local one, else a usage error."""
+    """The way to the cluster that was named, else to the local one, else a usage error. The local
+    cluster's secret goes with its name servers, however they were named.
+    """
+    cluster = _local_cluster()
     if not namesrv:
-        cluster = _local_cluster()
-        namesrv = cluster.namesrv
-        secret_file = secret_file or cluster.secret_file
+        namesrv = _running(cluster).namesrv
+    if cluster is not None and secret_file is None and _names_one_of(cluster, namesrv):
+        secret_file = cluster.secret_file
     return Connection(namesrv, open_secret(secret_file, SystemClock()))
 
 
-def _local_cluster() -> local.LocalCluster:
-    directory = Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY)
-    cluster = local.status(directory)
+def _names_one_of(cluster: local.LocalCluster, namesrv: str) -> bool:
+    return not set(namesrv.split(";")).isdisjoint(filter(None, cluster.namesrv.split(";")))
+
+
+def _local_cluster() -> local.LocalCluster | None:
+    return local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
+
+
+def _running(cluster: local.LocalCluster | None) -> local.LocalCluster:
     if cluster is None or not cluster.namesrv:
         raise click.UsageError(
             "no name server is known: give --namesrv HOST:PORT or set COMETMQ_NAMESRV,"

@@ -18,8 +18,9 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
-from cometmq.rpc.channels import open_channel, parse_addresses
+from cometmq.rpc.channels import parse_addresses
 from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.redial import KeptChannels
 from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (
     broker_pb2_grpc,
@@ -59,28 +60,33 @@ class Connection:
         """``namesrv``: addresses as ``host:port;host:port``; ``secret`` is for internal ports."""
         self._namesrvs = parse_addresses(namesrv)
         self._secret = secret
-        self._channels: dict[tuple[str, SharedSecret | None], grpc.aio.Channel] = {}
+        self._channels = KeptChannels()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        while self._channels:
-            await self._channels.popitem()[1].close()
+        await self._channels.close()
 
     async def ask_namesrv(
         self,
         ask: Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Method[Request, Response]],
         request: Request,
     ) -> Response:
-        """Ask the name servers in turn until one answers; an answer may be a refusal."""
+        """Ask the name servers in turn until one answers; an answer may be a refusal. Who did not
+        answer is asked last the next time.
+        """
         silent: list[str] = []
         for address in self._namesrvs:
-            stub = namesrv_pb2_grpc.NameServiceStub(self._channel(address))
+            stub = namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
             try:
-                return await call(address, ask(stub), request)
+                answer = await call(address, ask(stub), request)
             except PeerUnavailable:
                 silent.append(address)
+            else:
+                answering = (known for known in self._namesrvs if known not in silent)
+                self._namesrvs = (*answering, *silent)
+                return answer
         raise PeerUnavailable(f"no name server answers: {', '.join(silent)}")
 
     async def members(self) -> list[namesrv_pb2.MemberStatus]:
@@ -116,7 +122,7 @@ class Connection:
         return (await self.ask_namesrv(lambda stub: stub.QueryRoute, request)).route
 
     def broker(self, member: namesrv_pb2.Member) -> broker_pb2_grpc.BrokerServiceAsyncStub:
-        return broker_pb2_grpc.BrokerServiceStub(self._channel(member.address))
+        return broker_pb2_grpc.BrokerServiceStub(self._channels.get(member.address))
 
     def admin(self, member: namesrv_pb2.Member) -> broker_pb2_grpc.BrokerAdminServiceAsyncStub:
         return broker_pb2_grpc.BrokerAdminServiceStub(self._internal(member))
@@ -125,15 +131,7 @@ class Connection:
         return member_pb2_grpc.MemberServiceStub(self._internal(member))
 
     def _internal(self, member: namesrv_pb2.Member) -> grpc.aio.Channel:
-        return self._channel(member.internal_address, self._secret)
-
-    def _channel(self, address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
-        # A process tells its addresses itself: a client port must not get the secret because
-        # somebody calls it an internal one too, nor the other way round.
-        known = self._channels.get((address, secret))
-        if known is None:
-            known = self._channels[address, secret] = open_channel(address, secret)
-        return known
+        return self._channels.get(member.internal_address, self._secret)
 
 
 async def said(answer: Awaitable[Answer]) -> Answer | CometError | None:
@@ -159,7 +157,7 @@ async def call(
     except grpc.aio.AioRpcError as refused:
         error: CometError = error_from(refused)
     if isinstance(error, PeerUnavailable):
-        raise PeerUnavailable(f"{address} does not answer: {error}")
+        raise PeerUnavailable(f"{address} does not answer: {error.message}")
     raise error
 
 

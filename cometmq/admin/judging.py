@@ -133,7 +133,7 @@ def _trouble(told: Told, number: int) -> str:
     """Empty: none."""
     if number in told.refusals:
         error = told.refusals[number]
-        return f"refuses to answer: {error.name()}, {error}"
+        return f"refuses to answer: {error.name()}, {error.message}"
     if number in told.missing:
         return "is not registered"
     if number not in told.standings:

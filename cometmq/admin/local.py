@@ -3,13 +3,15 @@
 Everything lies in one folder::
 
     DIR/local.json            what runs: pids and addresses
+    DIR/stopped.json          what ran before `down`: the next `up` goes by it
     DIR/<process>/log.txt     its output
     DIR/<process>/ready.json  what it announced when it was ready
     DIR/<process>/store/      a broker's messages; they survive `down`
     DIR/leases/<group>.json   who writes, of broker groups with slaves
+    DIR/internal-secret       what its processes prove to each other, unless another is given
 
-Processes live on when the caller ends. Ports are chosen by the machine; a process that died is
-started again on the port it had, so that the others find it.
+Processes live on when the caller ends. Ports are chosen by the machine; a process that died, or was
+taken down, is started again on the ports it had, so that the others and programs find it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +33,13 @@ from typing import Any
 from cometmq import native
 from cometmq.admin import processes
 from cometmq.admin.processes import POLL_INTERVAL_S, ProcessId
-from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed
+from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
 
 STATE_FILE = "local.json"
+STOPPED_FILE = "stopped.json"
 LEASES = "leases"
-SECRET_OPTION = "internal_secret_file"  # the one broker option that pullholds get too
+SECRET_OPTION = "internal_secret_file"  # the one broker option that all processes get
+SECRET_FILE = "internal-secret"
 NAMESRV = "namesrv"
 BROKER = "broker"  # stands alone
 MEMBER = "haslave"  # of a group with slaves: born a follower, one of them becomes the writer
@@ -47,6 +55,7 @@ BROKER_OPTIONS = {
     "hand_over_at_stop": "false",
 }
 _LOG_TAIL_LINES = 15
+_MEMBER_NAME = re.compile(r"g(?P<group>\d{1,2})(?:-(?P<member>\d))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +132,11 @@ class LocalCluster:
 
     @property
     def secret_file(self) -> Path | None:
-        """The option of that name: what its internal ports want, and who calls them brings."""
-        given = self.options.get(SECRET_OPTION)
+        """The option of that name, else the folder's own: what its processes, and those who
+        operate it, prove to each other. An empty option means none.
+        """
+        own = self.directory / SECRET_FILE
+        given = self.options.get(SECRET_OPTION, str(own) if own.exists() else "")
         return Path(given) if given else None
 
     def log(self, name: str) -> Path:
@@ -139,6 +151,7 @@ async def up(
     slave_count: int | None = None,
     pullhold_count: int | None = None,
     options: Mapping[str, str] | None = None,
+    own_secret: bool = False,
     deadline_s: float = 60.0,
 ) -> LocalCluster:
     """Start a local cluster, or what of it does not run; returns when every process is ready.
@@ -146,13 +159,15 @@ async def up(
     ``broker_count`` broker groups, each with ``slave_count`` slaves; without slaves its broker
     stands alone. ``options`` are broker options (``{"flush_disk_type": "SYNC_FLUSH"}``) that go
     before BROKER_OPTIONS and the brokers' own defaults. What is not given is as it was when the
-    folder's cluster was started; in a folder without one it is as :class:`Shape` has it.
+    folder's cluster was started; in a folder without one it is as :class:`Shape` has it. With
+    ``own_secret`` a cluster that is to have no other, and does not run yet, is given one.
 
     Raises ClusterRunning when what is given contradicts a cluster that runs in the folder,
-    ProcessFailed with the end of its log when a process dies or is not ready in time; then nothing
-    that this call started goes on.
+    ShapeConflict when messages that lie in the folder would have no broker, ProcessFailed with the
+    end of its log when a process dies or is not ready in time; then nothing that this call started
+    goes on.
     """
-    before = status(directory) or _nothing(directory)
+    before = known(directory) or _nothing(directory)
     wished = {
         "namesrvs": namesrv_count,
         "brokers": broker_count,
@@ -164,18 +179,21 @@ async def up(
     shape = replace(before.shape, **counts)
     names = _names(shape)
     _refuse_contradictions(before, {**counts, **options})
-    known = {process.name: process for process in before.processes}
+    _refuse_other_data(before, names)
+    had = {process.name: process for process in before.processes}
     cluster = replace(
         before,
         options={**before.options, **options},
         shape=shape,
-        processes=tuple(known[name] for name in names if name in known and known[name].alive),
+        processes=tuple(had[name] for name in names if name in had and had[name].alive),
     )
+    if own_secret and not cluster.processes and SECRET_OPTION not in cluster.options:
+        _make_secret(directory)
     started: list[LocalProcess] = []
     try:
         for members in _waves(names):
             missing = [name for name in members if name not in {p.name for p in cluster.processes}]
-            wave = [_start(cluster, name, names[name], known.get(name)) for name in missing]
+            wave = [_start(cluster, name, names[name], had.get(name)) for name in missing]
             started += wave
             _save(_with(cluster, wave, names))
             ready = await _ready(cluster, wave, deadline_s)
@@ -183,10 +201,16 @@ async def up(
             _save(cluster)
     except BaseException:
         await processes.stop([process.id for process in started], grace_s=5.0)
-        # What has failed is not what the next `up` goes by.
-        failed = status(directory) or before
-        _save(replace(failed, options=before.options, shape=before.shape))
+        # What has failed is not what the next `up` goes by: not its options, nor that it has no
+        # ports yet, or had not begun.
+        failed = {process.name: process for process in (status(directory) or before).processes}
+        told = {name: process for name, process in failed.items() if process.address}
+        kept = replace(before, processes=tuple({**failed, **had, **told}.values()))
+        # Nor its shape, unless brokers that only it has made stores before it failed.
+        strangers = _with_data(directory) - set(_names(before.shape))
+        _save(replace(kept, shape=shape) if strangers else kept)
         raise
+    (directory / STOPPED_FILE).unlink(missing_ok=True)
     return cluster
 
 
@@ -196,24 +220,47 @@ async def down(directory: Path, *, grace_s: float = 20.0, purge: bool = False) -
     Kills what has not stopped after ``grace_s``. ``purge`` removes the data too. Returns how many
     processes were stopped; nothing running is no error.
     """
-    cluster = status(directory)
+    cluster = known(directory)
     if cluster is None:
         return 0
     stopped = sum(process.alive for process in cluster.processes)
     for those in (cluster.pullholds, cluster.brokers, cluster.of_kind(NAMESRV)):
         await processes.stop([process.id for process in those], grace_s=grace_s)
-    (directory / STATE_FILE).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        os.replace(directory / STATE_FILE, directory / STOPPED_FILE)
     if purge:
-        for process in cluster.processes:
-            shutil.rmtree(directory / process.name, ignore_errors=True)
+        names = {process.name for process in cluster.processes} | set(_names(cluster.shape))
+        for name in names | _with_data(directory):
+            shutil.rmtree(directory / name, ignore_errors=True)
         shutil.rmtree(directory / LEASES, ignore_errors=True)
+        (directory / SECRET_FILE).unlink(missing_ok=True)
+        (directory / STOPPED_FILE).unlink(missing_ok=True)
     return stopped
 
 
 def status(directory: Path) -> LocalCluster | None:
     """What was started in the folder and not taken down; None when nothing was."""
+    return _load(directory, STATE_FILE)
+
+
+def known(directory: Path) -> LocalCluster | None:
+    """What was started in the folder, or taken down; where no file tells, what its data looks
+    like. None: nothing is known of it.
+    """
+    found = status(directory) or _load(directory, STOPPED_FILE)
+    members = _with_data(directory)
+    if found is not None or not members:
+        return found
+    return LocalCluster(directory.resolve(), (), shape=_shape_of(members))
+
+
+def _nothing(directory: Path) -> LocalCluster:
+    return LocalCluster(directory.resolve(), ())
+
+
+def _load(directory: Path, file: str) -> LocalCluster | None:
     try:
-        state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
+        state = json.loads((directory / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     members = tuple(LocalProcess(**process) for process in state["processes"])
@@ -221,8 +268,20 @@ def status(directory: Path) -> LocalCluster | None:
     return LocalCluster(directory.resolve(), members, state["options"], shape)
 
 
-def _nothing(directory: Path) -> LocalCluster:
-    return LocalCluster(directory.resolve(), ())
+def _with_data(directory: Path) -> set[str]:
+    """The members of broker groups whose messages lie in the folder."""
+    return {store.parent.name for store in directory.glob("g*/store") if store.is_dir()}
+
+
+def _shape_of(names: Iterable[str]) -> Shape:
+    """The smallest cluster with these members."""
+    found = [match for name in names if (match := _MEMBER_NAME.fullmatch(name)) is not None]
+    if not found:
+        return Shape()
+    return Shape(
+        brokers=max(int(match["group"]) for match in found),
+        slaves=max(int(match["member"] or 0) for match in found),
+    )
 
 
 def _whole_paths(options: Mapping[str, str]) -> dict[str, str]:
@@ -231,6 +290,18 @@ def _whole_paths(options: Mapping[str, str]) -> dict[str, str]:
     if found.get(SECRET_OPTION):
         found[SECRET_OPTION] = str(Path(found[SECRET_OPTION]).resolve())
     return found
+
+
+def _make_secret(directory: Path) -> None:
+    """Once for a folder: it stays when the cluster is taken down."""
+    path = directory / SECRET_FILE
+    if path.exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    draft.touch(mode=0o600)
+    draft.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
+    draft.replace(path)
 
 
 def _names(shape: Shape) -> dict[str, str]:
@@ -280,8 +351,8 @@ def _with(
     cluster: LocalCluster, more: Iterable[LocalProcess], names: Iterable[str]
 ) -> LocalCluster:
     """The cluster with more processes, all in the order of ``names``."""
-    known = {process.name: process for process in (*cluster.processes, *more)}
-    return replace(cluster, processes=tuple(known[name] for name in names if name in known))
+    both = {process.name: process for process in (*cluster.processes, *more)}
+    return replace(cluster, processes=tuple(both[name] for name in names if name in both))
 
 
 def _refuse_contradictions(before: LocalCluster, wished: Mapping[str, object]) -> None:
@@ -298,6 +369,24 @@ def _refuse_contradictions(before: LocalCluster, wished: Mapping[str, object]) -
             f"{before.directory} holds a running cluster that was not started with "
             f"{'; nor with '.join(wrong)}"
         )
+
+
+def _refuse_other_data(before: LocalCluster, names: Iterable[str]) -> None:
+    """Else an empty cluster would start beside the messages."""
+    left_out = sorted(_with_data(before.directory) - set(names))
+    if left_out:
+        raise ShapeConflict(
+            f"{before.directory} has the messages of {', '.join(left_out)}, which would have no "
+            f"broker. It was started with {as_given(before)}"
+        )
+
+
+def as_given(cluster: LocalCluster) -> str:
+    """How a cluster was started, as options of `up`."""
+    counts = [f"--{name} {count}" for name, count in asdict(cluster.shape).items()]
+    return " ".join(
+        [*counts, *(f"--option {name}={value}" for name, value in cluster.options.items())]
+    )
 
 
 def _start(
@@ -322,10 +411,12 @@ def _start(
 def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess | None) -> list[str]:
     """The command line of a process. -P: a folder `services` where the user stands is not ours."""
     folder = cluster.directory / name
+    # Those that live look for it there; where none does another port will do as well.
+    port = _port if any(process.alive for process in cluster.processes) else _free_port
     flags = {
         "listen_host": "127.0.0.1",
-        "port": _port(before.address if before else ""),
-        "metrics_port": "0",
+        "port": port(before.address if before else ""),
+        "metrics_port": _free_port(before.metrics_address if before else ""),
         "announce_file": str(_announcement(cluster, name)),
     }
     if kind == NAMESRV:
@@ -335,14 +426,15 @@ def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess |
     if kind in (BROKER, MEMBER):
         group, member_id = _group_and_id(name, kind)
         flags |= {
-            "internal_port": _port(before.internal_address if before else ""),
+            "internal_port": port(before.internal_address if before else ""),
             "broker_group": group,
             "member_id": str(member_id),
             "store_path": str(folder / "store"),
             **BROKER_OPTIONS,
             **cluster.options,
         }
-    if kind == PULLHOLD and cluster.secret_file:
+    flags.pop(SECRET_OPTION, None)
+    if cluster.secret_file:
         flags |= {SECRET_OPTION: str(cluster.secret_file)}
     if kind == MEMBER:
         lease = cluster.directory / LEASES / f"{_group_and_id(name, kind)[0]}.json"
@@ -353,6 +445,18 @@ def _command(cluster: LocalCluster, name: str, kind: str, before: LocalProcess |
 
 def _port(address: str) -> str:
     return address.rpartition(":")[2] or "0"
+
+
+def _free_port(address: str) -> str:
+    """The port it had, unless somebody else has it now."""
+    port = _port(address)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", int(port)))
+        except OSError:
+            return "0"
+    return port
 
 
 async def _ready(

@@ -167,7 +167,7 @@ async def _export_group(
             raise PeerUnavailable("no writer is registered")
         header, queues = await _fetch(connection, member)
     except CometError as error:
-        return FailedGroup(group, error.name(), str(error))
+        return FailedGroup(group, error.name(), error.message)
     # The snapshot's id is the folder's name, and so in every row.
     rows = list(rows_of(folder.name.partition("=")[2], header, queues))
     file = Path(f"broker_group={quote(group, safe='')}") / PART
@@ -203,7 +203,7 @@ async def _fetch(
             raise PeerUnavailable(f"{member.internal_address} is not {member.broker_group}")
         return header, queues
     if isinstance(error, PeerUnavailable):
-        raise PeerUnavailable(f"{member.internal_address} does not answer: {error}")
+        raise PeerUnavailable(f"{member.internal_address} does not answer: {error.message}")
     raise error
 
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import click
 
 from cometmq.admin import offsets, render
-from cometmq.admin.commandline import Group, connection_to, namesrv_option, secret_option
+from cometmq.admin.commandline import (
+    Group,
+    connection_to,
+    namesrv_option,
+    or_before,
+    secret_option,
+)
 from cometmq.admin.offsets import Snapshot
 from cometmq.clock import SystemClock
 
@@ -46,6 +52,7 @@ def offsets_group() -> None:
 @click.option(
     "--form",
     "output",
+    callback=or_before,
     type=click.Choice(render.FORMS),
     default=render.TABLE,
     show_default=True,

@@ -26,6 +26,7 @@ from cometmq.admin.convert import (
 )
 from cometmq.admin.views import (
     CreatedTopicView,
+    DeletedGroupView,
     DeletedTopicView,
     GroupMemberView,
     GroupProgressView,
@@ -38,6 +39,7 @@ from cometmq.admin.views import (
 )
 from cometmq.errors import (
     CometError,
+    GroupInUse,
     GroupNotFound,
     PeerUnavailable,
     RouteNotFound,
@@ -280,18 +282,63 @@ async def topic_status(connection: Connection, name: str) -> list[QueueView]:
 # --- consumer groups ----------------------------------------------------------------------------
 
 
-async def list_groups(connection: Connection) -> list[GroupView]:
-    """All consumer groups and where they are known."""
+async def list_groups(connection: Connection, *, idle_ms: int = 0) -> list[GroupView]:
+    """All consumer groups and where they are known; those only that nobody has used for so long."""
     request = broker_pb2.ListGroupsRequest()
     answers = await each(
         await connection.writers(),
         lambda m: call(m.internal_address, connection.admin(m).ListGroups, request),
     )
     names = sorted({name for answer in answers.values() for name in answer.groups})
-    return [
-        GroupView(name, [group for group, answer in answers.items() if name in answer.groups])
-        for name in names
-    ]
+    groups = [_group_view(name, answers) for name in names]
+    return [group for group in groups if not idle_ms or (group.idle_ms or 0) >= idle_ms]
+
+
+def _group_view(name: str, answers: Mapping[str, broker_pb2.ListGroupsResponse]) -> GroupView:
+    told = [one for answer in answers.values() for one in answer.summaries if one.group == name]
+    where = [group for group, answer in answers.items() if name in answer.groups]
+    if not told:
+        return GroupView(name, where)
+    return GroupView(
+        name,
+        where,
+        member_count=max(one.member_count for one in told),
+        queue_count=sum(one.queue_count for one in told),
+        idle_ms=min(one.idle_ms for one in told),
+    )
+
+
+async def delete_group(
+    connection: Connection, name: str, *, broker_groups: tuple[str, ...] = ()
+) -> list[DeletedGroupView]:
+    """Delete a consumer group and all that it committed, on all broker groups that know it or on
+    the named ones. GroupNotFound when none does; GroupInUse while it has members anywhere: then
+    nothing is deleted.
+    """
+    writers = await connection.writers(broker_groups)
+    listed = await each(
+        writers,
+        lambda m: call(
+            m.internal_address, connection.admin(m).ListGroups, broker_pb2.ListGroupsRequest()
+        ),
+    )
+    known = _group_view(name, listed)
+    if known.member_count:
+        raise GroupInUse(f"group {name} has {known.member_count} live members")
+    request = broker_pb2.DeleteGroupRequest(group=name)
+
+    async def delete(member: namesrv_pb2.Member) -> bool:
+        method = connection.admin(member).DeleteGroup
+        try:
+            await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
+        except GroupNotFound:
+            return False
+        return True
+
+    deleted = await each(writers, delete)
+    if not any(deleted.values()):
+        raise GroupNotFound(f"no consumer group {name} on {', '.join(writers)}")
+    return [DeletedGroupView(name, group) for group, done in deleted.items() if done]
 
 
 async def group_progress(

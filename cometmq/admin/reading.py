@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cometmq.admin.connection import Connection, call
 from cometmq.admin.convert import message_view
 from cometmq.admin.views import MessageView
-from cometmq.errors import PositionFenced, TopicNotFound
+from cometmq.errors import PositionFenced, QueueNotFound
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 PULL_COUNT_MAX = 32
@@ -92,13 +92,14 @@ async def open_reader(
     queue_id: int | None = None,
 ) -> TopicReader:
     """A reader from the first message on, or from the end; of all queues, those of one broker
-    group, or those of one number. TopicNotFound when no readable queue is left."""
+    group, or those of one number. QueueNotFound when no readable queue is left."""
     route = await connection.route(topic)
     groups = [g for g in route.groups if broker_group in ("", g.broker_group)]
     found = [await _cursors(connection, group, queue_id, from_end) for group in groups]
     cursors = [cursor for group in found for cursor in group]
     if not cursors:
-        raise TopicNotFound(f"topic {topic} has no such queue that can be read")
+        which = f"queue {broker_group}/{queue_id}" if broker_group else "queue"
+        raise QueueNotFound(f"topic {topic} has no {which} that can be read")
     return TopicReader(connection, cursors, tags)
 
 

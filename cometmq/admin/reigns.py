@@ -38,7 +38,7 @@ async def _told(connection: Connection, group: str, members: list[namesrv_pb2.Me
     told = await _asked(connection, group, members)
     if told.refusals and told.writer is None:
         number, error = next(iter(told.refusals.items()))
-        raise type(error)(f"member {number} of {group}: {error}")
+        raise type(error)(f"member {number} of {group}: {error.message}")
     return told
 
 

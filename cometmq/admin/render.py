@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from cometmq.admin import views
+from cometmq.admin import tables, views
 from cometmq.errors import CometError
 
 TABLE = "table"
 JSON = "json"
 FORMS = (TABLE, JSON)
-_WIDE = 4096  # into a pipe nothing is cut or wrapped
+WIDE = "wide"  # a table with every column
 
 Column = tuple[str, Callable[[Any], object]]
 
@@ -45,7 +44,7 @@ def show(result: Any, form: str) -> None:
         case [views.GroupStatusView(), *_]:
             _show_groups(result)
         case list():
-            _print_table(result)
+            _print_table(result, wide=form == WIDE)
         case _ if type(result) in forms:
             forms[type(result)](result)
         case _:
@@ -71,9 +70,9 @@ def show_message(message: views.MessageView, form: str) -> None:
     if body is None or message.compressed:
         kind = "compressed" if message.compressed else "not text"
         body = f"({message.body_bytes} bytes, {kind}; --output json shows them)"
-    console = _console()
-    console.print("  ".join(map(_printable, facts)), style="dim", markup=False, highlight=False)
-    console.print(_printable(body), markup=False, highlight=False)
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print("  ".join(map(_printable, facts)), style="dim")
+    console.print(_printable(body))
 
 
 def to_json(result: object, *, indent: int | None = None) -> str:
@@ -87,11 +86,11 @@ def show_error(error: CometError, form: str) -> None:
     if form == JSON:
         print(json.dumps({"error": error_fields(error)}, ensure_ascii=False), file=sys.stderr)
         return
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDE)
-    console.print(f"error: {error.name()} ({error.code})", style="bold red", highlight=False)
-    console.print(_printable(str(error)), markup=False, highlight=False)
+    console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"error: {error.name()} ({error.code})", style="bold red")
+    console.print(_printable(error.message))
     if error.advice:
-        console.print(error.advice, style="cyan", markup=False, highlight=False)
+        console.print(error.advice, style="cyan")
 
 
 def show_warning(text: str, form: str) -> None:
@@ -105,7 +104,7 @@ def error_fields(error: CometError) -> dict[str, object]:
     return {
         "code": error.code,
         "name": error.name(),
-        "message": str(error),
+        "message": error.message,
         "advice": error.advice,
     }
 
@@ -118,8 +117,26 @@ def _show_local(view: views.LocalView) -> None:
         print(f"Nothing is up in {view.directory}. Start a cluster with: cometmq local up")
         return
     _print_table(view.processes)
-    print(f"Commands run from here find it by themselves. Elsewhere:\n\n"
-          f"    export COMETMQ_NAMESRV='{view.namesrv}'\n")  # fmt: skip
+    print(f"\nLogs: {_folder(view.directory)}/PROCESS/log.txt")
+    print("Commands of this folder find it by themselves. For programs, and elsewhere:\n")
+    for line in export_lines(view):
+        print(f"    {line}")
+    print()
+
+
+def _folder(directory: str) -> str:
+    """As short as it is from here."""
+    here = os.path.relpath(directory)
+    return directory if here.startswith("..") else here
+
+
+def export_lines(view: views.LocalView) -> list[str]:
+    """What a shell is told, so that clients and commands find the cluster."""
+    told = {
+        "COMETMQ_NAMESRV": view.namesrv,
+        "COMETMQ_INTERNAL_SECRET_FILE": view.internal_secret_file,
+    }
+    return [f"export {name}='{value}'" for name, value in told.items() if value]
 
 
 def _show_progress(view: views.GroupProgressView) -> None:
@@ -226,24 +243,36 @@ def _print_facts(facts: dict[str, object]) -> None:
         print(f"{name.replace('_', ' '):<22}{shown}")
 
 
-def _print_table(rows: Sequence[object], *, empty: str = "(none)") -> None:
+def _print_table(rows: Sequence[object], *, empty: str = "(none)", wide: bool = False) -> None:
     if not rows:
         print(empty)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = _COLUMNS[type(rows[0])]
-    for number, (title, value) in enumerate(columns):
-        counts = all(type(value(row)) in (int, type(None)) for row in rows)
-        table.add_column(
-            title, justify="right" if counts else "left", no_wrap=number == 0, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(_cell(value(row)) for _, value in columns))
-    _console().print(table, markup=False, highlight=False)
+    kind = type(rows[0])
+    more = () if wide else _WIDE_ONLY.get(kind, ())
+    columns = [(title, value) for title, value in _COLUMNS[kind] if title not in more]
+    found = [[value(row) for _, value in columns] for row in rows]
+    lines = tables.lay_out(
+        [title for title, _ in columns],
+        [[" ".join(_cell(value).splitlines()) for value in row] for row in found],
+        right=[
+            all(type(v) in (int, type(None)) for v in values) for values in zip(*found, strict=True)
+        ],
+        width=_width(sys.stdout),
+    )
+    for line in lines:
+        print(line)
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _WIDE, soft_wrap=not sys.stdout.isatty())
+def _width(stream: TextIO) -> int | None:
+    """Columns of the terminal. None: there is none, or it does not say; then nothing is wrapped."""
+    if not stream.isatty():
+        return None
+    told = os.environ.get("COLUMNS", "")
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+        return int(told) if told.isdecimal() and int(told) else columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def _cell(value: object) -> str:
@@ -323,6 +352,10 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
     return f"{member.role} ({member.error or 'does not answer'})"
 
 
+# Columns that a table has with --wide only.
+_WIDE_ONLY: dict[type, tuple[str, ...]] = {
+    views.MemberView: ("cluster", "topics", "on disk", "version", "started"),
+}
 # What a table shows of a view; JSON has every field.
 _COLUMNS: dict[type, tuple[Column, ...]] = {
     views.MemberView: (
@@ -415,7 +448,17 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("offset", lambda v: v.offset),
         ("stored", lambda v: _time(v.store_time_ms)),
     ),
-    views.GroupView: (("group", lambda v: v.group), ("broker groups", lambda v: v.broker_groups)),
+    views.GroupView: (
+        ("group", lambda v: v.group),
+        ("broker groups", lambda v: v.broker_groups),
+        ("members", lambda v: v.member_count),
+        ("queues", lambda v: v.queue_count),
+        ("idle h", lambda v: None if v.idle_ms is None else f"{v.idle_ms / 3_600_000:.1f}"),
+    ),
+    views.DeletedGroupView: (
+        ("deleted group", lambda v: v.group),
+        ("broker group", lambda v: v.broker_group),
+    ),
     views.GroupMemberView: (("client", lambda v: v.client_id), ("reads", _subscriptions)),
     views.QueueProgressView: (
         *_QUEUE,
@@ -436,7 +479,6 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("address", lambda v: v.address),
         ("internal", lambda v: v.internal_address),
         ("metrics", lambda v: v.metrics_address),
-        ("log", lambda v: v.log),
     ),
     views.StoreQueueView: (
         ("topic", lambda v: v.topic),

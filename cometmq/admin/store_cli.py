@@ -152,6 +152,11 @@ def _store_id(_: click.Context, __: click.Parameter, value: str | None) -> str |
     help="Where cometmq.json is gone: the id that it named, or a new one.",
 )  # fmt: skip
 @click.option(
+    "--rebuild-tables", is_flag=True,
+    help="Where the log has lost changes of topics, groups or offsets: let the next writer make "
+    "them anew from what is left, config/*.json and the queues.",
+)  # fmt: skip
+@click.option(
     "--restored", is_flag=True,
     help="It is an older copy, from a backup or a snapshot: give it an id of its own, by which no "
     "lease takes it for the store that it was.",

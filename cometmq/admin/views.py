@@ -204,10 +204,21 @@ class QueueTimeView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A consumer group."""
+    """A consumer group. What broker groups of an older release do not tell is None."""
 
     group: str
     broker_groups: list[str]  # where it is known
+    member_count: int | None = None  # live members, at the broker group that has most
+    queue_count: int | None = None  # that it has committed for
+    idle_ms: int | None = None  # without member and commit, since the writers' start at most
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedGroupView:
+    """A broker group that deleted a consumer group."""
+
+    group: str
+    broker_group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +312,7 @@ class LocalView:
 
     directory: str
     namesrv: str  # what --namesrv takes; empty = nothing is up
+    internal_secret_file: str  # what --internal-secret-file takes; empty = it has none
     processes: list[ProcessView]
 
 

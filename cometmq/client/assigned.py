@@ -5,19 +5,21 @@ drains when revoked.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from cometmq.client.fetcher import Fetcher
 from cometmq.client.listening import Work, Workers
 from cometmq.client.messages import PullBatch, PullOutcome
+from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
 from cometmq.client.tasks import Tasks, stop_all
 from cometmq.errors import CometError, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 
-_log = logging.getLogger(__name__)
+PASS_FILTERED_S_MAX = 1.0
+
+_log = logger(__name__)
 
 
 class AssignedQueue:
@@ -56,7 +58,7 @@ class AssignedQueue:
                 await self._read_on()
             # of the kind that no retry mends; a changed route or an operator may
             except CometError as error:
-                _log.warning("queue cannot be read", extra=fields(queue=self.queue, error=error))
+                _log.warning("queue cannot be read", extra=fields(**of(self.queue), error=error))
                 await asyncio.sleep(self._options.retry_backoff_max_ms / 1000)
 
     async def _read_on(self) -> None:
@@ -115,11 +117,11 @@ class AssignedQueue:
         there: go back to it.
         """
         if isinstance(answer, PositionFenced) and answer.fence is not None:
-            _log.warning("commit fenced", extra=fields(queue=self.queue, error=answer))
+            _log.warning("commit fenced", extra=fields(**of(self.queue), error=answer))
             self._go_to(Position(*answer.fence))
         elif isinstance(answer, CometError):
             if answer.retry is Retry.NEVER:
-                _log.warning("commit refused", extra=fields(queue=self.queue, error=answer))
+                _log.warning("commit refused", extra=fields(**of(self.queue), error=answer))
         else:
             self._committed = answer
 
@@ -137,9 +139,33 @@ class AssignedQueue:
         """
         self.closed = True
         await stop_all([self._reading])
+        limit_s = self._options.drain_timeout_ms / 1000
         try:
-            async with asyncio.timeout(self._options.drain_timeout_ms / 1000):
+            async with asyncio.timeout(limit_s):
                 while self.running:
                     await self._change()
         except TimeoutError:
-            _log.warning("listener calls outlive the queue", extra=fields(queue=self.queue))
+            _log.warning(
+                "listener calls outlive the queue",
+                extra=fields(**of(self.queue), calls=self.running, after_s=limit_s),
+            )
+        else:
+            await self._pass_filtered()
+
+    async def _pass_filtered(self) -> None:
+        """Counts as done what the filter skips behind the last message, so that a commit at the end
+        leaves no lag of messages that nobody wants. The broker may be away: then it stays.
+        """
+        progress = self._progress
+        if progress is None or progress.count:
+            return
+        try:
+            async with asyncio.timeout(PASS_FILTERED_S_MAX):
+                while True:
+                    before = progress.next_position
+                    after = await self._fetcher.pass_filtered(before)
+                    if after.offset <= before.offset:
+                        return
+                    progress.add([], after, 0)
+        except (CometError, TimeoutError) as error:
+            _log.info("end of the queue not asked", extra=fields(**of(self.queue), error=error))

@@ -5,14 +5,18 @@ catalogue.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from cometmq.errors import PeerUnavailable
-from cometmq.rpc.channels import open_channel, parse_addresses, resolve
+from cometmq.errors import ConfigInvalid, PeerUnavailable
+from cometmq.rpc.channels import Resolver, parse_addresses
 from cometmq.rpc.interceptors import error_from
+from cometmq.rpc.redial import KeptChannels
 from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+
+NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -61,36 +65,48 @@ async def ask(
         raise error_from(error) from None
 
 
-class Connections:
-    """One channel for each address, opened when first asked for."""
+def _known(namesrv: object) -> str:
+    """What was given, else what the environment says."""
+    if namesrv is None:
+        namesrv = os.environ.get(NAMESRV_VARIABLE, "")
+    if not isinstance(namesrv, str):
+        raise ConfigInvalid(f"The name servers are a text, 'host:port;host:port', not {namesrv!r}.")
+    if not namesrv.strip():
+        raise ConfigInvalid(
+            f"No name server is known: give namesrv='host:port', or set {NAMESRV_VARIABLE}."
+        )
+    return namesrv
 
-    def __init__(self, namesrv: str) -> None:
-        self.namesrv = ";".join(parse_addresses(namesrv))
-        self._channels: dict[str, grpc.aio.Channel] = {}
+
+class Connections:
+    """One channel for each address, opened when first asked for, and anew when it has failed."""
+
+    def __init__(self, namesrv: str | None) -> None:
+        """ConfigInvalid: neither ``namesrv`` nor the environment names a name server."""
+        names = parse_addresses(_known(namesrv))
+        self.namesrv = ";".join(names)
+        self._resolver = Resolver(names)
+        self._channels = KeptChannels()
 
     async def namesrv_addresses(self) -> tuple[str, ...]:
-        """host:port of every name server, names resolved now; the names themselves when none
-        resolves.
+        """host:port of every name server, names resolved now; those known before, or the names
+        themselves, when none resolves in time.
         """
-        names = parse_addresses(self.namesrv)
-        return await resolve(names) or names
+        return await self._resolver.addresses()
 
     def broker(self, address: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
-        return broker_pb2_grpc.BrokerServiceStub(self._channel(address))
+        return broker_pb2_grpc.BrokerServiceStub(self._channels.get(address))
 
     def pullhold(self, address: str) -> hold_pb2_grpc.HoldServiceAsyncStub:
-        return hold_pb2_grpc.HoldServiceStub(self._channel(address))
+        return hold_pb2_grpc.HoldServiceStub(self._channels.get(address))
 
     def name_server(self, address: str) -> namesrv_pb2_grpc.NameServiceAsyncStub:
-        return namesrv_pb2_grpc.NameServiceStub(self._channel(address))
+        return namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address)
-        return channel
+    def forget(self, address: str) -> None:
+        """Somebody else is there now: whoever asks next connects anew."""
+        self._channels.drop(address)
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        self._resolver.close()
+        await self._channels.close()

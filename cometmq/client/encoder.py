@@ -9,7 +9,6 @@ from zlib import crc32
 from cometmq.clock import Clock
 from cometmq.errors import (
     BodyTooLarge,
-    InvalidRequest,
     PropertiesInvalid,
     PropertiesTooLarge,
     PropertyReserved,
@@ -31,7 +30,6 @@ _ID_PROPERTY = f"{UNIQ_KEY}\x01".encode()
 _ID_PROPERTY_BYTES = len(_ID_PROPERTY) + _UNIQUE_ID_DIGITS + 1
 _OWN_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - _ID_PROPERTY_BYTES
 _OWN_NAMES = frozenset((KEYS, TAGS, UNIQ_KEY))  # carried by fields of Message, or ours
-_INT32_MAX = 2**31 - 1
 
 
 def encode_tag(tag: str) -> bytes:
@@ -91,6 +89,7 @@ class TopicForm:
 
     def middle(self, message: Message) -> bytes:
         """Everything between the body and the counter. Raises what is wrong with the message."""
+        message.check()  # again: it may have been changed since it was made
         if message.keys or message.properties:
             return self._around(encode_application_properties(message))
         middle = self.middles.get(message.tag)
@@ -220,11 +219,7 @@ class RecordEncoder:
 
     def refuse(self, message: Message) -> None:
         """Raises what is wrong with body or flag."""
-        body: object = message.body
-        if not isinstance(body, bytes):
-            raise InvalidRequest(f"The body must be bytes, not {type(body).__name__}.")
-        if len(body) > self.body_bytes_max:
-            limit = self.body_bytes_max
-            raise BodyTooLarge(f"The body has {len(body)} bytes; {limit} are allowed.")
-        if not -_INT32_MAX - 1 <= message.flag <= _INT32_MAX:
-            raise InvalidRequest(f"flag must fit 32 bits: {message.flag}")
+        message.check()
+        size, limit = len(message.body), self.body_bytes_max
+        if size > limit:
+            raise BodyTooLarge(f"The body has {size} bytes; {limit} are allowed.")

@@ -5,11 +5,12 @@ moved offsets and the broker's word where to read.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
+from dataclasses import replace
 
 from cometmq.client.holding import Holding
 from cometmq.client.messages import ConsumeFrom, PullBatch, PullOutcome, ReceivedMessage
+from cometmq.client.names import of
 from cometmq.client.offsets import (
     BrokerCalls,
     position_from_proto,
@@ -21,7 +22,7 @@ from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.format.record import decode_all
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
 
 _OUTCOMES = {
@@ -34,7 +35,7 @@ _OUTCOMES = {
 BUSY_COUNT = 32  # messages in an answer: a queue that has so many at a time is read directly
 LOST_HOLDS_MAX = 3  # holds in a row that got no answer; then the broker is asked itself
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 async def pull(
@@ -117,6 +118,14 @@ def _drained(batch: PullBatch) -> bool:
     )
 
 
+def _move(queue: QueueRef, start: Position, to: Position) -> dict[str, object]:
+    """The fields of a move, which shows the generation where it changes."""
+    moved = {"offset": start.offset, "goes_on_at": to.offset}
+    if start.generation != to.generation:
+        moved |= {"generation": start.generation, "goes_on_in": to.generation}
+    return {**of(queue), **moved}
+
+
 class Fetcher:
     """One queue's reading position and the waits between its pulls."""
 
@@ -177,9 +186,28 @@ class Fetcher:
                 continue
             if batch.outcome is not PullOutcome.NOT_FOUND:
                 return self._moved_on(batch)
-            # The same place, in the queue's present generation.
+            # The same place in the queue's present generation, or behind what a hold has passed.
             self.position = batch.next_position
             self._parked = True
+            if batch.next_position.offset > position.offset:
+                return replace(batch, outcome=PullOutcome.NO_MATCH)
+
+    async def pass_filtered(self, position: Position) -> Position:
+        """Behind the messages from ``position`` on that the filter does not want; the same place
+        when there are none. One pull; nothing is kept of it.
+        """
+        if not self._tags:
+            return position
+        request = pull_request(
+            self._calls.group, self.queue, position, count_max=1, bytes_max=1, tags=self._tags
+        )
+        response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
+        batch = batch_of(response, self.queue, self._tags)
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            return position
+        if batch.messages:
+            return Position(batch.next_position.generation, batch.messages[0].record.queue_offset)
+        return batch.next_position
 
     async def _look(self, position: Position) -> PullBatch:
         """What is there: asked of a pullhold when there was nothing before, else of the broker.
@@ -212,7 +240,7 @@ class Fetcher:
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",
-                extra=fields(queue=self.queue, position=position, to=batch.next_position),
+                extra=fields(**_move(self.queue, position, batch.next_position)),
             )
         return batch
 
@@ -225,7 +253,7 @@ class Fetcher:
         except PositionFenced:
             raise
         except CometError as error:  # if the broker is of the same mind, it will say so itself
-            _log.info("hold refused", extra=fields(queue=self.queue, error=error))
+            _log.info("hold refused", extra=fields(**of(self.queue), error=error))
             self._refused = True
             return None
 
@@ -247,13 +275,14 @@ class Fetcher:
         """A fence is a move that the broker explains, in words of its own."""
         if error.fence is None:
             raise InternalError("The broker fenced a position without saying where to go on.")
+        fence = Position(*error.fence)
         _log.warning(
-            "position fenced", extra=fields(queue=self.queue, position=position, error=error)
+            "position fenced", extra=fields(**_move(self.queue, position, fence), error=error)
         )
-        return PullBatch(PullOutcome.OFFSET_MOVED, [], Position(*error.fence), 0, 0)
+        return PullBatch(PullOutcome.OFFSET_MOVED, [], fence, 0, 0)
 
     async def _wait_after(self, error: CometError) -> None:
         if error.retry is Retry.NEVER:
             raise error
-        _log.info("pull refused", extra=fields(queue=self.queue, error=error))
+        _log.info("pull refused", extra=fields(**of(self.queue), error=error))
         await self._calls.wait(self._failures.next_s())

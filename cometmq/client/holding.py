@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import random
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from cometmq.errors import CometError, PeerUnavailable
 from cometmq.rpc.aside import SetAside
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, hold_pb2, namesrv_pb2
 
 LIST_EVERY_S = 30.0
@@ -39,7 +38,7 @@ HOLD_SPREAD = 0.5  # holds last 50 to 100 % of the time: what was parked togethe
 HoldStream: TypeAlias = "Stream[hold_pb2.HoldStreamRequest, hold_pb2.HoldStreamResponse]"
 Answer: TypeAlias = "asyncio.Future[broker_pb2.PullResponse | None]"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class HoldLane:
@@ -73,7 +72,9 @@ class HoldLane:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            _log.warning("a hold is not answered", extra=fields(address=self.address))
+            _log.warning(
+                "a hold is not answered", extra=fields(address=self.address, after_s=timeout_s)
+            )
             self.fail()
             return None
         finally:

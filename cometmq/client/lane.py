@@ -7,7 +7,6 @@ nothing here is done per message but the loop that resolves a batch's futures.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from typing import TypeAlias
 
@@ -25,12 +24,12 @@ from cometmq.model import QueueRef, SendStatus
 from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.retry import Backoff
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
 SendStream: TypeAlias = "Stream[broker_pb2.SendStreamRequest, broker_pb2.SendStreamResponse]"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Outlet(Slot):
@@ -100,12 +99,21 @@ class Lane:
             try:
                 await self._one_stream()
             except CometError as error:
-                _log.info("send stream ended", extra=fields(group=self.broker_group, error=error))
-                self._routes.doubt()
+                _log.info(
+                    "send stream ended",
+                    extra=fields(
+                        broker_group=self.broker_group,
+                        address=self._routes.writer(self.broker_group) or "none",
+                        waiting=sum(len(batch.futures) for batch in self.batches()),
+                        error=error,
+                    ),
+                )
+                self._routes.doubt(self.broker_group)
             finally:
                 self.connected = False
                 self.window.restart()
-            await self._routes.wait_change(self._reconnect.next_s())
+            if await self._routes.wait_change(self._reconnect.next_s()):
+                self._reconnect.reset()  # somebody else may write, or write again: ask at once
 
     async def _one_stream(self) -> None:
         writer = self._routes.writing(self.broker_group)
@@ -214,9 +222,9 @@ class Lane:
         if not self._paused:
             self._paused = True
             delay_s = self._refusals.next_s()
-            _log.debug(
+            _log.info(
                 "batch refused for now",
-                extra=fields(group=self.broker_group, error=error, again_s=delay_s),
+                extra=fields(broker_group=self.broker_group, error=error, again_s=delay_s),
             )
             asyncio.get_running_loop().call_later(delay_s, self._resume)
 

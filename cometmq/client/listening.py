@@ -8,23 +8,51 @@ one list of :class:`Work`: what one pull found, taken piece by piece.
 from __future__ import annotations
 
 import asyncio
-import logging
+import inspect
+import traceback
 from asyncio import Future, TimerHandle
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from cometmq.client.messages import ConsumeResult, ReceivedMessage
+from cometmq.client.names import of
 from cometmq.client.progress import Run
 from cometmq.client.tasks import Tasks
+from cometmq.errors import InvalidRequest
 from cometmq.rpc.retry import BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 
 Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | None]]
 
 _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
 
-_log = logging.getLogger(__name__)
+TRACEBACK_EVERY_S = 60.0
+KINDS_MAX = 256
+
+_log = logger(__name__)
+
+
+def check_listener(listener: object) -> Listener:
+    """The listener itself; InvalidRequest when it cannot be one."""
+    if not callable(listener) or inspect.isclass(listener):
+        raise InvalidRequest(f"The listener must be an async function, not {listener!r}.")
+    function = inspect.unwrap(listener)
+    method = type(function).__call__  # of an object that can be called
+    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(method):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise InvalidRequest(
+            f"The listener {name} is a plain function and would hold up the event loop: write "
+            f"`async def {name}(messages)`, and in it `await asyncio.to_thread(…)` for work that "
+            "blocks."
+        )
+    try:
+        inspect.signature(listener).bind([])
+    except TypeError:
+        raise InvalidRequest(
+            f"The listener gets one argument, the list of messages; {listener!r} wants others."
+        ) from None
+    return cast(Listener, listener)
 
 
 class Queue(Protocol):
@@ -66,6 +94,7 @@ class Workers:
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
+        self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was told
 
     def start(self, tasks: Tasks) -> None:
         for number in range(self._concurrency):
@@ -100,13 +129,20 @@ class Workers:
             work.cursor = stop = min(start + batch_count, work.stop)
             queue.running += 1
             try:
-                result = await listener(work.messages[start:stop])
-            except Exception:  # the application's code: whatever it raises means "not done"
-                _log.exception("listener failed", extra=fields(queue=work.messages[start].queue))
-                result = ConsumeResult.LATER
+                answer: object = await listener(work.messages[start:stop])
+            except Exception as error:  # the application's: whatever it raises means "not done"
+                self._failed(work, start, stop, error)
+                answer = ConsumeResult.LATER
+            except asyncio.CancelledError as error:
+                if _own_task().cancelling():
+                    raise
+                self._failed(work, start, stop, error)  # something that the listener waited for
+                answer = ConsumeResult.LATER
             finally:
                 queue.running -= 1
-            if result is ConsumeResult.LATER:
+            if answer is not None and answer is not ConsumeResult.SUCCESS:
+                if answer is not ConsumeResult.LATER:
+                    self._misanswered(work, start, stop, answer)
                 self._again(work, start, stop)
                 stop = start
             queue.finish(work.run, start, stop)
@@ -114,6 +150,29 @@ class Workers:
             if calls >= _CALLS_PER_TURN_MAX:
                 calls = 0
                 await asyncio.sleep(0)
+
+    def _failed(self, work: Work, start: int, stop: int, error: BaseException) -> None:
+        """Tells it, each kind of failure with its traceback once a minute: a mistake in a listener
+        meets every message.
+        """
+        now_s = asyncio.get_running_loop().time()
+        kind = _kind(error)
+        traced = now_s - self._traced_s.get(kind, -TRACEBACK_EVERY_S) >= TRACEBACK_EVERY_S
+        if traced:
+            if len(self._traced_s) >= KINDS_MAX:
+                self._traced_s.clear()
+            self._traced_s[kind] = now_s
+        _log.error(
+            "listener failed",
+            extra=fields(**_call(work, start, stop), error=error),
+            exc_info=error if traced else None,
+        )
+
+    def _misanswered(self, work: Work, start: int, stop: int, answer: object) -> None:
+        _log.error(
+            "listener answered neither None nor a ConsumeResult: the messages come again",
+            extra=fields(**_call(work, start, stop), answer=repr(answer)[:100]),
+        )
 
     async def _wait(self) -> None:
         waiter: Future[None] = asyncio.get_running_loop().create_future()
@@ -149,3 +208,24 @@ class Workers:
     def _due(self, work: Work) -> None:
         del self._delayed[work]
         self.push(work)
+
+
+def _call(work: Work, start: int, stop: int) -> dict[str, object]:
+    """The fields that name a listener's call."""
+    first = work.messages[start]
+    told: dict[str, object] = {**of(first.queue), "offset": first.queue_offset}
+    if stop - start > 1:
+        told["to_offset"] = work.messages[stop - 1].queue_offset
+    return {**told, "attempt": work.attempt}
+
+
+def _kind(error: BaseException) -> str:
+    """What fails, and where: the same for every message that meets the same mistake."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{type(error).__name__} {frames}"
+
+
+def _own_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

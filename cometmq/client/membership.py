@@ -7,7 +7,6 @@ that answers; so all clients that reach the same brokers divide the queues by th
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
@@ -17,12 +16,12 @@ from cometmq.client.offsets import BrokerCalls
 from cometmq.client.tasks import Tasks, stop_all
 from cometmq.errors import CometError, PeerUnavailable
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
 
 JoinStream: TypeAlias = "Stream[broker_pb2.JoinGroupRequest, broker_pb2.JoinGroupResponse]"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class _Seat:
@@ -89,11 +88,15 @@ class Membership:
             try:
                 await self._join(broker_group, seat, backoff)
             except CometError as error:
-                _log.info("membership ended", extra=fields(group=broker_group, error=error))
+                _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
+                self._calls.doubt(broker_group, error)
             finally:
                 seat.members = None
                 self._on_change()
             await self._calls.wait(backoff.next_s())
+
+    def _at(self, broker_group: str) -> dict[str, str]:
+        return {"group": self._calls.group, "broker_group": broker_group}
 
     async def _join(self, broker_group: str, seat: _Seat, backoff: Backoff) -> None:
         call = self._calls.broker(broker_group).JoinGroup()

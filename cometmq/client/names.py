@@ -1,24 +1,80 @@
-"""The rule for names, checked before a call is made."""
+"""Names: the rule for them, checked before a call is made, and how logs name a queue."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 
-from cometmq.errors import GroupNameInvalid, TopicNameInvalid
-from cometmq.model import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+from cometmq.errors import GroupNameInvalid, InvalidRequest, TopicNameInvalid
+from cometmq.filters import tags
+from cometmq.model import (
+    GROUP_NAME_LENGTH_MAX,
+    TOPIC_NAME_LENGTH_MAX,
+    Position,
+    QueueRef,
+    check_queue,
+    check_texts,
+)
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
-def check_group(group: str) -> str:
+def check_group(group: object) -> str:
     """The name itself; GroupNameInvalid when it is none."""
-    if len(group) > GROUP_NAME_LENGTH_MAX or _NAME.fullmatch(group) is None:
+    if (
+        not isinstance(group, str)
+        or len(group) > GROUP_NAME_LENGTH_MAX
+        or _NAME.fullmatch(group) is None
+    ):
         raise GroupNameInvalid(f"{group!r} is not a group name.")
     return group
 
 
-def check_topic(topic: str) -> str:
+def check_topic(topic: object) -> str:
     """The name itself; TopicNameInvalid when it is none."""
-    if len(topic) > TOPIC_NAME_LENGTH_MAX or _NAME.fullmatch(topic) is None:
+    if (
+        not isinstance(topic, str)
+        or len(topic) > TOPIC_NAME_LENGTH_MAX
+        or _NAME.fullmatch(topic) is None
+    ):
         raise TopicNameInvalid(f"{topic!r} is not a topic name.")
     return topic
+
+
+def tags_of(wanted: str | Collection[str]) -> frozenset[str]:
+    """The tags of an expression, or of a collection; empty = every message. FilterInvalid."""
+    return tags.parse(wanted) if isinstance(wanted, str) else check_tags(wanted)
+
+
+def check_tags(wanted: Collection[str]) -> frozenset[str]:
+    """The tags of a collection; empty = every message. InvalidRequest for a text, FilterInvalid."""
+    check_texts("tags", wanted)
+    return tags.check(wanted)
+
+
+def check_queues(queues: Iterable[QueueRef]) -> list[QueueRef]:
+    """The queues, sorted. InvalidRequest when one of them is none, or has no broker group."""
+    if isinstance(queues, QueueRef | str) or not isinstance(queues, Iterable):
+        raise InvalidRequest(f"A collection of queues is wanted, [queue] for one, not {queues!r}.")
+    found = list(queues)
+    for queue in found:
+        check_queue(queue)
+        check_topic(queue.topic)
+        if not queue.broker_group:
+            raise InvalidRequest(f"{queue} names no broker group: `queues(topic)` tells them all.")
+    return sorted(set(found))
+
+
+def check_position(position: object) -> None:
+    """InvalidRequest for what is no place in a queue."""
+    if not isinstance(position, Position):
+        raise InvalidRequest(f"A position is a Position(generation, offset), not {position!r}.")
+    for name, limit in (("generation", 2**64), ("offset", 2**63)):
+        value = getattr(position, name)
+        if type(value) is not int or not 0 <= value < limit:
+            raise InvalidRequest(f"The {name} of a position counts from 0: {value!r}.")
+
+
+def of(queue: QueueRef) -> dict[str, str]:
+    """The fields by which a log line names a queue."""
+    return {"topic": queue.topic, "queue": f"{queue.broker_group}/{queue.queue_id}"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cometmq.client.connections import Connections, ask
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.sources import Sources
-from cometmq.errors import CometError, PeerUnavailable
+from cometmq.errors import CometError, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -70,6 +70,11 @@ class BrokerCalls:
         """Waits that long before a call is made again, or until some route changes."""
         await self._routes.wait_change(seconds)
 
+    def doubt(self, broker_group: str, error: CometError) -> None:
+        """Its writer did not do what only a writer does, for this reason."""
+        if error.retry is not Retry.NEVER:
+            self._routes.doubt(broker_group)
+
     async def until_deposed(self, broker_group: str) -> None:
         """Waits until another member than the present writer writes; raises NotWriter."""
         member = self._routes.writing(broker_group)
@@ -109,6 +114,7 @@ class BrokerCalls:
                 results = await self._commit_at(broker_group, part, positions)
                 found.update(zip(part, results, strict=True))
             except CometError as error:
+                self.doubt(broker_group, error)
                 found.update(dict.fromkeys(part, error))
         return found
 

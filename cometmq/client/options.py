@@ -9,13 +9,14 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq.client.messages import ConsumeFrom
 from cometmq.errors import ConfigInvalid
 from cometmq.model import Message, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 
+Options = TypeVar("Options")
 QueueSelector = Callable[[Message, Sequence[QueueRef]], QueueRef]
 
 _MIB = 1024 * 1024
@@ -26,15 +27,35 @@ def _option(default: int, low: int, high: int) -> Any:
 
 
 def _check(options: Any) -> None:
-    """Raises ConfigInvalid for the first option outside its range."""
+    """Raises ConfigInvalid for the first option that is not of its kind or outside its range."""
     for option in fields(options):
-        if "min" not in option.metadata:
-            continue
-        value, low, high = getattr(options, option.name), *option.metadata.values()
-        if type(value) is not int or not low <= value <= high:
-            raise ConfigInvalid(
-                f"{option.name} must be a whole number from {low} to {high}, not {value!r}."
-            )
+        value = getattr(options, option.name)
+        if "min" in option.metadata:
+            low, high = option.metadata.values()
+            if type(value) is not int or not low <= value <= high:
+                raise ConfigInvalid(
+                    f"{option.name} must be a whole number from {low} to {high}, not {value!r}."
+                )
+        elif not _KINDS[option.name](value):
+            raise ConfigInvalid(f"{option.name} cannot be {value!r}.")
+
+
+# Options that are no numbers, and what they may be. consume_from="FIRST" would read as LAST.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "batch_checksum": lambda value: isinstance(value, bool),
+    "selector": lambda value: value is None or callable(value),
+    "consume_from": lambda value: isinstance(value, ConsumeFrom),
+    "client_id": lambda value: isinstance(value, str) and value.isprintable() and value != "",
+}
+
+
+def options_of(kind: type[Options], options: object) -> Options:
+    """The options of a client, the defaults for None; ConfigInvalid: they are of another one."""
+    if options is None:
+        return kind()
+    if not isinstance(options, kind):
+        raise ConfigInvalid(f"The options must be a {kind.__name__}, not {options!r}.")
+    return options
 
 
 def new_client_id() -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from asyncio import Future
 from types import TracebackType
 from typing import Self
@@ -16,24 +15,24 @@ from cometmq.client.batcher import Buffer
 from cometmq.client.connections import Connections
 from cometmq.client.lane import Lane, Outlet
 from cometmq.client.messages import SendReceipt
-from cometmq.client.options import ProducerOptions, backoff_policy
+from cometmq.client.names import check_topic
+from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import AUTO_CREATE_TOPIC, auto_created_queues, writable_queues, writers
 from cometmq.client.tasks import Tasks
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
     ClientClosed,
+    InvalidRequest,
     NoPermission,
     PeerUnavailable,
     QueueNotFound,
     RouteNotFound,
-    TopicNameInvalid,
 )
-from cometmq.model import TOPIC_NAME_LENGTH_MAX, Message, QueueRef
+from cometmq.model import Message, QueueRef, check_queue
 from cometmq.rpc.retry import Backoff
 from cometmq.v1 import namesrv_pb2
 
-_TOPIC_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 _TICK_S = 0.05  # how often deadlines and routes are looked at
 
 
@@ -101,12 +100,16 @@ class Producer:
     """Use it inside ``async with``; one event loop. Leaving the block sends what is buffered."""
 
     def __init__(
-        self, namesrv: str, *, options: ProducerOptions | None = None, clock: Clock | None = None
+        self,
+        namesrv: str | None = None,
+        *,
+        options: ProducerOptions | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """``namesrv``: ``host:port`` of the name servers, ``;`` between them. ConfigInvalid when it
-        is not that.
+        """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
+        COMETMQ_NAMESRV says. ConfigInvalid when it is not that.
         """
-        self._options = options or ProducerOptions()
+        self._options = options_of(ProducerOptions, options)
         self._clock = clock or SystemClock()
         self._connections = Connections(namesrv)
         self._tasks = Tasks("producer")
@@ -159,11 +162,15 @@ class Producer:
         decided.
 
         Waits while the buffer is full, and for the first route to a topic. Raises at once what is
-        wrong with the message itself, RouteNotFound and NoPermission (nobody takes the topic),
-        PeerUnavailable (no broker of it answers), ClientClosed. Cancelling the future does not take
+        wrong with the message itself, TopicNotFound, RouteNotFound and NoPermission (nobody takes
+        the topic), PeerUnavailable (no broker of it answers, or no name server), ClientClosed.
+        Cancelling the future does not take
         the message back.
         """
-        target = self._rule.get(message.topic)
+        try:
+            target = self._rule.get(message.topic)
+        except AttributeError:  # it is no message, and is told so there
+            return await self._send_with_care(message)
         if (
             target is None
             or message.queue is not None
@@ -192,6 +199,10 @@ class Producer:
         chosen.
         """
         self._check_open()
+        if not isinstance(message, Message):
+            raise InvalidRequest(
+                f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
+            )
         target = self._targets.get(message.topic) or await self._new_target(message.topic)
         while self._buffer.used >= self._buffer_bytes_max:
             self._buffer.room.clear()
@@ -201,6 +212,7 @@ class Producer:
         queue = message.queue
         if queue is None and self._selector is not None:
             queue = self._selector(message, list(target.pinned))
+            check_queue(queue)
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
         if queue is None:
             while (future := target.put(message)) is None:
@@ -245,8 +257,7 @@ class Producer:
     # --- routes -----------------------------------------------------------------------------------
 
     async def _new_target(self, topic: str) -> Target:
-        if _TOPIC_NAME.fullmatch(topic) is None:
-            raise TopicNameInvalid(f"{topic!r} is not a topic name.")
+        check_topic(topic)
         timeout_s = self._options.route_timeout_ms / 1000
         await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
         self._check_open()

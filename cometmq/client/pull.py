@@ -7,15 +7,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import Fetcher, pull
 from cometmq.client.messages import PullBatch, ReceivedMessage
-from cometmq.client.names import check_group, check_topic
+from cometmq.client.names import check_group, check_position, check_queues, check_tags, check_topic
 from cometmq.client.offsets import Bounds, BrokerCalls
-from cometmq.client.options import PullConsumerOptions, backoff_policy
+from cometmq.client.options import PullConsumerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
 from cometmq.client.tasks import Tasks, stop_all
@@ -32,9 +33,16 @@ class PullConsumer:
     """
 
     def __init__(
-        self, namesrv: str, group: str, *, options: PullConsumerOptions | None = None
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        *,
+        options: PullConsumerOptions | None = None,
     ) -> None:
-        self._options = options or PullConsumerOptions()
+        """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
+        COMETMQ_NAMESRV says. ConfigInvalid, GroupNameInvalid.
+        """
+        self._options = options_of(PullConsumerOptions, options)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"pull consumer {group}")
         self._routes = RouteWatcher(
@@ -73,7 +81,7 @@ class PullConsumer:
     # --- single calls -----------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[QueueRef]:
-        """The topic's readable queues, sorted. RouteNotFound when nobody serves it within
+        """The topic's readable queues, sorted. TopicNotFound when nobody serves it within
         request_timeout_ms.
         """
         self._check_open()
@@ -91,14 +99,22 @@ class PullConsumer:
         """One pull, answered at once. Raises errors of the catalogue, PositionFenced with its fence
         among them.
         """
+        check_position(position)
+        usual = self._options
+        limits = replace(  # and so checked
+            usual,
+            pull_count_max=usual.pull_count_max if count_max is None else count_max,
+            pull_bytes_max=usual.pull_bytes_max if bytes_max is None else bytes_max,
+        )
+        only = check_tags(tags)
         await self._know([queue])
         return await pull(
             self._calls,
             queue,
             position,
-            count_max=count_max or self._options.pull_count_max,
-            bytes_max=bytes_max or self._options.pull_bytes_max,
-            tags=frozenset(tags),
+            count_max=limits.pull_count_max,
+            bytes_max=limits.pull_bytes_max,
+            tags=only,
         )
 
     async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds]:
@@ -118,7 +134,13 @@ class PullConsumer:
         positions that the broker keeps now. Raises the first queue's error, after all queues were
         tried.
         """
+        if positions is not None and not isinstance(positions, Mapping):
+            raise InvalidRequest(
+                f"positions is a dict of QueueRef to Position, or nothing, not {positions!r:.80}"
+            )
         positions = dict(self._polled if positions is None else positions)
+        for position in positions.values():
+            check_position(position)
         await self._know(positions)
         answers = await self._calls.commit(positions)
         for queue, answer in answers.items():
@@ -132,18 +154,19 @@ class PullConsumer:
         """Reads exactly these queues from now on, each from the group's committed position or as
         ``consume_from`` says. What was fetched and not polled is forgotten.
         """
-        wanted = sorted(set(queues))
+        wanted, only = check_queues(queues), check_tags(tags)
         await stop_fetching(self._fetching)
         self._polled.clear()
         self._fetchers.clear()
         if wanted:
             await self._know(wanted)
         for queue in wanted:
-            self._fetchers[queue] = Fetcher(self._calls, queue, frozenset(tags), self._options)
+            self._fetchers[queue] = Fetcher(self._calls, queue, only, self._options)
 
     async def seek(self, queue: QueueRef, position: Position) -> None:
         """The next poll of an assigned queue begins there. QueueNotFound: it is not assigned."""
         fetcher = self._fetcher(queue)
+        check_position(position)
         await stop_fetching(self._fetching, queue)
         fetcher.position = position
         self._polled.pop(queue, None)
@@ -161,6 +184,8 @@ class PullConsumer:
         for each try.
         """
         self._check_open()
+        if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int | float):
+            raise InvalidRequest(f"timeout_ms is a number of milliseconds, not {timeout_ms!r}.")
         if not self._fetchers:
             raise InvalidRequest("No queue is assigned.")
         loop = asyncio.get_running_loop()
@@ -205,8 +230,8 @@ class PullConsumer:
     async def _know(self, queues: Collection[QueueRef]) -> None:
         """Waits for the routes of the queues' topics."""
         self._check_open()
-        for topic in sorted({queue.topic for queue in queues}):
-            await self._routes.wait_for(check_topic(topic), self._timeout_s)
+        for topic in sorted({queue.topic for queue in check_queues(queues)}):
+            await self._routes.wait_for(topic, self._timeout_s)
 
 
 async def stop_fetching(

@@ -5,8 +5,8 @@ reads its own.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -14,22 +14,21 @@ from cometmq.client.assigned import AssignedQueue
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import Fetcher
 from cometmq.client.holding import Holding
-from cometmq.client.listening import Listener, Workers
+from cometmq.client.listening import Listener, Workers, check_listener
 from cometmq.client.membership import Membership
-from cometmq.client.names import check_group, check_topic
+from cometmq.client.names import check_group, check_topic, tags_of
 from cometmq.client.offsets import BrokerCalls
-from cometmq.client.options import PushConsumerOptions, backoff_policy
+from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
 from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.client.tasks import Tasks, stop_all, wait_at_most
-from cometmq.errors import ClientClosed, CometError, Retry
-from cometmq.filters import tags as tag_filter
+from cometmq.errors import ClientClosed, CometError, Retry, TopicNotFound
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class PushConsumer:
@@ -39,17 +38,19 @@ class PushConsumer:
 
     def __init__(
         self,
-        namesrv: str,
-        group: str,
-        listener: Listener,
+        namesrv: str | None = None,
+        group: str = "",
+        listener: Listener | None = None,
         *,
         options: PushConsumerOptions | None = None,
     ) -> None:
-        """``listener`` gets messages of one queue, in the queue's order, at most
-        ``options.batch_count``. None or SUCCESS = done; LATER or any exception = the same messages
-        again after a back-off.
+        """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
+        COMETMQ_NAMESRV says. ``listener``, an async function, gets messages of one queue, in the
+        queue's order, at most ``options.batch_count``. None or SUCCESS = done; LATER or any
+        exception = the same messages again after a back-off. Raises ConfigInvalid,
+        GroupNameInvalid, InvalidRequest.
         """
-        self._options = options or PushConsumerOptions()
+        self._options = options_of(PushConsumerOptions, options)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
         policy = backoff_policy(self._options)
@@ -72,12 +73,13 @@ class PushConsumer:
             self._options.hold_ms,
         )
         self._workers = Workers(
-            listener,
+            check_listener(listener),
             self._options.concurrency,
             self._options.batch_count,
             _redelivery(self._options),
         )
         self._subscriptions: dict[str, frozenset[str]] = {}  # topic → tags; none = everything
+        self._absent: set[str] = set()  # topics that nobody serves, told in the log
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
         # of queues given up while nobody took commits
@@ -112,17 +114,19 @@ class PushConsumer:
             finally:
                 await self._connections.close()
 
-    async def subscribe(self, topic: str, expression: str = "*") -> None:
-        """Reads the topic from now on; ``expression`` is ``*`` or tags with ``||`` between them. A
-        second call for a topic replaces its expression. Raises TopicNameInvalid, FilterInvalid,
-        ClientClosed. A topic without a route is no error: reading begins when there is one.
+    async def subscribe(self, topic: str, expression: str | Collection[str] = "*") -> None:
+        """Reads the topic from now on; ``expression`` is ``*`` or tags with ``||`` between them, or
+        a collection of tags. A second call for a topic replaces its expression. Raises
+        TopicNameInvalid, FilterInvalid, ClientClosed. A topic that is not there is no error:
+        reading begins when it is, and until then a WARNING stands in the log.
         """
         if not self._open:
             raise ClientClosed("The consumer is not open.")
-        tags = tag_filter.parse(expression)
+        tags = tags_of(expression)
         if self._subscriptions.get(check_topic(topic)) == tags:
             return
         self._routes.watch(topic)
+        self._tell_absence(topic)
         changed = [queue for queue in self._assigned if queue.topic == topic]
         self._subscriptions[topic] = tags
         await self._revoke(changed)
@@ -143,6 +147,23 @@ class PushConsumer:
     def _route_changed(self, topic: str) -> None:
         if topic in self._subscriptions:
             self._unbalanced.set()
+            self._tell_absence(topic)
+
+    def _tell_absence(self, topic: str) -> None:
+        """A misspelt topic would be waited for in silence."""
+        route = self._routes.get(topic)
+        if route is None:
+            return
+        if route.groups:
+            if topic in self._absent:
+                self._absent.discard(topic)
+                _log.info("the topic is there", extra=fields(topic=topic, group=self._calls.group))
+        elif topic not in self._absent:
+            self._absent.add(topic)
+            _log.warning(
+                "nothing to read: the topic is not there yet",
+                extra=fields(topic=topic, group=self._calls.group, advice=TopicNotFound.advice),
+            )
 
     def _membership_changed(self) -> None:
         self._unbalanced.set()
@@ -213,7 +234,16 @@ class PushConsumer:
         waiting = {queue for queue, answer in answers.items() if _may_pass(answer)}
         if waiting:
             groups = {queue.broker_group for queue in waiting}
-            _log.info("commits wait", extra=fields(groups=sorted(groups), count=len(waiting)))
+            why = answers[next(iter(sorted(waiting)))]
+            _log.info(
+                "commits wait",
+                extra=fields(
+                    group=self._calls.group,
+                    broker_groups=",".join(sorted(groups)),
+                    queue_count=len(waiting),
+                    error=why,
+                ),
+            )
         for queue in answers:
             if queue in waiting and queue not in self._assigned:
                 self._left[queue] = positions[queue]

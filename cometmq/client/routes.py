@@ -3,33 +3,42 @@ fails.
 
 A route once known is not forgotten because a name server that has just started knows little yet: a
 broker group that a stream has not told of stays in a topic's route until it was missing for longer
-than brokers need to register. Without any name server the last known routes stay.
+than brokers need to register. Without any name server the last known routes stay; a group whose
+writer does not answer then is asked itself who writes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from cometmq.client.connections import Connections, Stream, read, write
-from cometmq.client.routing import AUTO_CREATE_TOPIC, cluster, with_groups
-from cometmq.client.tasks import Tasks, stop_all
+from cometmq.client.inquiry import describe
+from cometmq.client.routing import (
+    AUTO_CREATE_TOPIC,
+    by_their_own_words,
+    cluster,
+    with_groups,
+    with_members,
+)
+from cometmq.client.tasks import Tasks, stop_all, wait_at_most
 from cometmq.clock import Clock, SystemClock
-from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, RouteNotFound
+from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc.retry import Backoff
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import common_pb2, namesrv_pb2
 
 WATCHED_TOPICS_MAX = 10_000
 MISSING_S_MAX = 45.0  # brokers register each 30 s
+TELL_EVERY_S = 60.0  # that no name server answers
 DOUBT_AFTER_S = 5.0  # how long a name server is believed whatever comes of it
+ANSWER_S_MAX = 4.0  # a name server that is asked answers in that time, or is left
+SILENCE_S = 1.0  # so long a name server is waited for before members are asked
 
 RouteStream: TypeAlias = "Stream[namesrv_pb2.WatchRoutesRequest, namesrv_pb2.WatchRoutesResponse]"
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class RouteWatcher:
@@ -52,9 +61,15 @@ class RouteWatcher:
         self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # told last comes last
         # by broker group; None: to be looked up in the routes
         self._members: dict[str, Sequence[namesrv_pb2.Member]] | None = None
+        self._epochs: dict[str, int] = {}  # of writers, by address
         # (topic, broker group) that no stream tells of any more, since when
         self._missing: dict[tuple[str, str], float] = {}
+        self._heard = False  # something, in this round of the name servers
+        self._silence_told_s: float | None = None
+        self._told = asyncio.Event()  # a name server has answered since it was last asked
         self._doubted = asyncio.Event()
+        self._unreached: set[str] = set()  # broker groups whose writers do not answer
+        self._unreached_more = asyncio.Event()
         self._topics: dict[str, None] = {}  # all watched, in the order asked for
         self._unsent: list[str] = []  # not yet asked for on the present stream
         self._wake = asyncio.Event()  # there is something unsent
@@ -62,6 +77,7 @@ class RouteWatcher:
 
     def start(self, tasks: Tasks) -> None:
         tasks.start(self._run(), "watch routes")
+        tasks.start(self._ask_members(), "ask members")
 
     def watch(self, topic: str) -> None:
         """Asks for the topic's route from now on. LimitExceeded above 10,000 topics."""
@@ -105,18 +121,22 @@ class RouteWatcher:
         return None if member is None else member.address
 
     async def until_deposed(self, member: namesrv_pb2.Member) -> None:
-        """Waits until another writer of a newer epoch is known than ``member``; raises NotWriter.
-        A machine that has gone closes no connection: this does.
+        """Waits until a writer of a newer epoch is known than ``member``, wherever it is: it is
+        another process. Raises NotWriter. A machine that has gone closes no connection: this does.
         """
         while True:
             now = self.writing(member.broker_group)
-            if now is not None and now.epoch > member.epoch and now.address != member.address:
+            if now is not None and now.epoch > member.epoch:
                 raise NotWriter(f"{now.address} writes for {member.broker_group!r} now")
             await self._changed.wait()
 
-    def doubt(self) -> None:
-        """What was told leads to no writer: another name server may know more."""
+    def doubt(self, broker_group: str) -> None:
+        """What was told leads to no writer of the group: another name server may know more; if none
+        answers, its members do.
+        """
         self._doubted.set()
+        self._unreached.add(broker_group)
+        self._unreached_more.set()
 
     def cluster(self) -> str:
         """The cluster of the client's brokers, by any route that tells; empty while none does."""
@@ -135,7 +155,8 @@ class RouteWatcher:
         self, topic: str, timeout_s: float, *, or_auto_create: bool = False
     ) -> namesrv_pb2.TopicRoute:
         """The topic's route, or with ``or_auto_create`` the route by which a new topic is created,
-        as soon as somebody serves it. RouteNotFound when the time is over first.
+        as soon as somebody serves it. When the time is over first: TopicNotFound, nobody does;
+        PeerUnavailable, no name server has answered.
         """
         self.watch(topic)
         if or_auto_create:
@@ -148,7 +169,7 @@ class RouteWatcher:
                         return route
                     await self._changed.wait()
         except TimeoutError:
-            raise RouteNotFound(self._why_not(topic)) from None
+            raise self._why_not(topic) from None
 
     def _served(self, topic: str, or_auto_create: bool) -> namesrv_pb2.TopicRoute | None:
         route = self._routes.get(topic)
@@ -156,19 +177,42 @@ class RouteWatcher:
             route = self._routes.get(AUTO_CREATE_TOPIC)
         return route if route is not None and route.groups else None
 
-    def _why_not(self, topic: str) -> str:
+    def _why_not(self, topic: str) -> CometError:
         if topic in self._routes:
-            return f"No broker serves topic {topic!r}."
-        return f"No name server has answered for topic {topic!r}: {self._connections.namesrv}."
+            return TopicNotFound(f"no registered broker has the topic {topic}")
+        return PeerUnavailable(f"no name server answers: {self._connections.namesrv}")
 
     async def _run(self) -> None:
         while True:
+            self._heard = False
+            failed: CometError | None = None
             for address in await self._connections.namesrv_addresses():
                 try:
                     await self._watch_at(address)
                 except CometError as error:
+                    failed = error
                     _log.info("name server left", extra=fields(address=address, error=error))
                 await asyncio.sleep(self._backoff.next_s())
+            if not self._heard and failed is not None:
+                self._tell_silence(failed)
+
+    def _tell_silence(self, error: CometError) -> None:
+        """Once a minute: whoever waits for a route should know why."""
+        now_s = self._clock.monotonic_s()
+        if self._silence_told_s is None or now_s - self._silence_told_s >= TELL_EVERY_S:
+            self._silence_told_s = now_s
+            _log.warning(
+                "no name server answers",
+                extra=fields(namesrv=self._connections.namesrv, error=error),
+            )
+
+    def _answered(self, address: str) -> None:
+        self._backoff.reset()
+        self._told.set()
+        self._heard = True
+        if self._silence_told_s is not None:
+            self._silence_told_s = None
+            _log.info("a name server answers again", extra=fields(address=address))
 
     async def _watch_at(self, address: str) -> None:
         """One stream, until it fails, or is doubted."""
@@ -179,6 +223,7 @@ class RouteWatcher:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._told.clear()
             call.cancel()
             await stop_all(tasks)
         for task in done:
@@ -187,7 +232,7 @@ class RouteWatcher:
     async def _hear(self, call: RouteStream, address: str) -> None:
         told: set[tuple[str, str]] = set()
         while (response := await read(call)) is not None:
-            self._backoff.reset()
+            self._answered(address)
             self._take(response.routes, told)
         raise PeerUnavailable(f"The name server {address} ended the stream.")
 
@@ -214,24 +259,84 @@ class RouteWatcher:
         self._wake.set()
 
     async def _ask(self, call: RouteStream) -> None:
-        with contextlib.suppress(CometError):
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                topics, self._unsent = self._unsent, []
-                if topics:
-                    await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
-        await asyncio.Event().wait()  # the reader is told why
+        """Each question is answered, known topics too: silence is a dead name server's."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            topics, self._unsent = self._unsent, []
+            if not topics:
+                continue
+            self._told.clear()
+            try:
+                await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
+            except CometError:
+                await asyncio.Event().wait()  # the reader is told why
+            if not await wait_at_most(self._told, ANSWER_S_MAX):
+                raise PeerUnavailable(f"No answer within {ANSWER_S_MAX:g} s.")
+
+    async def _ask_members(self) -> None:
+        """Where a writer is gone and no name server answers, its group is asked who writes, until
+        somebody says so.
+        """
+        while True:
+            await self._unreached_more.wait()
+            self._unreached_more.clear()
+            groups, self._unreached = self._unreached, set()
+            self._told.clear()
+            self._unsent += list(self._topics)[:1]
+            self._wake.set()
+            if await wait_at_most(self._told, SILENCE_S):
+                await asyncio.sleep(SILENCE_S)  # not with each failure of each lane
+                continue
+            found = await asyncio.gather(*map(self._ask_group, groups))
+            for group, writes in zip(groups, found, strict=True):
+                if not writes:
+                    self._unreached.add(group)
+                    self._unreached_more.set()
+
+    async def _ask_group(self, broker_group: str) -> bool:
+        """Whether a member says that it writes."""
+        told = await describe(self._connections, self.members(broker_group))
+        known = list(self.members(broker_group))
+        members = by_their_own_words(known, told)
+        if not self._told.is_set() and members != known:
+            _log.info("told by members", extra=fields(group=broker_group, members=len(told)))
+            self._replace(
+                with_members(route, broker_group, members)
+                for route in self._routes.values()
+                if any(group.broker_group == broker_group for group in route.groups)
+            )
+        return any(member.role == common_pb2.MEMBER_ROLE_WRITER for member in told)
 
     def _take(self, routes: Sequence[namesrv_pb2.TopicRoute], told: set[tuple[str, str]]) -> None:
+        self._replace(
+            self._completed(route, self._routes.get(route.topic), told) for route in routes
+        )
+
+    def _replace(self, changed: Iterable[namesrv_pb2.TopicRoute]) -> None:
+        routes = list(changed)
         for route in routes:
-            known = self._routes.pop(route.topic, None)
-            self._routes[route.topic] = self._completed(route, known, told)
+            self._routes.pop(route.topic, None)
+            self._routes[route.topic] = route
         self._members = None
+        self._forget_deposed()
         for route in routes:
             self._on_change(route.topic)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _forget_deposed(self) -> None:
+        """A writer of another epoch is another process; its name may stand for another machine."""
+        writers = {w.address: w.epoch for w in map(self.writing, self._known_groups()) if w}
+        for address, epoch in writers.items():
+            if self._epochs.get(address, epoch) < epoch:
+                self._connections.forget(address)
+        self._epochs.update(writers)
+
+    def _known_groups(self) -> Iterable[str]:
+        if self._members is None:
+            self._members = self._look_up()
+        return self._members
 
     def _completed(
         self,

@@ -34,6 +34,35 @@ def with_groups(
     return namesrv_pb2.TopicRoute(topic=route.topic, groups=every)
 
 
+def with_members(
+    route: namesrv_pb2.TopicRoute, broker_group: str, members: Iterable[namesrv_pb2.Member]
+) -> namesrv_pb2.TopicRoute:
+    """The route, where the broker group, which it names, has these members."""
+    known = next(group for group in route.groups if group.broker_group == broker_group)
+    others = (group for group in route.groups if group is not known)
+    changed = namesrv_pb2.GroupRoute(broker_group=broker_group, topic=known.topic, members=members)
+    return with_groups(namesrv_pb2.TopicRoute(topic=route.topic, groups=others), [changed])
+
+
+def by_their_own_words(
+    known: Iterable[namesrv_pb2.Member], told: Iterable[namesrv_pb2.Member]
+) -> list[namesrv_pb2.Member]:
+    """A group's members, by id: each as it tells of itself, one that says nothing as it was known.
+    Of writers the newest epoch counts: the others were deposed.
+    """
+    found = {member.member_id: member for member in (*known, *told)}
+    newest = max((m.epoch for m in found.values() if _writes(m)), default=0)
+    return [
+        found[number]
+        for number in sorted(found)
+        if not _writes(found[number]) or found[number].epoch == newest
+    ]
+
+
+def _writes(member: namesrv_pb2.Member) -> bool:
+    return member.role == common_pb2.MEMBER_ROLE_WRITER
+
+
 def cluster(route: namesrv_pb2.TopicRoute) -> str:
     """The cluster of the brokers that serve the topic; empty while nobody does."""
     return next((member.cluster for group in route.groups for member in group.members), "")

@@ -58,7 +58,7 @@ class Sources:
         if is_writer(member):
             if not isinstance(error, _GONE):
                 return
-            self._routes.doubt()
+            self._routes.doubt(member.broker_group)
         self._aside.failed(_name(member), self._clock.monotonic_s())
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from cometmq.telemetry import fields
+from cometmq.telemetry import fields, logger
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Tasks:
@@ -32,7 +31,9 @@ class Tasks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("task failed", extra=fields(task=task.get_name()), exc_info=error)
+            _log.error(
+                "task failed", extra=fields(task=task.get_name(), error=error), exc_info=error
+            )
 
     async def stop(self) -> None:
         """Cancels all tasks and waits until they are gone; also when the caller is cancelled

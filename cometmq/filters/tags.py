@@ -7,6 +7,7 @@ compares tags (:func:`matches`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from cometmq.errors import FilterInvalid
@@ -16,6 +17,8 @@ EVERYTHING = "*"
 TAGS_COUNT_MAX = 256
 TAG_BYTES_MAX = 256
 _SEPARATOR = "||"
+# What stands in an SQL92 expression or a list of another form, hardly in a tag.
+_NO_TAG = re.compile(r"[<>=()'\"&,;]|\s(?:and|or|not|is|in|like|between)\s", re.IGNORECASE)
 _CODE_MASK = 0xFFFFFFFF  # RocketMQ compares the low 32 bits
 
 
@@ -23,8 +26,11 @@ def parse(expression: str) -> frozenset[str]:
     """The tags that an expression names; empty = every message (``"*"`` and ``""``).
 
     As in RocketMQ, blanks around a tag do not count and empty alternatives are left out; unlike
-    there, ``*`` cannot stand beside tags. Raises FilterInvalid.
+    there, ``*`` cannot stand beside tags, nor anything that looks like SQL92 or a list with commas:
+    as a tag it would match nothing, in silence. Raises FilterInvalid.
     """
+    if not isinstance(expression, str):
+        raise FilterInvalid(f"an expression is a text like 'a || b', not {expression!r}")
     expression = expression.strip()
     if expression in ("", EVERYTHING):
         return frozenset()
@@ -33,6 +39,12 @@ def parse(expression: str) -> frozenset[str]:
         raise FilterInvalid(f"the filter {expression[:100]!r} names no tag")
     if EVERYTHING in tags:
         raise FilterInvalid("'*' means every message and stands alone")
+    for tag in tags:
+        if _NO_TAG.search(tag):
+            raise FilterInvalid(
+                f"{tag[:100]!r} is no tag: an expression is tags with '||' between, like 'a || b'; "
+                "SQL92 is not understood. Tags that do look like this are named one by one"
+            )
     return check(tags)
 
 

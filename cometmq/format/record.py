@@ -58,6 +58,8 @@ _PROPERTIES_LENGTH: Final = struct.Struct(
     ">H"
 )  # read unsigned, so that a length over 32,767 can be named
 _BLANK: Final = struct.Struct(">ii")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
 BLANK_BYTES: Final = _BLANK.size  # what has to be left of a log file behind every record
 _SIZE_AND_MAGIC: Final = struct.Struct(">ii")
 
@@ -124,6 +126,14 @@ assert list(_V4.offsets)[:2] == ["size", "magic"]
 # SYSFLAG says how long the hosts are, so it must stand before them.
 assert len({layout.offsets["sys_flag"] for layout in LAYOUTS.values()}) == 1
 assert _V4.record_bytes_min == 91
+
+
+def first_store_time_ms(records: bytes) -> int:
+    """Store time of the first of whole records, which are trusted: they were checked as written."""
+    (flags,) = _INT.unpack_from(records, _V4.offsets["sys_flag"])
+    at = LAYOUTS[flags & SYS_FLAG_HOSTS].offsets["store_time_ms"]
+    found: int = _LONG.unpack_from(records, at)[0]
+    return found
 
 
 def layout_of_hosts(born_host: bytes, store_host: bytes) -> Layout:
@@ -430,7 +440,7 @@ def _check_record(buffer: bytes, offset: int, log_offset: int) -> Found:
     try:
         record = decode(buffer, offset)
     except BatchMalformed as error:
-        return _bad(str(error))
+        return _bad(error.message)
     if record.log_offset != log_offset:
         return _bad(f"PHYSICALOFFSET {record.log_offset} at log offset {log_offset}")
     if crc32(record.body) & BODY_CRC_MASK != record.body_crc:

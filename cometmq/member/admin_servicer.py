@@ -9,10 +9,12 @@ from cometmq.member import convert
 from cometmq.member.holdings import Holdings
 from cometmq.member.progress import GroupReads, Progress
 from cometmq.member.read_servicer import not_writer
-from cometmq.member.snapshot import OffsetSnapshot, queue_proto
+from cometmq.member.snapshot import PIECE_ROWS_MAX, OffsetSnapshot, queue_proto
 from cometmq.messaging.groups import check_name
 from cometmq.telemetry import version
 from cometmq.v1 import broker_pb2, broker_pb2_grpc
+
+ROW_BYTES_USUAL = 96  # of a snapshot, on the wire
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
@@ -38,6 +40,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     async def DeleteTopic(
         self, request: broker_pb2.DeleteTopicRequest, context: Context
     ) -> broker_pb2.DeleteTopicResponse:
+        raise not_writer(self._identity)
+
+    async def DeleteGroup(
+        self, request: broker_pb2.DeleteGroupRequest, context: Context
+    ) -> broker_pb2.DeleteGroupResponse:
         raise not_writer(self._identity)
 
     async def ListTopics(
@@ -124,6 +131,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         await context.write(broker_pb2.SnapshotOffsetsResponse(header=header))
         snapshot = OffsetSnapshot(self._store, self._reader, self._state, self._members)
         async for rows in snapshot.pieces():
+            await context.room(PIECE_ROWS_MAX * ROW_BYTES_USUAL)
             queues = [queue_proto(row) for row in rows]
             await context.write(broker_pb2.SnapshotOffsetsResponse(queues=queues))
 

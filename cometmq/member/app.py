@@ -46,7 +46,7 @@ from cometmq.telemetry import fields, new_registry, start_metrics_server
 
 log = logging.getLogger(__name__)
 
-REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
+REGISTRATION_WAIT_S = 2.0  # how long the announcement waits for the first name server
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 # An alert waits for the lag job's exports.
 OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
@@ -101,7 +101,9 @@ class MemberApp(ABC):
         self._stop = stop
         self._clock = clock or SystemClock()
         self._registry = new_registry(self.name, self._clock)
-        self._metrics = MemberMetrics(self._registry, config.cluster, config.broker_group)
+        self._metrics = MemberMetrics(
+            self._registry, config.cluster, config.broker_group, self._clock
+        )
         self._recovery = RecoveryGauges(self._registry)
         self._registry.register(DiskCollector(self._metrics, config.store_path))
         self._registry.register(RefusedCallers(ports.secret))
@@ -225,7 +227,13 @@ class MemberApp(ABC):
             task = tasks.create_task(self._until_deposed(coroutine))
             self._stack.callback(task.cancel)
         self._stack.push_async_callback(self._drain, parts)
-        await self._become_ready(parts)
+        await self._open_gate()
+        telling = tasks.create_task(self._tell_ready(parts))
+        self._stack.callback(telling.cancel)
+        known = await parts.registrar.tried(REGISTRATION_WAIT_S)
+        if known:
+            await asyncio.wait([telling])
+        self._announce(known=known)
 
     async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -252,17 +260,22 @@ class MemberApp(ABC):
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)
 
-    async def _become_ready(self, parts: Parts) -> None:
+    async def _open_gate(self) -> None:
+        """Serve from now on those who know us already."""
         gc.collect()
         gc.freeze()  # what lives as long as the process need not be looked at again
-        await self._ports.set_ready()
+        await self._ports.open()
         if self.role == WRITER:
             self._elections.ready(self._clock.boottime_s())
-        try:
-            async with asyncio.timeout(REGISTRATION_WAIT_S):
-                await parts.registrar.tried()
-        except TimeoutError:
-            log.warning("ready without an answer from any name server")
+
+    async def _tell_ready(self, parts: Parts) -> None:
+        """Ready is whom name servers know: others can find it."""
+        await parts.registrar.known()
+        await self._ports.set_ready()
+
+    def _announce(self, *, known: bool) -> None:
+        if not known:
+            log.warning("serves, and is not ready before a name server knows it")
         announce(
             self._config.announce_file,
             address=self._ports.clients.address,

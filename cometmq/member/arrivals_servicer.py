@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from cometmq.errors import InvalidRequest
 from cometmq.member import convert
 from cometmq.member.arrivals import Arrival, Arrivals, Queues, Watch
 from cometmq.member.metrics import MemberMetrics
@@ -23,6 +24,8 @@ ARRIVALS_PER_MESSAGE_MAX = 4_096
 # Above it a message of the stream ends: what is not sent yet is told as it stands later, so this is
 # all that a slow stream has in memory.
 NEWS_BYTES_PER_MESSAGE_MAX = 256 * 1024
+DELIVERED_MAX = 2**32  # told at once of one topic and group
+DELIVERED_BYTES_MAX = 2**48
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
 
@@ -85,14 +88,18 @@ class ArrivalsServicer:
             self._hurry()
         self._arrivals.want(watch, map(_key, request.want))
         for one in request.delivered:
+            _check_delivered(one)
             self._counts.delivered(one.topic, one.group, one.message_count, one.record_bytes)
 
     async def _tell(self, watch: Watch, woken: asyncio.Event, context: Context) -> None:
         while True:
             await woken.wait()
             woken.clear()
+            await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
             while arrivals := self._next(watch):
                 await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
+                await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
+            context.leave_room()
 
     def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
         """As many as one message takes."""
@@ -111,6 +118,14 @@ class ArrivalsServicer:
     async def _end_when_draining(self) -> None:
         await self._gate.wait_draining()
         self._gate.check()
+
+
+def _check_delivered(one: member_pb2.Delivered) -> None:
+    # A counter that an absurd number went into tells nothing any more.
+    if one.message_count > DELIVERED_MAX or one.record_bytes > DELIVERED_BYTES_MAX:
+        raise InvalidRequest(
+            f"delivered: more than {DELIVERED_MAX} messages or {DELIVERED_BYTES_MAX} bytes at once"
+        )
 
 
 def _key(queue: common_pb2.QueueRef) -> QueueKey:

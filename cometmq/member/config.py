@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from cometmq.config import ServiceConfig, about
+from cometmq.config import MIB, ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
 from cometmq.member.leaseplace import place_of
 from cometmq.messaging.topics import check_name
 from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
 from cometmq.rpc.channels import parse_addresses
 
-MIB = 1024 * 1024
 # One is being written, the next is ready, one is left to read: below that a quota would be full
 # whatever went.
 QUOTA_LOG_FILES_MIN = 5
@@ -70,8 +69,9 @@ class MemberConfig(ServiceConfig):
     internal_secret_file: Path | None = field(
         default=None,
         metadata=about(
-            "File with the secret that calls of internal ports bring, ours and others'; of several,"
-            " one a line, all are taken and the first is sent. None: anybody is served."
+            "File with the cluster's secret, of several one a line: who calls the internal port has"
+            " to prove that it knows one, and so have the processes that are called from here."
+            " None: anybody is served."
         ),
     )
 
@@ -95,6 +95,48 @@ class MemberConfig(ServiceConfig):
     groups_max: int = field(
         default=10_000,
         metadata=about("Consumer groups on this member.", minimum=1, maximum=100_000),
+    )
+    group_creations_per_peer_max: int = field(
+        default=500,
+        metadata=about(
+            "Consumer groups that one address may make at once, by joining or committing.",
+            minimum=1,
+            maximum=100_000,
+        ),
+    )
+    group_creation_interval_s: float = field(
+        default=5.0,
+        metadata=about(
+            "Time after which an address that has made that many may make one more.",
+            unit="s",
+            minimum=0.001,
+            maximum=86_400,
+        ),
+    )
+    topic_creations_per_peer_max: int = field(
+        default=500,
+        metadata=about(
+            "Topics that one address may make at once by sending to them.",
+            minimum=1,
+            maximum=100_000,
+        ),
+    )
+    topic_creation_interval_s: float = field(
+        default=5.0,
+        metadata=about(
+            "Time after which an address that has made that many may make one more.",
+            unit="s",
+            minimum=0.001,
+            maximum=86_400,
+        ),
+    )
+    streams_per_peer_max: int = field(
+        default=5_000,
+        metadata=about(
+            "Send streams, and memberships in groups, that one address may have open.",
+            minimum=1,
+            maximum=100_000,
+        ),
     )
 
     # --- sending ---
@@ -213,7 +255,12 @@ class MemberConfig(ServiceConfig):
     )
     offset_record_interval_s: float = field(
         default=1.0,
-        metadata=about("Time between state records of committed offsets.", unit="s", minimum=0.01),
+        metadata=about(
+            "Time between looks whether a full copy of the state is due, and attempts to write "
+            "commits that a full disk did not take.",
+            unit="s",
+            minimum=0.01,
+        ),
     )
     state_copy_interval_bytes: int = field(
         default=1024 * MIB,
@@ -498,4 +545,4 @@ def _check_name(option: str, name: str) -> None:
     try:
         check_name(name)
     except TopicNameInvalid as error:
-        raise ConfigInvalid(f"option {option}: {error}") from None
+        raise ConfigInvalid(f"option {option}: {error.message}") from None

@@ -21,6 +21,7 @@ from cometmq.store.queries import Boundary
 from cometmq.v1 import broker_pb2, common_pb2
 
 # Properties that have a field of their own in StoredMessage.
+_FORMS = frozenset(broker_pb2.MessageForm.values())
 _OWN_FIELDS = frozenset({properties.TAGS, properties.KEYS, properties.UNIQ_KEY})
 
 
@@ -101,6 +102,20 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
     ]
 
 
+def form(proto: broker_pb2.MessageForm.ValueType) -> broker_pb2.MessageForm.ValueType:
+    """Raises InvalidRequest for a form that is not known here."""
+    if proto not in _FORMS:
+        raise InvalidRequest(f"form {proto} is not known here")
+    return proto
+
+
+def time_ms(what: str, value: int) -> int:
+    """Raises InvalidRequest for a time before 1970."""
+    if value < 0:
+        raise InvalidRequest(f"{what}: {value} is before 1970")
+    return value
+
+
 def pull_proto(
     answer: PullAnswer, broker_group: str, form: broker_pb2.MessageForm.ValueType
 ) -> broker_pb2.PullResponse:
@@ -125,8 +140,8 @@ def key_query(proto: broker_pb2.QueryMessagesRequest) -> KeyQuery:
     key = proto.unique_id if by == "unique_id" else proto.key
     if not key:
         raise InvalidRequest("neither a key nor a unique id was given")
-    first_ms = proto.begin_ms if proto.HasField("begin_ms") else 0
-    last_ms = proto.end_ms if proto.HasField("end_ms") else TIME_MS_MAX
+    first_ms = time_ms("begin_ms", proto.begin_ms) if proto.HasField("begin_ms") else 0
+    last_ms = time_ms("end_ms", proto.end_ms) if proto.HasField("end_ms") else TIME_MS_MAX
     if first_ms > last_ms:
         raise InvalidRequest(f"begin_ms {first_ms} is later than end_ms {last_ms}")
     if proto.max_count < 0:

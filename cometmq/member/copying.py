@@ -19,7 +19,7 @@ from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.statelog import deletes_a_topic
 from cometmq.member.storage import BaseStorage
-from cometmq.messaging.changes import Change, TopicDropped, TopicPut, decode
+from cometmq.messaging.changes import Change, GroupDropped, TopicDropped, TopicPut, decode
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import (
     COPY_LAST,
@@ -59,9 +59,11 @@ class CopyStorage(BaseStorage):
         clock: Clock,
         on_flush_s: Callable[[float], None] = lambda _seconds: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
+        on_drop_group: Callable[[str], None] = lambda _group: None,
     ) -> None:
         super().__init__(store, _unseen(store), policy, clock, on_flush_s)
         self._on_drop = on_drop
+        self._on_drop_group = on_drop_group
         self.watermarks = CopyWatermarks(store.appended_offset, store.flushed_offset)
         self._state = state
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
@@ -128,6 +130,9 @@ class CopyStorage(BaseStorage):
         self.arrivals.topic_changed(topic)
         self._on_drop(topic)
 
+    def dropped_group(self, group: str) -> None:
+        self._on_drop_group(group)
+
     def state_record(self, end: int, tag: str, body: bytes) -> None:
         self._state.put(end, tag, body)
 
@@ -158,6 +163,8 @@ class _Collected(QueueChanges):
         match change:
             case TopicDropped(topic):
                 self.notes.append(lambda storage: storage.dropped(topic))
+            case GroupDropped(group):
+                self.notes.append(lambda storage: storage.dropped_group(group))
             case TopicPut(config, _):
                 self.notes.append(lambda storage: storage.put(config))
 

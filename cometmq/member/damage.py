@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from cometmq.errors import StoreDamaged
+from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit
 from cometmq.messaging import pull
 from cometmq.messaging.pull import Choice
@@ -57,7 +57,7 @@ def _matching(units: bytes, codes: frozenset[int]) -> Iterator[tuple[int, Span]]
 def _is_damaged(store: BaseStore, span: Span) -> bool:
     try:
         store.read_records([span])
-    except StoreDamaged:
+    except (StoreDamaged, MessageNotFound):  # the unit may point to outside of the log
         return True
     return False
 

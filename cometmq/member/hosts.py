@@ -48,6 +48,11 @@ def host_of_peer(peer: str) -> bytes:
     return host_bytes(str(mapped or address), int(port))
 
 
+def address_of_host(host: bytes) -> str:
+    """A host field without its port, for a person: ``10.0.0.1``."""
+    return str(ipaddress.ip_address(host[:-_PORT_BYTES]))
+
+
 def ip_and_port(host: bytes) -> tuple[bytes, int]:
     """A host field as (address of 4 or 16 bytes, port)."""
     return host[:-_PORT_BYTES], int.from_bytes(host[-_PORT_BYTES:], "big")

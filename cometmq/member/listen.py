@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from cometmq.clock import SystemClock
 from cometmq.member.config import MemberConfig
+from cometmq.rpc.calls import SilentPeers
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.secret import SharedSecret, open_secret
-from cometmq.rpc.server import RpcServer, ServerLimits
+from cometmq.rpc.server import RpcServer, limits_of
 
 CLIENT_SERVICE = "cometmq.v1.BrokerService"
 ADMIN_SERVICE = "cometmq.v1.BrokerAdminService"
@@ -18,8 +19,8 @@ MEMBER_SERVICE = "cometmq.v1.MemberService"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Both servers; they share one gate. ``secret`` is what the internal one wants, and what this
-    member brings to others'; None: nothing.
+    """Both servers; they share one gate. ``secret`` is what callers of the internal one have to
+    know, and what this member proves to others; None: nothing.
     """
 
     clients: RpcServer
@@ -35,6 +36,10 @@ class Ports:
     async def set_started(self) -> None:
         await self.clients.set_started()
         await self.internal.set_started()
+
+    async def open(self) -> None:
+        await self.clients.open()
+        await self.internal.open()
 
     async def set_ready(self) -> None:
         await self.clients.set_ready()
@@ -53,17 +58,26 @@ def new_ports(config: MemberConfig) -> Ports:
     """Servers that have not started yet. ConfigInvalid: ``internal_secret_file`` is no good."""
     gate = Gate()
     secret = open_secret(config.internal_secret_file, SystemClock())
-    limits = ServerLimits()
+    limits = limits_of(config)
+    silent = SilentPeers(SystemClock())
     host = config.listen_host
     return Ports(
-        RpcServer(host=host, port=config.port, services=[CLIENT_SERVICE], gate=gate, limits=limits),
+        RpcServer(
+            host=host,
+            port=config.port,
+            services=[CLIENT_SERVICE],
+            gate=gate,
+            limits=limits,
+            silent=silent,
+        ),
         RpcServer(
             host=host,
             port=config.internal_port,
             services=[ADMIN_SERVICE, MEMBER_SERVICE],
             gate=gate,
             limits=limits,
-            admit=None if secret is None else secret.check,
+            secret=secret,
+            silent=silent,
         ),
         gate,
         secret,

@@ -17,11 +17,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, FlowControl, StoreFailed
+from cometmq.format.record import first_store_time_ms
 from cometmq.member.storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import RETRY_PREFIX, is_system
 from cometmq.replication.refusals import Refusals
+from cometmq.telemetry import DeliveryAge
 
 # Labels of every sample that names its process.
 NODE = ("cluster", "node_type", "node_id")
@@ -86,8 +89,9 @@ class _Flow:
         series[0].inc(messages)
         series[1].inc(record_bytes)
 
-    def forget(self, topic: str) -> None:
-        for key in [key for key in self._series if key[0] == topic]:
+    def forget(self, name: str, place: int = 0) -> None:
+        """End the series that have ``name`` there in their key."""
+        for key in [key for key in self._series if key[place] == name]:
             del self._series[key]
             for counter in self._counters:
                 counter.remove(*self._labels(*key))
@@ -100,7 +104,13 @@ class _Flow:
 class MemberMetrics:
     """The counters that code has to feed. ``node`` is (cluster, broker group)."""
 
-    def __init__(self, registry: CollectorRegistry, cluster: str, broker_group: str) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        cluster: str,
+        broker_group: str,
+        clock: Clock | None = None,
+    ) -> None:
         self.node = (cluster, _NODE_TYPE, broker_group)
         counter = partial(Counter, registry=registry)
         seconds = partial(Histogram, registry=registry, buckets=_BUCKETS_S)
@@ -141,6 +151,7 @@ class MemberMetrics:
             "cometmq_send_seconds",
             "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
         )
+        self._delivery = DeliveryAge(registry, clock or SystemClock())
         self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 
     @property
@@ -169,10 +180,20 @@ class MemberMetrics:
         if count:
             self._out.count((topic, group), count, size_bytes)
 
+    def pull_answered(self, topic: str, group: str, count: int, records: bytes) -> None:
+        """A pull was answered here. Whoever reads without a known group does not wait."""
+        self.messages_out(topic, group, count, len(records))
+        if count and group:
+            self._delivery.answered(first_store_time_ms(records))
+
     def forget_topic(self, topic: str) -> None:
         """A deleted topic's series end, so that churn of topics does not fill the memory."""
         self._in.forget(topic)
         self._out.forget(topic)
+
+    def forget_group(self, group: str) -> None:
+        """Likewise a deleted consumer group's."""
+        self._out.forget(group, 1)
 
 
 class DiskCollector(Collector):

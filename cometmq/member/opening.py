@@ -8,20 +8,24 @@ import logging
 from dataclasses import dataclass, replace
 
 from cometmq.clock import Clock
-from cometmq.errors import StoreDamaged
+from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
 from cometmq.member import takeover
 from cometmq.member.config import MemberConfig
 from cometmq.member.copying import StateCopy
-from cometmq.member.statelog import append_now, load
+from cometmq.member.statelog import append_now, load, load_what_is_left, lost_changes
+from cometmq.messaging import rebuilding
 from cometmq.messaging.queuechanges import QueueChanges
+from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState
+from cometmq.messaging.takeover import Tables
 from cometmq.messaging.topics import is_system
 from cometmq.replication.lineage import Branches, common_end
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.following import FollowerStore
+from cometmq.store.opening import Preview
 from cometmq.store.restart.recovery import Progress
 from cometmq.telemetry import fields
 
@@ -58,6 +62,7 @@ def open_writer(
     again.
     """
     started_s = clock.monotonic_s()
+    look = _WriterLook(config, log_end)
     store = MessageStore.open(
         config.store_path,
         _store_options(config, limits),
@@ -65,24 +70,27 @@ def open_writer(
         epoch_floor=epoch_floor,
         observer=QueueChanges(),
         progress=progress,
+        look=look,
     )
+    state = look.state
     try:
-        if log_end is not None and store.appended_offset != log_end:
-            raise StoreDamaged(
-                f"the log was handed over up to {log_end} and ends at {store.appended_offset}"
-            )
-        state = _load_state(store, config)
-        if store.takeover is not None or not keeps_positions or _lost_its_end(store, log_end):
+        is_other = store.state_lost is not None or store.takeover is not None
+        if is_other or not keeps_positions or _lost_its_end(store, log_end):
             common = common_end(store.epochs, branches, state.generations.last_fork)
             # Another writer, of which this log has nothing, may have gone on from it too.
             state.generations.count_in(store.epoch)
+            if store.state_lost is not None:
+                _rebuild(store, state, look, config)
             if store.takeover is not None:
-                takeover.take_over(store, store.takeover, state, config, common)
+                takeover.take_over(store, store.takeover, look.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
         _drop_orphans(store, state)
         copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
         append_now(store, copy, host, clock.wall_ms())
+        store.keep_room(state.copy_bytes())
+        if store.state_lost is not None:
+            store.settle_state()
         if store.takeover is not None:
             takeover.settle(store, state, config, clock)
     except BaseException:
@@ -93,10 +101,49 @@ def open_writer(
 
 def _lost_its_end(store: MessageStore, log_end: int | None) -> bool:
     """Whether messages may be gone that somebody has seen."""
-    return not store.clean_start and log_end is None
+    return store.has_damage or (not store.clean_start and log_end is None)
 
 
-def _load_state(store: MessageStore, config: MemberConfig) -> BrokerState:
+class _WriterLook:
+    """Reads what the store's log and another program's tables say, while the folder is as the last
+    stop left it: what cannot be read is refused without a trace.
+    """
+
+    def __init__(self, config: MemberConfig, log_end: int | None) -> None:
+        self.state = _new_state(config)
+        self.tables = Tables()
+        self.exported = Tables()  # by us
+        self.commits: Commits = {}  # that a damaged log still tells
+        self._config = config
+        self._log_end = log_end
+
+    def __call__(self, store: Preview) -> None:
+        if self._log_end is not None and store.appended_offset != self._log_end:
+            raise StoreDamaged(
+                f"the log was handed over up to {self._log_end} and ends at {store.appended_offset}"
+            )
+        if store.state_lost is not None:
+            left = load_what_is_left(store, lambda: _new_state(self._config))
+            self.state, self.commits = left
+            self.exported = takeover.read_exported(self._config.store_path / "config")
+        else:
+            _refuse_lost_changes(store)
+            self.state = _load_state(store, self._config)
+        if store.takeover is not None:
+            try:
+                self.tables = takeover.read(store.takeover.tables)
+            except StoreDamaged as error:
+                said = error.message.replace("config/", f"{self._config.store_path}/config/", 1)
+                raise StoreForeignFile(said) from error
+
+
+def _refuse_lost_changes(store: Preview) -> None:
+    complaint = lost_changes(store)
+    if complaint and store.takeover is None:
+        raise StoreDamaged(complaint)
+
+
+def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
     try:
         return load(store, lambda: _new_state(config))
     except StoreDamaged:
@@ -121,37 +168,59 @@ def open_copy(
 ) -> OpenedCopy:
     """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
     started_s = clock.monotonic_s()
+    look = _CopyLook(config)
     store = FollowerStore.open(
         config.store_path,
         # A writer waits for our word that something is written: the pool would only delay it.
         replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
         observer=QueueChanges(),
         progress=progress,
+        look=look,
     )
     try:
-        state = _load_copy(store, config)
+        state = _copy_of(store, look, config)
     except BaseException:
         store.abandon()
         raise
     return OpenedCopy(store, state, _log_opened(store, clock.monotonic_s() - started_s))
 
 
-def _load_copy(store: FollowerStore, config: MemberConfig) -> StateCopy:
+class _CopyLook:
+    """As :class:`_WriterLook`, of a follower."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        self.state = _new_state(config)
+        self.why_anew = ""  # the log has to be copied anew
+        self._config = config
+
+    def __call__(self, store: Preview) -> None:
+        if store.state_lost is not None:
+            self.state, _ = load_what_is_left(store, lambda: _new_state(self._config))
+            return
+        # Nobody else may have what the rest of this log has: it is not thrown away unasked.
+        _refuse_lost_changes(store)
+        try:
+            self.state = load(store, lambda: _new_state(self._config))
+        except StoreDamaged as error:
+            if store.takeover is not None:  # nobody has another copy of what RocketMQ wrote
+                raise
+            self.why_anew = str(error)
+
+
+def _copy_of(store: FollowerStore, look: _CopyLook, config: MemberConfig) -> StateCopy:
     def new_state() -> BrokerState:
         return _new_state(config)
 
-    try:
-        state = load(store, new_state)
-    except StoreDamaged as error:
-        if store.takeover is not None:  # nobody has another copy of what RocketMQ wrote
-            raise
+    state = look.state
+    if look.why_anew:
         # The log was cut below its last complete copy of the state. It is a copy itself, so it can
         # be had again.
-        log.error("the log is copied anew", extra=fields(reason=str(error)))
+        log.error("the log is copied anew", extra=fields(reason=look.why_anew))
         store.start_anew(store.min_offset)
         state = new_state()
     _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
-    return StateCopy(state, new_state, whole=store.min_offset == 0 or state_records > 0)
+    whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
+    return StateCopy(state, new_state, whole=whole)
 
 
 def _new_state(config: MemberConfig) -> BrokerState:
@@ -193,6 +262,21 @@ def _drop_orphans(store: MessageStore, state: BrokerState) -> None:
     for topic in {topic for topic, _ in store.queues()}:
         if topic not in state.topics and not is_system(topic):
             store.drop_topic(topic)
+
+
+def _rebuild(
+    store: MessageStore, state: BrokerState, look: _WriterLook, config: MemberConfig
+) -> None:
+    told = rebuilding.rebuild(
+        state,
+        look.commits,
+        look.exported,
+        [*store.queues(), *((topic, n - 1) for topic, n in (store.state_lost or {}).items() if n)],
+        lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
+        config.flush_disk_type.value,
+    )
+    for line in told:
+        log.warning("the state was lost in part: %s", line)
 
 
 def _raise_generations(store: MessageStore, state: BrokerState, common: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any
 
 from cometmq.errors import CometError, LimitExceeded, NotWriter
@@ -15,7 +15,7 @@ from cometmq.member.progress import GroupReads
 from cometmq.member.reading import PullQuery, Reader
 from cometmq.messaging.groups import check_name as check_group_name
 from cometmq.rpc.interceptors import to_proto
-from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
@@ -33,12 +33,19 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         reader: Reader,
         group_reads: GroupReads,
         metrics: MemberMetrics,
+        described: Callable[[], namesrv_pb2.Member],
     ) -> None:
         self._identity = identity
+        self._described = described
         self._reader = reader
         self._finder = Finder(reader)
         self._group_reads = group_reads
         self._metrics = metrics
+
+    async def DescribeMember(
+        self, request: broker_pb2.DescribeMemberRequest, context: Context
+    ) -> broker_pb2.DescribeMemberResponse:
+        return broker_pb2.DescribeMemberResponse(member=self._described())
 
     # --- reading ---
 
@@ -47,6 +54,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.PullResponse:
         if request.group:
             check_group_name(request.group)
+        form = convert.form(request.form)
         query = PullQuery(
             request.queue.topic,
             request.queue.queue_id,
@@ -55,10 +63,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             request.max_count,
             request.max_bytes,
         )
-        answer = await self._reader.pull(query)
+        answer = await self._reader.pull(query, context.room)
         known_group = self._group_reads.known_or_empty(request.group)
-        self._metrics.messages_out(query.topic, known_group, answer.count, len(answer.records))
-        response = convert.pull_proto(answer, self._identity.broker_group, request.form)
+        self._metrics.pull_answered(query.topic, known_group, answer.count, answer.records)
+        response = convert.pull_proto(answer, self._identity.broker_group, form)
         suggested = self._group_reads.suggested(request.group, answer.backlog_bytes)
         if suggested is not None:
             response.suggested_member_id = suggested
@@ -95,8 +103,9 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def QueryMessages(
         self, request: broker_pb2.QueryMessagesRequest, context: Context
     ) -> broker_pb2.QueryMessagesResponse:
+        form = convert.form(request.form)
         answer = await self._finder.by_key(convert.key_query(request))
-        return convert.key_proto(answer, self._identity.broker_group, request.form)
+        return convert.key_proto(answer, self._identity.broker_group, form)
 
     async def QueryOffsetsByTime(
         self, request: broker_pb2.QueryOffsetsByTimeRequest, context: Context
@@ -104,7 +113,8 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         check_items(request.queues)
         keys = [(queue.topic, queue.queue_id) for queue in request.queues]
         boundary = convert.boundary(request.boundary)
-        answers = await self._finder.by_time(keys, request.time_ms, boundary)
+        time_ms = convert.time_ms("time_ms", request.time_ms)
+        answers = await self._finder.by_time(keys, time_ms, boundary)
         pairs = zip(request.queues, answers, strict=True)
         return broker_pb2.QueryOffsetsByTimeResponse(
             queues=[_offset_by_time(queue, answer) for queue, answer in pairs]

@@ -9,10 +9,10 @@ and the same read is done again in a thread, so that a consumer far behind never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
@@ -28,6 +28,9 @@ from cometmq.model import Position
 from cometmq.store.base import BaseStore
 
 T = TypeVar("T")
+
+# Waits until the client may have an answer of so many bytes.
+Room: TypeAlias = Callable[[int], Awaitable[None]]
 
 COLD_READ_THREADS = 4
 SEARCH_THREADS = 2
@@ -100,26 +103,26 @@ class Reader:
         """Where everything is read."""
         return self._storage.store
 
-    async def pull(self, query: PullQuery) -> PullAnswer:
-        """Raises what the topic table, the generations and the limits raise (cometmq.errors), and
-        StoreDamaged, which says where to go on.
+    async def pull(self, query: PullQuery, room: Room) -> PullAnswer:
+        """Raises what the topic table, the generations and the limits raise (cometmq.errors), what
+        ``room`` raises, and StoreDamaged, which says where to go on.
         """
         try:
-            answer = await self._pull(query)
+            answer = await self._pull(query, room)
         except MessageNotFound:
             if not self._has_gone(query):
                 raise
         else:
             if answer.count or not self._has_gone(query):
                 return answer
-        return await self._pull(query)  # and be told where the queue begins now
+        return await self._pull(query, room)  # and be told where the queue begins now
 
     def _has_gone(self, query: PullQuery) -> bool:
         """Whether retention has come past the position, maybe just now."""
         low, _, _ = self._storage.bounds((query.topic, query.queue_id))
         return query.position.offset < low
 
-    async def _pull(self, query: PullQuery) -> PullAnswer:
+    async def _pull(self, query: PullQuery, room: Room) -> PullAnswer:
         self._state.topics.for_read(query.topic, query.queue_id)
         history = self._state.generations.of(query.topic, query.queue_id)
         validate = history.validate_at_copy if self._copy else history.validate
@@ -129,7 +132,7 @@ class Reader:
         status, offset = self._decide(position.offset, low, readable, appended)
         records, choice, backlog = b"", Choice([], 0, offset), 0
         if status is PullStatus.FOUND:
-            records, choice = await self._found(query, offset, readable, limits)
+            records, choice = await self._found(query, offset, readable, limits, room)
             status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
@@ -151,7 +154,7 @@ class Reader:
         return store.appended_offset - queueunit.unit_at(unit, 0)[0] if unit else 0
 
     async def _found(
-        self, query: PullQuery, offset: int, readable: int, limits: Limits
+        self, query: PullQuery, offset: int, readable: int, limits: Limits, room: Room
     ) -> tuple[bytes, Choice]:
         """The messages from ``offset`` on, which is below ``readable``, up to the first damaged
         one. MessageNotFound when they are gone, StoreDamaged.
@@ -159,14 +162,23 @@ class Reader:
         wanted = min(pull.units_wanted(limits[0], query.codes), readable - offset)
         store, queue = self._storage.store, (query.topic, query.queue_id)
 
-        def read(nowait: bool) -> tuple[bytes, Choice]:
+        def choose(nowait: bool) -> Choice:
             units = store.read_units(*queue, offset, wanted, nowait=nowait)
-            choice = pull.choose(units, offset, *limits, query.codes)
-            return store.read_records(choice.spans, nowait=nowait) if choice.spans else b"", choice
+            return pull.choose(units, offset, *limits, query.codes)
+
+        def read(nowait: bool) -> bytes:
+            return store.read_records(choice.spans, nowait=nowait)
 
         try:
-            return await self._hot_or_cold(read)
-        except StoreDamaged:
+            choice = await self._hot_or_cold(choose)
+            if not choice.spans:
+                return b"", choice
+            await room(sum(size for _, size in choice.spans))
+            return await self._hot_or_cold(read), choice
+        except (StoreDamaged, MessageNotFound) as error:
+            low, _, _ = self._storage.bounds(queue)
+            if isinstance(error, MessageNotFound) and offset < low:
+                raise  # retention has come past it
             self._storage.damaged_pulls += 1
             return await asyncio.get_running_loop().run_in_executor(
                 self._cold, read_before_damage, store, queue, offset, wanted, limits, query.codes

@@ -4,28 +4,23 @@ start, on every change, and every 30 s.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 
-from cometmq.errors import StaleEpoch
 from cometmq.rpc import registrar
-from cometmq.rpc.interceptors import wire_errors
+from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
 
 REGISTER_DEADLINE_S = 6.0
 UNREGISTER_DEADLINE_S = 3.0
 
 
-async def _try_again(error: StaleEpoch) -> None:
-    pass
-
-
 class Registrar(registrar.Registrar):
     """Keeps a member registered. ``describe()`` gives the registration as it stands now; None:
     there is nothing to tell yet.
 
-    A name server may know a newer epoch. ``run`` ends with StaleEpoch then if ``stale_ends``; else
-    ``overtaken`` is told, whose exceptions end it, and it tries again: a follower hears of the
-    newer writer in a moment.
+    A name server may know a newer epoch: ``overtaken`` is told, and it is tried again. A follower
+    hears of the newer writer in a moment.
     """
 
     def __init__(
@@ -34,19 +29,14 @@ class Registrar(registrar.Registrar):
         describe: Callable[[], namesrv_pb2.RegisterMemberRequest | None],
         period_s: float,
         *,
-        stale_ends: bool = True,
-        overtaken: Callable[[StaleEpoch], Awaitable[None]] = _try_again,
+        secret: SharedSecret | None = None,
+        overtaken: registrar.Overtaken | None = None,
     ) -> None:
-        async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+        async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> bool:
             request = describe()
-            if request is None:
-                return
-            try:
-                with wire_errors():
-                    await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
-            except StaleEpoch as error:
-                await overtaken(error)
-                raise
+            if request is not None:
+                await stub.RegisterMember(request, timeout=REGISTER_DEADLINE_S)
+            return request is not None
 
         async def unregister(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
             known = describe()
@@ -58,8 +48,24 @@ class Registrar(registrar.Registrar):
                 broker_group=member.broker_group,
                 member_id=member.member_id,
                 epoch=member.epoch,
+                store_id=known.store_id,
             )
             await stub.UnregisterMember(request, timeout=UNREGISTER_DEADLINE_S)
 
-        fatal = (StaleEpoch,) if stale_ends else ()
-        super().__init__(addresses, register, unregister, period_s, fatal=fatal)
+        async def stands(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
+            told = describe()
+            if told is None:
+                await asyncio.Event().wait()
+                return
+            request = namesrv_pb2.WatchRegistrationRequest(
+                cluster=told.member.cluster,
+                broker_group=told.member.broker_group,
+                member_id=told.member.member_id,
+            )
+            async for now in stub.WatchRegistration(request):
+                if now.member != told.member:
+                    return
+
+        super().__init__(
+            addresses, register, unregister, stands, period_s, secret=secret, overtaken=overtaken
+        )

@@ -180,6 +180,8 @@ class Retention:
         out_of_space = self._storage.out_of_space
         self._storage.out_of_space = False
         self._storage.look_wanted.clear()
+        copy_bytes = self._state.copy_bytes()
+        await self._in_thread(lambda: self._store.keep_room(copy_bytes))
         look = await self._in_thread(lambda: self._take_look(commanded, out_of_space))
         verdict = decide(self.rules, look)
         # Only now is it worth while to look for the copies of the state.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from cometmq.errors import CometError
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
+from cometmq.model import EPOCH_MAX
 from cometmq.replication.candidacy import Peer
 from cometmq.replication.lease import LeaseRecord, Seat
 from cometmq.rpc.channels import open_channel
@@ -103,6 +104,9 @@ class Peers:
                 "another member answers for a peer: see the option peers",
                 extra=fields(member=member_id, answers=f"{answer.broker_group} {answer.member_id}"),
             )
+            return None
+        if answer.epoch > EPOCH_MAX:
+            log.error("a peer tells of no group's epoch", extra=fields(member=member_id))
             return None
         return Peer(
             member_id,

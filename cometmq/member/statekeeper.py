@@ -1,19 +1,19 @@
 """The writer's state: plans a change, appends its record, applies it when the record is on disk.
 
 One change at a time: plans enter the log in the order in which they were made. Committed offsets
-are the exception (architecture, "State is a log"): they count at once and reach the log about once
-a second, all together.
+are the exception (architecture, "State is a log"): they count at once, and those of one turn of the
+loop enter the log together, before any of them is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import SlaveNotAvailable, TopicNotFound
+from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
 from cometmq.member.statelog import encode_record
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.messaging.changes import Change, TopicPut
@@ -33,11 +33,13 @@ T = TypeVar("T")
 
 FIRST_COPIES_S_MAX = 3.0  # until followers that are there are in sync
 RETRY_S = 0.05
+OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which who commits gives up
 
 
 class StateKeeper:
     """Owns all changes of a writer's :class:`BrokerState`. ``on_topics`` is called after topics
-    have changed, ``on_drop`` before that with the name of one that was deleted.
+    have changed, ``on_drop`` before that with the name of one that was deleted. ``on_drop_group``
+    is called with the name of a group that was.
     """
 
     def __init__(
@@ -48,16 +50,19 @@ class StateKeeper:
         clock: Clock,
         on_topics: Callable[[], None] = lambda: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
+        on_drop_group: Callable[[str], None] = lambda _group: None,
     ) -> None:
         self.state = state
         self.closing: set[str] = (
             set()
         )  # topics whose deletion is on its way: nothing more may be sent to them
+        self.closing_groups: set[str] = set()  # likewise, and nothing may be committed by them
         self._storage = storage
         self._host = host
         self._clock = clock
         self._on_topics = on_topics
         self._on_drop = on_drop
+        self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         # Raises SlaveNotAvailable while what has to be copied would wait without an end.
@@ -65,6 +70,9 @@ class StateKeeper:
         self.on_demands: Callable[[], None] = lambda: None  # what :attr:`demands` says has changed
         self._coming = DurabilityClass.ASYNC  # demanded by the change that is on its way
         self._in_flight: list[Change] = []  # appended, not yet applied
+        # Due at the end of this turn of the loop; None: nobody has committed in it.
+        self._offsets_written: asyncio.Future[None] | None = None
+        self._offsets_end = storage.store.appended_offset  # of the newest that were written
         self._copied_at = (
             storage.store.appended_offset
         )  # end of the last full copy, as a log offset
@@ -84,6 +92,10 @@ class StateKeeper:
     async def put_group(self, settings: GroupSettings) -> None:
         """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
         await self._finish(self._put_group(settings))
+
+    async def drop_group(self, group: str) -> None:
+        """Delete a consumer group. Raises what ``plan_group_drop`` raises."""
+        await self._finish(self._drop_group(group))
 
     async def settled(self) -> None:
         """Wait until no change is on its way."""
@@ -134,6 +146,19 @@ class StateKeeper:
             if self.state.groups.get(settings.name) != settings:
                 await self._commit(self.state.plan_group(settings))
 
+    async def _drop_group(self, group: str) -> None:
+        async with self._one_at_a_time:
+            change = self.state.plan_group_drop(group)
+            self.closing_groups.add(group)
+            try:
+                # What it has committed so far must not come behind the deletion: read from the log
+                # it would be a commit of another group of the name.
+                self.write_offsets()
+                await self._commit(change)
+            finally:
+                self.closing_groups.discard(group)
+            self._on_drop_group(group)
+
     def drop_orphans(self) -> list[str]:
         """Remove the queues of topics that do not exist; their names. There are none, unless a
         crash or another program left some.
@@ -154,8 +179,47 @@ class StateKeeper:
         stays to be written.
         """
         while (change := self.state.plan_offsets()) is not None:
-            self._append(change_records([change]))
+            demands = self.demands_of({commit.topic for commit in change.commits})
+            self._offsets_end = self._append(change_records([change]), demands)
             self.state.offsets.written(change.commits)
+
+    async def offsets_stored(self, topics: Iterable[str]) -> None:
+        """Wait until what groups have committed so far is as safe as messages of ``topics``. All
+        that is committed in a turn of the loop is written at once. Raises what
+        :meth:`write_offsets` raises, and SlaveNotAvailable while copies cannot be had.
+        """
+        if self._offsets_written is None:
+            loop = asyncio.get_running_loop()
+            self._offsets_written = loop.create_future()
+            loop.call_soon(self._write_offsets_of_turn)
+        await asyncio.shield(self._offsets_written)
+        demands = self.demands_of(topics)
+        if not demands & REPLICATED:
+            return await self._storage.stored(self._offsets_end, demands)
+        self.check_copies()
+        try:
+            async with asyncio.timeout(OFFSETS_COPIED_S_MAX):
+                await self._storage.stored(self._offsets_end, demands)
+        except TimeoutError:
+            raise SlaveNotAvailable(
+                f"written here, and not copied within {OFFSETS_COPIED_S_MAX:g} s"
+            ) from None
+
+    def _write_offsets_of_turn(self) -> None:
+        written, self._offsets_written = self._offsets_written, None
+        assert written is not None
+        try:
+            self.write_offsets()
+        except CometError as error:
+            written.set_exception(error)
+            written.exception()  # whoever committed may have gone away
+        else:
+            written.set_result(None)
+
+    def demands_of(self, topics: Iterable[str]) -> DurabilityClass:
+        """All that any of ``topics`` asks for; one that was deleted asks for nothing."""
+        known = (self.state.topics.find(topic) for topic in topics)
+        return union(DurabilityClass.of_topic(config) for config in known if config is not None)
 
     def write_copy_if_due(self, interval_bytes: int) -> None:
         """Append a full copy when the log has grown by ``interval_bytes`` since the last. May
@@ -225,8 +289,11 @@ class StateKeeper:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    def _append(self, records: Sequence[StateRecord]) -> int:
-        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, self.demands)
+    def _append(
+        self, records: Sequence[StateRecord], demands: DurabilityClass | None = None
+    ) -> int:
+        demands = self.demands if demands is None else demands
+        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
         end = self._storage.store.appended_offset
         for state_record in records:
             data = encode_record(state_record, self._host, self._clock.wall_ms())

@@ -5,10 +5,13 @@ Blocking, no asyncio.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
 
-from cometmq.errors import StateTooNew
+from cometmq.errors import CometError, MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
-from cometmq.messaging.changes import TopicDropped, decode
+from cometmq.messaging.changes import OffsetsCommitted, TopicDropped, decode
+from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
     STATE_TAGS,
@@ -21,6 +24,11 @@ from cometmq.messaging.state import (
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore
 
+REBUILD = (
+    "Take the log from a copy or another member; or let topics, groups and offsets be made anew "
+    "from what is left of them, config/*.json and the queues: cometmq store repair DIRECTORY "
+    "--rebuild-tables"
+)
 _TAG_OF_CODE = {taghash.tags_code(tag.encode()): tag for tag in STATE_TAGS}
 _UNITS_AT_ONCE = 1_000
 _RECORD_BYTES_AT_ONCE = 4 * 1024 * 1024
@@ -52,10 +60,29 @@ def append_now(
     store.flush_log()
 
 
-def load(store: BaseStore, new_state: Callable[[], BrokerState]) -> BrokerState:
+class Source(Protocol):
+    """Where state records are read: a store, or the preview of one."""
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def read_units(
+        self, topic: str, queue_id: int, offset: int, count: int, *, nowait: bool = False
+    ) -> bytes: ...
+
+    def read_records(self, spans: Sequence[tuple[int, int]], *, nowait: bool = False) -> bytes: ...
+
+
+def load(store: Source, new_state: Callable[[], BrokerState]) -> BrokerState:
     """The state as the log tells it: the newest complete copy and the changes after it. Raises
-    StoreDamaged.
+    StoreDamaged, StateTooNew.
     """
+    try:
+        return _load(store, new_state)
+    except MessageNotFound as error:
+        raise _damaged_queue(error.message) from error
+
+
+def _load(store: Source, new_state: Callable[[], BrokerState]) -> BrokerState:
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if high == low:
         return new_state()
@@ -64,8 +91,46 @@ def load(store: BaseStore, new_state: Callable[[], BrokerState]) -> BrokerState:
     # Read from its very beginning, the state topic needs no copy to start from.
     loader = StateLoader(new_state() if first == 0 else None, new_state)
     for found in _records(store, first, high):
-        loader.feed(found.tag, found.body)
+        try:
+            loader.feed(found.tag, found.body)
+        except (StateTooNew, StoreDamaged) as error:
+            raise type(error)(f"{error.message}{_way_on(found)}") from error
+    if not loader.complete:
+        raise StoreDamaged(f"the log holds no complete copy of the state. {REBUILD}")
     return loader.state
+
+
+def lost_changes(store: Source) -> str:
+    """What tells that damage took changes behind the newest complete copy; empty: nothing does."""
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    if low == high:
+        return ""
+    back = find_copy_start(_tags_newest_first(store, low, high))
+    for log_offset, size, _ in _units(store, low if back is None else high - 1 - back, high):
+        if size == queueunit.LOST_SIZE:
+            return f"changes of the state that stood at {log_offset} of the log are lost. {REBUILD}"
+    return ""
+
+
+def load_what_is_left(
+    store: Source, new_state: Callable[[], BrokerState]
+) -> tuple[BrokerState, Commits]:
+    """The state of a log that has lost a part of it, and what groups had committed, in topics that
+    it does not tell of too: all that can still be read.
+    """
+    commits: dict[tuple[str, str, int], int] = {}
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    loader = StateLoader(new_state(), new_state)
+    for unit in _units(store, low, high):
+        if unit[1] > queueunit.LOST_SIZE:
+            with suppress(StoreDamaged, MessageNotFound):  # or it speaks of what is lost
+                found = record.decode(store.read_records([unit[:2]]))
+                for change in decode(found.body):
+                    if isinstance(change, OffsetsCommitted):
+                        for c in change.commits:
+                            commits[c.group, c.topic, c.queue_id] = c.position.offset
+                loader.feed(found.tag, found.body)
+    return loader.state, commits
 
 
 def keep_from(store: BaseStore) -> int:
@@ -91,28 +156,56 @@ def _end_of(unit: tuple[int, int, int]) -> int:
     return log_offset + size
 
 
-def _tags_newest_first(store: BaseStore, low: int, high: int) -> Iterator[str]:
+def _tags_newest_first(store: Source, low: int, high: int) -> Iterator[str]:
     while high > low:
         first = max(low, high - _UNITS_AT_ONCE)
         units = _units(store, first, high)
-        for _, _, code in reversed(units):
-            tag = _TAG_OF_CODE.get(code)
+        for log_offset, size, code in reversed(units):
+            tag = "" if size == queueunit.LOST_SIZE else _TAG_OF_CODE.get(code)
             if tag is None:
-                raise StateTooNew(
-                    f"a record of the state topic has tag hash {code}, which is no tag of ours"
-                )
+                raise _unknown_tag(store, log_offset, size, code)
             yield tag
         high = first
 
 
-def _units(store: BaseStore, first: int, end: int) -> list[tuple[int, int, int]]:
+def _unknown_tag(store: Source, log_offset: int, size: int, code: int) -> CometError:
+    """Is it the record's, or has only its unit been damaged?"""
+    try:
+        found = record.decode(store.read_records([(log_offset, size)]))
+    except MessageNotFound as error:
+        return _damaged_queue(str(error))
+    if found.topic == STATE_TOPIC and taghash.tags_code(found.tag.encode()) == code:
+        told = f"a record of the state topic has the tag {found.tag!r}, which is no tag of ours"
+        return StateTooNew(told + _way_on(found))
+    return _damaged_queue(f"the unit of the record at {log_offset} has tag hash {code}")
+
+
+def _way_on(found: record.Record) -> str:
+    """Neither tags nor the rest of the properties have a checksum."""
+    start = found.log_offset
+    return (
+        f", at {start} of the log. Where no other release wrote it, it is damaged: take the log "
+        "from another member, or give that record up: cometmq store repair DIRECTORY --write-off "
+        f"{start}-{start + found.size}"
+    )
+
+
+def _damaged_queue(complaint: str) -> StoreDamaged:
+    """What the log has is not lost by it."""
+    return StoreDamaged(
+        f"queue {STATE_QUEUE_ID} of {STATE_TOPIC} does not fit the log: {complaint}. Make the "
+        "queues anew from the log: cometmq store repair DIRECTORY"
+    )
+
+
+def _units(store: Source, first: int, end: int) -> list[tuple[int, int, int]]:
     data = store.read_units(STATE_TOPIC, STATE_QUEUE_ID, first, end - first, nowait=False)
     units = list(queueunit.iterate(data))
     # Fewer than asked for is no damage: the read stops at the end of a queue file.
     return units if len(units) == end - first else units + _units(store, first + len(units), end)
 
 
-def _records(store: BaseStore, first: int, end: int) -> Iterator[record.Record]:
+def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:
     while first < end:
         units = _units(store, first, min(end, first + _UNITS_AT_ONCE))
         spans: list[tuple[int, int]] = []

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cometmq.clock import Clock
-from cometmq.errors import StoreDamaged, StoreFailed
+from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
 from cometmq.messaging import snapshots, takeover
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.takeover import Queues, Tables
 from cometmq.messaging.topics import is_system
+from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.engine import MessageStore
 from cometmq.store.restart.foreign import Takeover
@@ -24,12 +26,16 @@ log = logging.getLogger(__name__)
 
 
 def take_over(
-    store: BaseStore, found: Takeover, state: BrokerState, config: MemberConfig, common: int
+    store: BaseStore,
+    found: Takeover,
+    tables: Tables,
+    state: BrokerState,
+    config: MemberConfig,
+    common: int,
 ) -> None:
-    """Let ``state`` hold RocketMQ's tables. From ``common`` on our log may not be that of another
-    writer of ours. Raises StoreDamaged, StoreForeignFile.
+    """Let ``state`` hold RocketMQ's ``tables``. From ``common`` on our log may not be that of
+    another writer of ours.
     """
-    tables = read(found.tables)
     sure = min(found.verified, common)
     for entry in tables.left_out:
         log.warning("left out of RocketMQ's tables", extra=fields(entry=entry))
@@ -51,7 +57,9 @@ def take_over(
 
 
 def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
-    """The tables of the first of each file's candidates that reads, as RocketMQ does it."""
+    """The tables of the first of each file's candidates that reads, as RocketMQ does it. Raises
+    StoreDamaged, StoreForeignFile.
+    """
     chosen = {}
     for name, contents in candidates.items():
         readable = [content for content in contents if _reads(content)]
@@ -59,6 +67,24 @@ def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
             log.warning("config/%s of RocketMQ does not read", name)
         chosen[name] = (readable or contents)[0]
     return takeover.read(chosen)
+
+
+def read_exported(folder: Path) -> Tables:
+    """What our own exports tell; of a file that does not read, nothing."""
+    found: dict[str, bytes] = {}
+    for name in layout.SNAPSHOTS:
+        for path in (folder / name, folder / f"{name}.bak"):
+            if name not in found and path.is_file() and _is_table(name, path.read_bytes()):
+                found[name] = path.read_bytes()
+    return takeover.read(found)
+
+
+def _is_table(name: str, content: bytes) -> bool:
+    try:
+        takeover.read({name: content})
+    except (StoreDamaged, StoreForeignFile):
+        return False
+    return True
 
 
 def _reads(content: bytes) -> bool:

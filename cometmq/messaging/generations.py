@@ -158,6 +158,10 @@ class GenerationTable:
         histories = self._histories.get(topic, ())
         return histories[queue_id] if 0 <= queue_id < len(histories) else None
 
+    @property
+    def queue_count(self) -> int:
+        return sum(map(len, self._histories.values()))
+
     def queues(self) -> Iterator[QueueKey]:
         """All queues that have a history, hidden ones included."""
         for topic, histories in self._histories.items():

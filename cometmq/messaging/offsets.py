@@ -92,6 +92,10 @@ class OffsetTable:
         """All committed positions of a group."""
         return dict(self._groups.get(group, {}))
 
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._groups.values()))
+
     def __iter__(self) -> Iterator[CommittedOffset]:
         """Everything, in order of group, topic and queue."""
         for group in sorted(self._groups):

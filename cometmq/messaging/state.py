@@ -8,8 +8,8 @@ be rebuilt from the last complete copy and the changes after it.
 The writer plans a change (:meth:`BrokerState.plan_topic` and its sisters), appends it, and applies
 it when its record is acknowledged. Two rules make its tables and those rebuilt from the log the
 same: plans are appended in the order in which they were made, and every change is applied in the
-order of the log. Offset commits take effect at once, reach the log about once a second, and are
-applied again then, which changes nothing unless a deletion came between.
+order of the log. Offset commits take effect at once, reach the log before they are answered, and
+are applied again then, which changes nothing unless a deletion came between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cometmq.errors import LimitExceeded, NoPermission, StateTooNew, StoreDamaged
+from cometmq.errors import GroupNotFound, LimitExceeded, NoPermission, StateTooNew, StoreDamaged
 from cometmq.messaging import groups, topics
 from cometmq.messaging.changes import (
     Change,
@@ -58,6 +58,10 @@ NextOffsetOf = Callable[[str, int], int]
 
 # A record with several changes stays below; a change that is larger has a record of its own.
 RECORD_BYTES_MAX = 256 * 1024
+
+# Of an entry in a full copy, with names of middle length.
+TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
+RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,16 @@ class BrokerState:
                 f"this broker group holds its {self.groups_max} consumer groups (groups_max)"
             )
         return GroupPut(settings)
+
+    def plan_group_drop(self, name: str) -> GroupDropped:
+        """The change that deletes a group and all that it committed.
+
+        Raises ``GroupNameInvalid``, ``GroupNotFound``.
+        """
+        groups.check_name(name)
+        if name not in self.groups and not self.offsets.of_group(name):
+            raise GroupNotFound(f"there is no consumer group {name} here")
+        return GroupDropped(name)
 
     def plan_raise(self, maximum_of: Callable[[str, int], int]) -> list[GenerationsRaised]:
         """The changes that begin a new generation for all queues, each where ``maximum_of`` says
@@ -279,6 +293,14 @@ class BrokerState:
             return [StateRecord(COPY_ONLY, bodies[0])]
         tags = [COPY_FIRST, *[COPY] * (len(bodies) - 2), COPY_LAST]
         return [StateRecord(tag, body) for tag, body in zip(tags, bodies, strict=True)]
+
+    def copy_bytes(self) -> int:
+        """About how long a full copy is on the disk, rather too much than too little, without
+        making one.
+        """
+        entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
+        entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
+        return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:
         """Asserts what must hold between the tables; for tests."""

@@ -85,11 +85,12 @@ def _decoded(
             try:
                 found.update(decode(key, value))
             except (TopicNameInvalid, GroupNameInvalid) as error:
-                left_out.append(f"{name}: {error}")
+                left_out.append(f"{name}: {error.message}")
     except (StoreDamaged, ValueError) as error:
+        why = error.message if isinstance(error, StoreDamaged) else error
         raise StoreDamaged(
-            f"config/{name} of Apache RocketMQ cannot be read: {error}. Mend it; without the file "
-            "the store opens with what is known here"
+            f"config/{name} of Apache RocketMQ cannot be read: {why}. Mend it, or put it back; "
+            "or move it out of the store, which then opens with what is known here"
         ) from error
     return found
 
@@ -102,7 +103,9 @@ def _topic(name: str, value: Any) -> Iterator[tuple[str, TopicConfig]]:
     if BATCH_QUEUE in _table(settings.get("attributes") or {}).values():
         raise StoreForeignFile(
             f"topic {name} has queue.type {BATCH_QUEUE}: its records hold many messages each, "
-            "which cannot be read here. Delete it with RocketMQ's tools first; nothing was changed"
+            "which cannot be read here, and stay in the log when the topic is deleted. Nothing was "
+            "changed: the folder is Apache RocketMQ's as before, which alone can read it; begin "
+            "here with an empty folder"
         )
     read_count = _number(settings, "readQueueNums", 16)
     write_count = _number(settings, "writeQueueNums", 16)

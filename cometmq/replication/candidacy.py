@@ -105,11 +105,13 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Follow:
     """It is another's. ``address`` is empty while nobody writes. ``look_again_s``: when something
-    may be ours, if nothing changes before; None: it may not.
+    may be ours, if nothing changes before; None: it may not. ``why``: why a lease that is not there
+    is not taken, for a person; empty where somebody else will write it.
     """
 
     address: str
     look_again_s: float | None = None
+    why: str = ""
 
 
 Step = Lead | Write | Ask | Follow
@@ -245,7 +247,8 @@ class Candidacy:
         found = list((answers or {}).values())
         reason = self._reason_unowned(me, found)
         if reason is None:
-            return Follow("", None if me.peers is None else self._duration_s)
+            look_again_s = None if me.peers is None else self._duration_s
+            return Follow("", look_again_s, _why_not(me, found))
         # Those who answer tell of epochs that were there: none is to be used twice.
         return self._write(None, me, reason, max((peer.epoch for peer in found), default=0))
 
@@ -269,6 +272,18 @@ class Candidacy:
         epoch = max(epoch, me.epoch_floor)
         record = _taken(before, self._last, me, reason, self._duration_s, epoch)
         return Write(record, reason)
+
+
+def _why_not(me: Standing, found: list[Peer]) -> str:
+    """Why a member with messages, or whose peers may have some, does not lead without a lease."""
+    if any(peer.writes for peer in found):
+        return ""
+    if me.peers is None:
+        return "the group is not new, and the option peers does not say who else may have messages"
+    silent = sorted(me.peers - {peer.member_id for peer in found})
+    if silent:
+        return f"members {silent} may have more, and do not answer"
+    return ""  # another has more of the log: it leads
 
 
 def _longest(me: Standing, peers: Iterable[Peer]) -> bool:

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
+from cometmq.model import EPOCH_MAX
 from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, Seat
 
@@ -67,6 +68,8 @@ def check_epochs(epochs: Sequence[Epoch]) -> None:
         raise InvalidRequest(f"epochs: {len(epochs)} are more than {EPOCHS_MAX}")
     before = (0, -1)
     for epoch in epochs:
+        if epoch[0] > EPOCH_MAX:
+            raise InvalidRequest(f"epochs: {epoch[0]} is above {EPOCH_MAX}")
         if epoch[0] <= before[0] or epoch[1] <= before[1]:
             raise InvalidRequest(f"epochs: {epoch} does not follow {before}")
         before = epoch

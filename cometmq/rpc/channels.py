@@ -11,34 +11,50 @@ import grpc
 
 from cometmq.config import PORT_MAX
 from cometmq.errors import ConfigInvalid
-from cometmq.rpc.authorized import SecretChannel
+from cometmq.rpc.authorized import ProvenChannel
 from cometmq.rpc.secret import SharedSecret
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of one answer: a route table is larger than a batch
 ADDRESSES_MAX = 64
-RESOLVE_EVERY_S = 10.0
+RESOLVE_EVERY_S = 2.0
+RESOLVE_S_MAX = 1.0
+DIAL_S = 2.0
 
 _OPTIONS = [
     # Each channel has its own connection: a slow stream must not hold up another's bytes.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", -1),  # the receiver's limit counts
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    # A machine that has gone says nothing: while a call waits, its silence is noticed within 5 s.
+    ("grpc.keepalive_time_ms", 2_500),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.ping_timeout_ms", 2_000),  # this decides; else it is a minute
+    ("grpc.http2.max_pings_without_data", 0),  # else the third question waits for a minute
+    # A name may mean another machine from one second to the next; gRPC asks again after 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # in truth: how long one attempt may take
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),  # an HTTP_PROXY of the environment is not meant for the cluster
 ]
 
 
-def open_channel(address: str, secret: SharedSecret | None = None) -> grpc.aio.Channel:
-    """A channel to ``host:port``; connects when first used. To be closed by the caller.
+def open_channel(
+    address: str,
+    secret: SharedSecret | None = None,
+    *,
+    insist: bool = True,
+    dial_s: float = DIAL_S,
+) -> grpc.aio.Channel:
+    """A channel to ``host:port``; connects when first used, each attempt within ``dial_s``. To be
+    closed by the caller.
 
-    ``secret``, which only internal ports may learn, goes along with every call.
+    With ``secret`` both sides prove before each call that they know it. ``insist`` False: a server
+    that wants no proof is called without.
     """
-    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-    return channel if secret is None else SecretChannel(channel, secret)
+    # Its name notwithstanding this is how long one attempt may take.
+    limit = ("grpc.min_reconnect_backoff_ms", int(dial_s * 1000))
+    channel = grpc.aio.insecure_channel(address, options=[*_OPTIONS, limit])
+    return channel if secret is None else ProvenChannel(channel, address, secret, insist)
 
 
 def parse_addresses(text: str | Iterable[str]) -> tuple[str, ...]:
@@ -68,10 +84,8 @@ async def resolve(addresses: Iterable[str]) -> tuple[str, ...]:
 
     A name that does not resolve now is left out.
     """
-    found: set[str] = set()
-    for address in addresses:
-        found.update(await _resolve_one(address))
-    return tuple(sorted(found))
+    found = await asyncio.gather(*map(_resolve_one, addresses))
+    return tuple(sorted(set().union(*found)))
 
 
 async def _resolve_one(address: str) -> set[str]:
@@ -92,6 +106,34 @@ def _is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class Resolver:
+    """The addresses behind some names, as they are now. Whoever asks waits a moment at most: names
+    that cannot be looked up are no reason to stand still, where they were known before.
+    """
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._names = tuple(addresses)
+        self._known: tuple[str, ...] = ()
+        self._looking: asyncio.Task[None] | None = None  # one at a time: each has a thread
+
+    async def addresses(self) -> tuple[str, ...]:
+        """What the names resolve to; what they did before, or the names, when they do not in
+        time.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        await asyncio.wait([self._looking], timeout=RESOLVE_S_MAX)
+        return self._known or self._names
+
+    async def _look(self) -> None:
+        self._known = await resolve(self._names) or self._known
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        if self._looking is not None:
+            self._looking.cancel()
 
 
 async def follow_addresses(

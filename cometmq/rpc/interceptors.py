@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
@@ -25,14 +24,15 @@ from google.protobuf.message import DecodeError
 
 from cometmq import errors
 from cometmq.errors import CATALOGUE, CometError, Retry
-from cometmq.telemetry import escape, fields
+from cometmq.rpc.calls import Calls, Serialize
+from cometmq.telemetry import escape, fields, logger
 from cometmq.v1 import common_pb2
 
 ERROR_METADATA = "cometmq-error-bin"
 # gRPC refuses metadata above 8 KiB, and `details` may grow threefold by percent-encoding.
 ERROR_TEXT_BYTES_MAX = 512
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 # --- catalogue ↔ proto --------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def to_proto(error: CometError) -> common_pb2.Error:
     proto = common_pb2.Error(
         code=error.code,
         name=error.name(),
-        message=_short(str(error)),
+        message=_short(error.message),
         advice=error.advice,
         retry=common_pb2.Retry.ValueType(error.retry.value),
     )
@@ -96,10 +96,14 @@ def error_from(error: grpc.aio.AioRpcError) -> CometError:
                 return from_proto(common_pb2.Error.FromString(value))
             except DecodeError:
                 break
+    if error.details() == _WRITTEN_TO_THE_END:
+        return errors.PeerUnavailable("the stream ended while it was written to")
     kind = _BY_STATUS.get(error.code(), errors.InternalError)
     return kind(f"{error.code().name}: {_short(error.details() or '')}")
 
 
+# What a write gets that the end of its stream has overtaken, in the place of the true status.
+_WRITTEN_TO_THE_END = "Internal error from Core"
 # Statuses that gRPC itself gives, so without an error in the metadata.
 _BY_STATUS: dict[grpc.StatusCode, type[CometError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.PeerUnavailable,
@@ -145,35 +149,28 @@ Context: TypeAlias = (
 Behavior: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 
-def guard(method: str, handler: Handler, observer: CallObserver | None) -> Handler:
-    """``handler`` with errors turned into statuses; ``method`` is its full name."""
+def guard(method: str, handler: Handler, observer: CallObserver | None, calls: Calls) -> Handler:
+    """``handler`` with errors turned into statuses, and its calls among the bounded ones;
+    ``method`` is its full name.
+    """
     parse, serialize = handler.request_deserializer, handler.response_serializer
     assert parse is not None
     assert serialize is not None
     if handler.unary_unary is not None:
-        unary = _parsed(_checked(method, handler.unary_unary), parse, serialize)
-        guarded = _guarded(method, unary, observer, stream=False)
-        return grpc.unary_unary_rpc_method_handler(guarded)
+        unary = calls.unary(
+            method, _parsed(_checked(method, handler.unary_unary), parse, serialize)
+        )
+        guarded = _guarded(method, unary, observer, calls, stream=False)
+        # The request is read by us: a call counts before it has come.
+        return grpc.stream_unary_rpc_method_handler(guarded)
     if handler.unary_stream is not None:
         streaming = _parsed(_checked(method, handler.unary_stream), parse, None)
-        guarded = _guarded(method, streaming, observer, stream=True)
-        return grpc.unary_stream_rpc_method_handler(guarded, None, serialize)
-    if handler.stream_unary is not None:
-        gathering = _checked(method, handler.stream_unary)
-        guarded = _guarded(method, gathering, observer, stream=True)
-        return grpc.stream_unary_rpc_method_handler(guarded, parse, serialize)
+        guarded = _guarded(method, streaming, observer, calls, serialize, stream=True)
+        return grpc.unary_stream_rpc_method_handler(guarded)
+    assert handler.stream_stream is not None, f"{method}: answers to a stream are a stream here"
     both = _checked(method, handler.stream_stream)
-    guarded = _guarded(method, both, observer, stream=True)
-    return grpc.stream_stream_rpc_method_handler(guarded, parse, _unless_done(serialize))
-
-
-def _unless_done(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Bytes go as they are: the method has serialized its answer itself."""
-
-    def serialized(response: Any) -> bytes:
-        return response if isinstance(response, bytes) else serialize(response)
-
-    return serialized
+    guarded = _guarded(method, both, observer, calls, serialize, stream=True)
+    return grpc.stream_stream_rpc_method_handler(guarded, parse)
 
 
 def refuse(error: CometError) -> Handler:
@@ -206,13 +203,20 @@ def _parsed(
 
 
 def _guarded(
-    method: str, behavior: Behavior, observer: CallObserver | None, *, stream: bool
+    method: str,
+    behavior: Behavior,
+    observer: CallObserver | None,
+    calls: Calls,
+    serialize: Serialize | None = None,
+    *,
+    stream: bool,
 ) -> Any:
-    async def call(request: Any, context: Context) -> Any:
+    async def guarded(request: Any, context: Context) -> Any:
+        call = calls.open(context, serialize)
         token = observer.started(method, stream=stream) if observer else 0.0
         result = "CANCELLED"  # unless the method gets to its end
         try:
-            response = await behavior(request, context)
+            response = await behavior(request, call)
             result = "OK"
             return response
         except grpc.aio.BaseError:  # the caller has gone, or the method has aborted
@@ -220,12 +224,12 @@ def _guarded(
         except Exception as error:
             refusal = _refusal(method, error)
             result = refusal.name()
-            await _abort(context, refusal)
+            await _abort(call, refusal)
         finally:
             if observer:
                 observer.ended(method, token, result, stream=stream)
 
-    return call
+    return guarded
 
 
 def _refusal(method: str, error: Exception) -> CometError:
@@ -252,4 +256,4 @@ def _first_cause(error: BaseException) -> BaseException:
 async def _abort(context: Context, error: CometError) -> None:
     """End the call with the error's status. Does not return: gRPC leaves by an exception."""
     metadata = ((ERROR_METADATA, to_proto(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode[error.status], _short(str(error)), metadata)
+    await context.abort(grpc.StatusCode[error.status], _short(error.message), metadata)

@@ -19,6 +19,23 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
+def resident_bytes() -> int:
+    """Memory that this process has now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def give_back_freed() -> bool:
+    """Give the kernel what is free now: after a crowd, which needed more than is usual here. False:
+    the C library is not glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and trim(0) == 1
+
+
 def keep_freed(environ: Mapping[str, str] = os.environ) -> bool:
     """Do so in this process; False: the C library is not glibc, or somebody has decided already."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

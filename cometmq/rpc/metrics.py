@@ -67,8 +67,8 @@ class RpcMetrics:
 
 
 class RefusedCallers(Collector):
-    """``cometmq_internal_calls_refused_total``: calls that an internal port refused for the secret
-    they came with, or without. Read off at each scrape; always 0 where none is wanted.
+    """``cometmq_internal_calls_refused_total``: calls that a port refused because the caller did
+    not prove that it knows the secret. Read off at each scrape; always 0 where none is wanted.
     """
 
     def __init__(self, secret: SharedSecret | None) -> None:
@@ -80,11 +80,11 @@ class RefusedCallers(Collector):
     def collect(self) -> Iterable[Metric]:
         refused = CounterMetricFamily(
             "cometmq_internal_calls_refused",
-            "Calls that the internal port refused for their secret, by what was wrong with it.",
+            "Calls whose caller did not prove that it knows the secret, by what was wrong.",
             labels=["reason"],
         )
-        counts = dict.fromkeys((SharedSecret.MISSING, SharedSecret.WRONG), 0)
-        counts |= {} if self._secret is None else self._secret.refused
+        reasons = (SharedSecret.MISSING, SharedSecret.WRONG, SharedSecret.REPLAYED)
+        counts = dict.fromkeys(reasons, 0) if self._secret is None else self._secret.refused
         for reason, count in counts.items():
             refused.add_metric([reason], count)
         return [refused]

@@ -104,7 +104,7 @@ def _report(error: Exception) -> int:
             raise error
         return max(_report(each) for each in known.exceptions)
     assert isinstance(error, CometError)
-    sys.stderr.write(f"{error.name()}: {error}\n  {error.advice}\n")
+    sys.stderr.write(f"{error.name()}: {error.message}\n  {error.advice}\n")
     return 1
 
 

@@ -3,8 +3,9 @@ each period.
 
 Name servers do not talk to each other, so each has a task of its own here; one that is away is
 tried again while the others go on. One that goes away is noticed at once, and told again as soon as
-it is back: it has forgotten everything. A headless Service's name stands for all its addresses and
-is resolved again every 10 s.
+it is back: it has forgotten everything. One that forgets us alone, because somebody said so, is
+told again at once. A headless Service's name stands for all its addresses and is resolved again
+every 2 s.
 """
 
 from __future__ import annotations
@@ -13,27 +14,40 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
 
-from cometmq.errors import CometError
+from cometmq.clock import SystemClock
+from cometmq.errors import CometError, StaleEpoch
+from cometmq.rpc.authorized import ProvenChannel
 from cometmq.rpc.channels import follow_addresses, open_channel, parse_addresses
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from cometmq.telemetry import fields
+from cometmq.rpc.secret import SharedSecret
+from cometmq.telemetry import Rarely, fields, logger
 from cometmq.v1 import namesrv_pb2_grpc
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 LOST_ALREADY_S = 1.0
+OTHERS_S = 1.0  # one that has gone says nothing
+AGAIN_S = 0.2  # before telling one that has forgotten us: two may use the same name
+RETRY = BackoffPolicy(first_s=0.1, max_s=1.0)
 
 Call: TypeAlias = "Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Awaitable[object]]"
+Overtaken: TypeAlias = Callable[[StaleEpoch], Awaitable[None]]
 
 
 class Registrar:
-    """``register`` and ``unregister`` are one call each, with its deadline. An error of the kinds
-    ``fatal`` ends :meth:`run`; after any other the call is made again.
+    """``register`` and ``unregister`` are one call each, with its deadline; ``stands`` returns when
+    the registration stands no longer as it was made. After an error the call is made again.
+    ``register`` answers False where there is nothing to tell yet.
+
+    Name servers that have the ``secret`` are given its proof, and give theirs; others are told all
+    the same, and what they refuse with is not believed. ``overtaken`` hears what is: StaleEpoch, a
+    newer epoch; its exceptions end :meth:`run`.
     """
 
     def __init__(
@@ -41,19 +55,27 @@ class Registrar:
         addresses: Iterable[str],
         register: Call,
         unregister: Call,
+        stands: Call,
         period_s: float,
         *,
-        fatal: tuple[type[CometError], ...] = (),
+        secret: SharedSecret | None = None,
+        overtaken: Overtaken | None = None,
     ) -> None:
         addresses = tuple(addresses)
         self._configured = parse_addresses(addresses) if addresses else ()
         self._register = register
         self._unregister = unregister
+        self._stands = stands
         self._period_s = period_s
-        self._fatal = fatal
+        self._secret = secret
+        self._overtaken = overtaken
+        self._forgotten = Rarely(_log, logging.WARNING, SystemClock())
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
         self._tried = asyncio.Event()
+        self._known = asyncio.Event()  # to one of them
+        self._untried: set[str] = set()
+        self._all_tried = asyncio.Event()
 
     def changed(self) -> None:
         """What there is to tell has changed: tell everyone now."""
@@ -63,7 +85,8 @@ class Registrar:
     async def run(self) -> None:
         """Register until cancelled."""
         if not self._configured:
-            self._tried.set()
+            for event in (self._tried, self._known, self._all_tried):
+                event.set()
             return
         async with asyncio.TaskGroup() as tasks:
 
@@ -71,15 +94,30 @@ class Registrar:
                 for address in self._tasks.keys() - set(found):
                     self._tasks.pop(address).cancel()
                     del self._wake[address]
+                self._untried |= set(found) - self._tasks.keys()
                 for address in set(found) - self._tasks.keys():
                     self._wake[address] = asyncio.Event()
                     self._tasks[address] = tasks.create_task(self._keep_registered(address))
 
             await follow_addresses(self._configured, follow)
 
-    async def tried(self) -> None:
-        """Wait until one name server was tried; returns at once when none is configured."""
-        await self._tried.wait()
+    async def tried(self, timeout_s: float) -> bool:
+        """Wait until one name server was tried, so long at most; whether one knows us. Returns at
+        once when none is configured.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
+        return self._known.is_set()
+
+    async def known(self) -> None:
+        """Wait until a name server knows us, and a little longer for the others; returns at once
+        when none is configured.
+        """
+        await self._known.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OTHERS_S):
+                await self._all_tried.wait()
 
     async def unregister(self) -> None:
         """Say farewell everywhere; a name server that is away finds out by our silence."""
@@ -89,33 +127,59 @@ class Registrar:
         await asyncio.gather(*(self._unregister_at(address) for address in addresses))
 
     async def _keep_registered(self, address: str) -> None:
-        backoff = Backoff(BackoffPolicy(), random.Random())
+        backoff = Backoff(RETRY, random.Random())
+        refused = Rarely(_log, logging.WARNING, SystemClock())
         wake = self._wake[address]
-        async with open_channel(address) as channel:
+        async with self._open(address) as channel:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
             while True:
                 wake.clear()
                 wait_s, told = self._period_s, True
                 try:
                     with wire_errors():
-                        await self._register(stub)
+                        if await self._register(stub) is not False:
+                            self._known.set()
                     backoff.reset()
                 except CometError as error:
-                    if isinstance(error, self._fatal):
-                        raise
+                    if isinstance(error, StaleEpoch) and self._overtaken and _is_believed(channel):
+                        await self._overtaken(error)
                     wait_s, told = min(wait_s, backoff.next_s()), False
-                    _log.warning("not registered", extra=fields(namesrv=address, error=error))
+                    refused.tell(
+                        "not registered", type(error).__name__, namesrv=address, error=error
+                    )
                 self._tried.set()
-                lost = [_until_lost(channel)] if told else []
+                self._untried.discard(address)
+                if not self._untried:
+                    self._all_tried.set()
+                lost = [_until_lost(channel), self._until_forgotten(stub, address)] if told else []
                 await _wait_for_any(wait_s, wake.wait(), *lost)
 
+    def _open(self, address: str) -> grpc.aio.Channel:
+        return open_channel(address, self._secret, insist=False)
+
+    async def _until_forgotten(
+        self, stub: namesrv_pb2_grpc.NameServiceAsyncStub, address: str
+    ) -> None:
+        try:
+            with wire_errors():
+                await self._stands(stub)
+        except CometError:  # it cannot tell, being of the release before; or it has gone
+            await asyncio.Event().wait()
+        self._forgotten.tell("a name server has forgotten us: told again", address, namesrv=address)
+        await asyncio.sleep(AGAIN_S)
+
     async def _unregister_at(self, address: str) -> None:
-        async with open_channel(address) as channel:
+        async with self._open(address) as channel:
             try:
                 with wire_errors():
                     await self._unregister(namesrv_pb2_grpc.NameServiceStub(channel))
             except CometError as error:
                 _log.info("not unregistered", extra=fields(namesrv=address, error=error))
+
+
+def _is_believed(channel: grpc.aio.Channel) -> bool:
+    """Whether the server has proven itself, if that can be asked of it."""
+    return not isinstance(channel, ProvenChannel) or channel.proven
 
 
 async def _until_lost(channel: grpc.aio.Channel) -> None:

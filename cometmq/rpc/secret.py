@@ -1,41 +1,44 @@
-"""The secret that the internal ports of a cluster share, as a file tells it.
+"""The secret that the processes of a cluster share, as a file tells it, and the proofs by it.
 
-One secret a line; all of them are accepted, the first is the one that is sent. So a secret is
-changed without a moment in which two processes do not understand each other: add the new one below
-the old, turn the two round, take the old one away, each time in the files of all processes before
-the next step. A file is looked at again while it is used: nothing has to be started anew.
+One secret a line; all of them are accepted, and a caller uses the first that the server knows too.
+So a secret is changed without a moment in which two processes do not understand each other: add
+the new one, then take the old one away, each time in the files of all processes before the next
+step. A file is looked at again while it is used: nothing has to be started anew.
 
-It travels as ``authorization: Bearer <secret>`` in the metadata of each call. That keeps out who
-does not know it, from a port that is open to more than the cluster; it hides nothing from who can
-read the network (docs/operations.md, "The internal ports").
+No secret is ever sent. Caller and server prove to each other that they know one
+(:mod:`cometmq.rpc.proof`); what they say then is neither hidden nor sealed: that is TLS's to add.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, ConfigInvalid, Unauthenticated
-from cometmq.telemetry import fields
+from cometmq.errors import (
+    CometError,
+    ConfigInvalid,
+    InvalidRequest,
+    PeerUnproven,
+    Unauthenticated,
+)
+from cometmq.rpc.proof import NONCE_BYTES, Challenges, Verdict, proven, server_proof, token
+from cometmq.telemetry import Rarely, fields, logger
 
 SECRET_BYTES_MIN = 16
-SECRET_BYTES_MAX = 1_024  # gRPC refuses metadata above 8 KiB
+SECRET_BYTES_MAX = 1_024
 SECRETS_MAX = 8
 FILE_BYTES_MAX = 64 * 1024
 LOOK_INTERVAL_S = 1.0  # between two looks whether the file has changed
-
-HEADER = "authorization"
-_SCHEME = "Bearer "
+PROOF_METADATA = "cometmq-proof-bin"
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 _FileState: TypeAlias = tuple[int, int, int]
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def read_secrets(path: Path) -> tuple[str, ...]:
@@ -69,44 +72,74 @@ def _trouble(line: bytes) -> str:
 
 
 class SharedSecret:
-    """What a process sends to internal ports, and what its own takes. Belongs to the event loop.
+    """What a process proves to others, and what it asks of those who call it. Belongs to the event
+    loop.
 
     ``refused`` counts calls by why they were refused; the metrics' thread reads it.
     """
 
-    MISSING, WRONG = "missing", "wrong"
+    MISSING, WRONG, REPLAYED = "missing", Verdict.WRONG.value, Verdict.REPLAYED.value
 
     def __init__(self, path: Path, clock: Clock) -> None:
         """Raises ConfigInvalid. Later, while the file is no good, what was read last holds."""
-        self.refused = {self.MISSING: 0, self.WRONG: 0}
+        self.refused = dict.fromkeys((self.MISSING, self.WRONG, self.REPLAYED), 0)
         self._path = path
         self._clock = clock
         self._looked_s = clock.monotonic_s()
         self._state = _state_of(path)
         self._secrets = read_secrets(path)
         self._trouble = ""
+        self._challenges = Challenges(os.urandom(32))
+        self._unproven = Rarely(_log, logging.WARNING, clock)
 
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes along with a call."""
+    # --- the server's side ---
+
+    def challenge(self, nonce: bytes) -> tuple[bytes, list[bytes]]:
+        """A challenge for a caller, and our proofs, one for each secret. InvalidRequest."""
+        if len(nonce) != NONCE_BYTES:
+            raise InvalidRequest(f"nonce: {NONCE_BYTES} bytes")
         self._look()
-        return ((HEADER, _SCHEME + self._secrets[0]),)
+        challenge = self._challenges.issue(nonce, self._clock.monotonic_s())
+        return challenge, [server_proof(each, nonce, challenge) for each in self._secrets]
 
-    def check(self, metadata: Metadata) -> CometError | None:
-        """Why a call that came with ``metadata`` is refused; None: it is not."""
+    def check(self, method: str, metadata: Metadata) -> CometError | None:
+        """Why a call of ``method`` that came with ``metadata`` is refused; None: it is not."""
         self._look()
-        given = [value for key, value in metadata if key == HEADER]
-        if any([self._knows(value) for value in given]):
-            return None
-        self.refused[self.WRONG if given else self.MISSING] += 1
-        what = "another secret than is known here" if given else "no secret"
-        return Unauthenticated(f"this internal port wants a secret; the call came with {what}")
+        given = [value for key, value in metadata if key == PROOF_METADATA]
+        if len(given) != 1 or not isinstance(given[0], bytes):
+            return self._refused(self.MISSING, "no proof that it knows the cluster's secret")
+        now_s = self._clock.monotonic_s()
+        match self._challenges.judge(self._secrets, method, given[0], now_s):
+            case Verdict.GOOD:
+                return None
+            case Verdict.WRONG:
+                return self._refused(self.WRONG, "a proof by another secret than is known here")
+            case Verdict.REPLAYED:
+                return self._refused(self.REPLAYED, "a proof that was used before, or is too late")
 
-    def _knows(self, value: str | bytes) -> bool:
-        # Over digests, and of all secrets: how long it takes tells neither how much of one was
-        # right, nor how long they are.
-        given = _digest(value)
-        wanted = [_digest(_SCHEME + secret) for secret in self._secrets]
-        return any([hmac.compare_digest(given, each) for each in wanted])
+    def _refused(self, reason: str, what: str) -> CometError:
+        self.refused[reason] += 1
+        return Unauthenticated(f"the call came with {what}")
+
+    # --- the caller's side ---
+
+    def prove(
+        self, peer: str, method: str, nonce: bytes, challenge: bytes, proofs: Iterable[bytes]
+    ) -> tuple[tuple[str, bytes], ...]:
+        """The metadata of a call of ``method``, once ``peer`` has proven itself. PeerUnproven."""
+        self._look()
+        secret = proven(self._secrets, nonce, challenge, proofs)
+        if secret is None:
+            raise self.unproven(peer, "it does not know the secret that is known here")
+        return ((PROOF_METADATA, token(secret, method, nonce, challenge)),)
+
+    def unproven(self, peer: str, why: str) -> PeerUnproven:
+        """The error for a peer that is not called; told in the log once a minute."""
+        error = PeerUnproven(f"{peer} is not called: {why}")
+        self._unproven.tell("a peer did not prove itself", peer, error=error)
+        return error
+
+    # --- the file ---
 
     def _look(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -130,11 +163,6 @@ class SharedSecret:
         _log.info("the internal secret was read again", extra=fields(count=len(self._secrets)))
 
 
-def _digest(value: str | bytes) -> bytes:
-    data = value if isinstance(value, bytes) else value.encode("utf-8", "replace")
-    return hashlib.sha256(data).digest()
-
-
 def _state_of(path: Path) -> _FileState | None:
     """Changes whenever the file does; None: it is not there."""
     try:
@@ -145,5 +173,5 @@ def _state_of(path: Path) -> _FileState | None:
 
 
 def open_secret(path: Path | None, clock: Clock) -> SharedSecret | None:
-    """As the option ``internal_secret_file`` says; None: internal ports want none."""
+    """As the option ``internal_secret_file`` says; None: nobody has to prove anything."""
     return None if path is None else SharedSecret(path, clock)

@@ -11,8 +11,10 @@ await server.stop(grace_s=10)           # what is in flight may end
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,18 +22,27 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_health.v1.health import aio as health_aio  # type: ignore[import-untyped]
 
+from cometmq.clock import SystemClock
+from cometmq.config import ServiceConfig
 from cometmq.errors import CometError, ConfigInvalid
+from cometmq.rpc.calls import Calls, SilentPeers
 from cometmq.rpc.descriptors import share_of_connections
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import CallObserver, Handler, guard, refuse
-from cometmq.rpc.secret import Metadata
+from cometmq.rpc.secret import Metadata, SharedSecret
+from cometmq.rpc.unread import UnreadLimits
+from cometmq.v1 import auth_pb2, auth_pb2_grpc
 
 S = TypeVar("S")
-Admit: TypeAlias = Callable[[Metadata], CometError | None]  # why a call is refused; None: it is not
+# Why a call of a method with this metadata is refused; None: it is not.
+Admit: TypeAlias = Callable[[str, Metadata], CometError | None]
+
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 
 READY = "ready"  # the health name that tells whether the process serves; "" tells that it lives
 STARTED = "started"  # that what comes before, a recovery above all, is done: for startup probes
 _HEALTH_PREFIX = "/grpc.health.v1.Health/"
+_AUTH_PREFIX = "/cometmq.v1.AuthService/"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -40,14 +51,15 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class ServerLimits:
     """What one server allows its clients."""
 
-    message_bytes_max: int = 8 * 1024 * 1024  # of one received or sent message, inflated
-    streams_per_connection_max: int = 4_096  # calls in flight on one connection
+    message_bytes_max: int = MESSAGE_BYTES_MAX  # of one received or sent message, inflated
+    streams_per_connection_max: int = 1_024  # calls in flight on one connection
     calls_max: int = 65_536  # calls in flight on all connections
     connections_max: int = field(default_factory=share_of_connections)  # more are closed at once
     handshake_ms_max: int = 10_000
     keepalive_ms: int = 30_000  # silence after which the server asks whether the client lives
     keepalive_timeout_ms: int = 10_000  # … and how long it waits for the answer
-    ping_interval_ms_min: int = 5_000  # clients that ping more often are cut off
+    ping_interval_ms_min: int = 1_000  # clients that ping more often are cut off
+    unread: UnreadLimits = field(default_factory=UnreadLimits)
 
     def channel_options(self) -> list[tuple[str, int]]:
         return [
@@ -56,18 +68,53 @@ class ServerLimits:
             ("grpc.max_send_message_length", -1),  # what we answer is limited where it is built
             ("grpc.max_allowed_incoming_connections", self.connections_max),
             ("grpc.max_concurrent_streams", self.streams_per_connection_max),
+            # A crowd of calls that gRPC refuses by itself costs nothing once they are refused, and
+            # one connection's do not come before all the others'.
+            ("grpc.http.tarpit", 0),
+            ("grpc.http2.max_requests_per_read", 8),
             ("grpc.server_handshake_timeout_ms", self.handshake_ms_max),
             ("grpc.keepalive_time_ms", self.keepalive_ms),
             ("grpc.keepalive_timeout_ms", self.keepalive_timeout_ms),
+            ("grpc.http2.ping_timeout_ms", self.keepalive_timeout_ms),  # else it is a minute
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", self.ping_interval_ms_min),
         ]
 
 
+def limits_of(config: ServiceConfig, message_bytes_max: int = MESSAGE_BYTES_MAX) -> ServerLimits:
+    """The limits that the options of a service say."""
+    return ServerLimits(
+        message_bytes_max=message_bytes_max,
+        streams_per_connection_max=config.calls_per_connection_max,
+        unread=UnreadLimits(
+            bytes_max=config.unread_bytes_max,
+            bytes_per_connection_max=config.unread_bytes_per_connection_max,
+            bytes_per_address_max=config.unread_bytes_per_address_max,
+            calls_max=config.unread_calls_max,
+            silence_s_max=config.unread_s_max,
+        ),
+    )
+
+
+class _PeersThatWent(logging.Filter):
+    """gRPC logs a traceback for each answer whose peer goes before it has come; to us that is no
+    fault of anybody's.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_PeersThatWent())
+
+
 class RpcServer:
     """One listening port. ``services`` are the names that health tells about, besides "ready".
 
-    ``admit`` judges the metadata of every call but health's, before anything else does.
+    With ``secret`` callers have to prove that they know it, before anything else is looked at: for
+    the methods ``proven`` (full names), or for all but health's. ``silent`` is told of
+    peers that do not read; the ports of a process share it.
     """
 
     def __init__(
@@ -78,21 +125,29 @@ class RpcServer:
         services: Sequence[str],
         gate: Gate,
         limits: ServerLimits | None = None,
-        admit: Admit | None = None,
+        secret: SharedSecret | None = None,
+        proven: Collection[str] | None = None,
+        silent: SilentPeers | None = None,
     ) -> None:
         limits = limits or ServerLimits()
         self.gate = gate
+        self.secret = secret
         self._host = host
         self._port = port
         self._health_names = (READY, *services)
         self._health = health_aio.HealthServicer()
-        self._router = _Router(gate, admit)
+        self._router = _Router(gate, None if secret is None else _admit(secret, proven))
+        clock = SystemClock()
+        self.calls = Calls(limits.unread, clock, silent or SilentPeers(clock))
+        self._tending: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
             handlers=[self._router],
             options=limits.channel_options(),
             maximum_concurrent_rpcs=limits.calls_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, _Unguarded(self._router))
+        if secret is not None:
+            self.add(auth_pb2_grpc.add_AuthServiceServicer_to_server, _AuthServicer(secret))
 
     @property
     def port(self) -> int:
@@ -113,6 +168,7 @@ class RpcServer:
         except RuntimeError as error:
             raise ConfigInvalid(f"cannot listen on {self.address}: {error}") from error
         await self._server.start()
+        self._tending = asyncio.create_task(self.calls.run())
         return self._port
 
     def add(
@@ -123,16 +179,20 @@ class RpcServer:
         observer: CallObserver | None = None,
     ) -> None:
         """Serve ``servicer``; ``add_to_server`` is the generated function. Before set_ready."""
-        add_to_server(servicer, _Guarded(self._router, observer))
+        add_to_server(servicer, _Guarded(self._router, observer, self.calls))
 
     async def set_started(self) -> None:
         """Tell that the start is over, though the process may not serve yet."""
         await self._health.set(STARTED, _SERVING)
 
-    async def set_ready(self) -> None:
-        """Open the gate, then tell so."""
+    async def open(self) -> None:
+        """Take calls. Who finds us by name servers cannot do so yet."""
         self.gate.open()
         await self.set_started()
+
+    async def set_ready(self) -> None:
+        """Open the gate, then tell so."""
+        await self.open()
         await self._set_health(_SERVING)
 
     async def begin_drain(self) -> None:
@@ -143,6 +203,8 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Close the port, wait at most ``grace_s`` for calls in flight, then cancel them."""
         await self._server.stop(grace_s)
+        if self._tending is not None:
+            self._tending.cancel()
 
     async def _set_health(self, status: int) -> None:
         for name in self._health_names:
@@ -156,6 +218,27 @@ def join_address(host: str, port: int) -> str:
     except ValueError:
         bracketed = False
     return f"[{host}]:{port}" if bracketed else f"{host}:{port}"
+
+
+class _AuthServicer(auth_pb2_grpc.AuthServiceServicer):
+    """See ``proto/cometmq/v1/auth.proto``."""
+
+    def __init__(self, secret: SharedSecret) -> None:
+        self._secret = secret
+
+    async def Challenge(
+        self, request: auth_pb2.ChallengeRequest, context: Any
+    ) -> auth_pb2.ChallengeResponse:
+        challenge, proofs = self._secret.challenge(request.nonce)
+        return auth_pb2.ChallengeResponse(challenge=challenge, proofs=proofs)
+
+
+def _admit(secret: SharedSecret, proven: Collection[str] | None) -> Admit:
+    def admit(method: str, metadata: Metadata) -> CometError | None:
+        wanted = proven is None or method in proven
+        return secret.check(method, metadata) if wanted else None
+
+    return admit
 
 
 class _Router(grpc.GenericRpcHandler):
@@ -173,15 +256,15 @@ class _Router(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         method = handler_call_details.method
-        if not method.startswith(_HEALTH_PREFIX):
-            refusal = self._refusal(handler_call_details.invocation_metadata)
+        if not method.startswith((_HEALTH_PREFIX, _AUTH_PREFIX)):
+            refusal = self._refusal(method, handler_call_details.invocation_metadata)
             if refusal is not None:
                 return refuse(refusal)
         return self._handlers.get(method)  # None: gRPC answers UNIMPLEMENTED
 
-    def _refusal(self, metadata: Metadata | None) -> CometError | None:
+    def _refusal(self, method: str, metadata: Metadata | None) -> CometError | None:
         # Strangers do not even learn whether the process is ready.
-        stranger = None if self._admit is None else self._admit(metadata or ())
+        stranger = None if self._admit is None else self._admit(method, metadata or ())
         return stranger or self._gate.refusal
 
 
@@ -208,9 +291,10 @@ class _Unguarded:
 class _Guarded(_Unguarded):
     """The same for methods of ours: errors become statuses, calls are counted."""
 
-    def __init__(self, router: _Router, observer: CallObserver | None) -> None:
+    def __init__(self, router: _Router, observer: CallObserver | None, calls: Calls) -> None:
         super().__init__(router)
         self._observer = observer
+        self._calls = calls
 
     def prepare(self, method: str, handler: Handler) -> Handler:
-        return guard(method, handler, self._observer)
+        return guard(method, handler, self._observer, self._calls)

@@ -9,7 +9,7 @@ none of the four ever goes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
@@ -96,9 +96,23 @@ class BaseStore:
             yield queue.topic, queue.queue_id
 
     @property
+    def has_damage(self) -> bool:
+        """Recovery passed over damage: the last messages of a queue may be gone with it, and their
+        offsets are given to others.
+        """
+        return self._opened.has_damage
+
+    @property
     def takeover(self) -> Takeover | None:
         """What another program left here and no writer has settled yet; None: nothing."""
         return self._opened.takeover
+
+    @property
+    def state_lost(self) -> Mapping[str, int] | None:
+        """A repair gave up a part of the state that the log told, and no writer has made it whole
+        since: the topics that had queues then, with how many. None: that is not so.
+        """
+        return self._opened.state_lost
 
     def queue_offset_at(self, topic: str, queue_id: int, log_offset: int) -> int:
         """Queue offset of the first message at ``log_offset`` or behind it. Right after opening."""
@@ -257,6 +271,14 @@ class BaseStore:
         :meth:`cometmq.store.keys.indexing.Indexer.step`.
         """
         return self._guarded(self._opened.indexer.step)
+
+    # --- keeping room: a thread of its own --------------------------------------------------------
+
+    def keep_room(self, state_bytes: int) -> None:
+        """Keep what the next opening writes free on the volume, while there is plenty of room;
+        ``state_bytes``: how long a full copy of the state is.
+        """
+        self._guarded(lambda: self._opened.keep_room(state_bytes))
 
     # --- ending -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from cometmq.errors import MessageNotFound
+from cometmq.errors import MessageNotFound, Shortage
 from cometmq.format import record
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.opening import OpenedStore
@@ -153,10 +153,22 @@ class Cleaner:
         return self._guarded(self._remove_first)
 
     def _remove_first(self) -> int:
+        is_noted = self._note_start()
         removed = self._log.remove_first()
         assert removed.end <= self._log.start, (removed.end, self._log.start)
+        if not is_noted:
+            self._note_start()
         self._first_times.pop(removed.start, None)
         return removed.end - removed.start
+
+    def _note_start(self) -> bool:
+        """Before a file goes, so that nobody takes it for lost; False: only its going makes room
+        for that.
+        """
+        with suppress(Shortage):
+            self._opened.note_start(self._log.start)
+            return True
+        return False
 
     def remove_spare_files(self) -> int:
         """Remove files of queues of which nothing is left; how many. Raises StoreFailed."""

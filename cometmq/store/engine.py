@@ -24,7 +24,7 @@ from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
-from cometmq.store.opening import OpenedStore, StoreOptions
+from cometmq.store.opening import Look, OpenedStore, StoreOptions
 from cometmq.store.restart.recovery import Progress
 from cometmq.store.restart.replay import Observer
 
@@ -69,23 +69,25 @@ class MessageStore(BaseStore):
         epoch_floor: int = 0,
         observer: Observer | None = None,
         progress: Progress | None = None,
+        look: Look | None = None,
     ) -> MessageStore:
         """Open or make the store in ``directory``; takes as long as reading the unflushed end of
         the log needs.
 
         ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
         ``observer`` is told of records that recovery dispatches again. ``progress(done, total)``
-        counts the bytes that recovery has read.
+        counts the bytes that recovery has read. ``look`` sees what the store is going to hold; what
+        it raises is a refusal too.
 
         Raises StoreLocked, StoreForeignFile, StoreDamaged, StoreFailed, DiskFull; the folder is
-        then free again.
+        then free again, and after the first three it is as it was, byte for byte.
         """
         assert epoch_floor >= 0, epoch_floor
         files = OsFiles(options.open_files_max) if files is None else files
         files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
-            opened.open(observer, progress)
+            opened.open(observer, progress, look)
             opened.begin_epoch(epoch_floor)
             _warn_of_the_future(opened, clock)
             return cls(opened, options, clock)
@@ -162,6 +164,10 @@ class MessageStore(BaseStore):
             dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
         self._last_units = units[-1]
         dispatcher.reached(self._log.end)
+
+    def settle_state(self) -> None:
+        """The log tells the whole state again: see ``state_lost``."""
+        self._guarded(self._opened.settle_state)
 
     def settle_takeover(self) -> None:
         """What another program left is in our state and our files now: see ``takeover``."""

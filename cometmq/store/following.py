@@ -21,7 +21,7 @@ from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.folder import cutoff
 from cometmq.store.folder.epochs import Epoch
 from cometmq.store.log.scanning import Stretch, apart_of, next_stretch
-from cometmq.store.opening import OpenedStore, StoreOptions
+from cometmq.store.opening import Look, OpenedStore, StoreOptions
 from cometmq.store.restart.recovery import Progress, last_record_before
 from cometmq.store.restart.replay import LastRecord, Observer, Replay
 
@@ -53,6 +53,7 @@ class FollowerStore(BaseStore):
         files: Files | None = None,
         observer: Observer | None = None,
         progress: Progress | None = None,
+        look: Look | None = None,
     ) -> FollowerStore:
         """Open or make the store in ``directory``. Arguments and errors as of
         ``MessageStore.open``.
@@ -61,7 +62,7 @@ class FollowerStore(BaseStore):
         files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
-            opened.open(observer, progress)
+            opened.open(observer, progress, look)
             opened.begin_following()
             return cls(opened, options)
         except BaseException:

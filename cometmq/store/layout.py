@@ -100,7 +100,8 @@ def parse_offset_name(name: str, directory: Path) -> int:
     """The inverse of :func:`offset_name`; any other name is :class:`StoreForeignFile`."""
     if not OFFSET_NAME.fullmatch(name):
         raise StoreForeignFile(
-            f"{directory / name} is not a file of a store: its name is not an offset of 20 digits"
+            f"{directory / name} is not a file of a store: its name is not an offset of 20 digits: "
+            "move it out of the store"
         )
     return int(name)
 
@@ -118,7 +119,8 @@ def parse_queue_id(name: str, directory: Path) -> int:
     """A queue's number from the name of its folder."""
     if not QUEUE_ID_NAME.fullmatch(name):
         raise StoreForeignFile(
-            f"{directory / name} is not a queue of a store: its name is not a number"
+            f"{directory / name} is not a queue of a store: its name is not a number: "
+            "move it out of the store"
         )
     return int(name)
 
@@ -127,6 +129,7 @@ def parse_topic(name: str, directory: Path) -> str:
     """A topic from the name of its folder."""
     if not TOPIC_NAME.fullmatch(name):
         raise StoreForeignFile(
-            f"{directory / name} is not a topic of a store: topics have no such name"
+            f"{directory / name} is not a topic of a store: topics have no such name: "
+            "move it out of the store"
         )
     return name

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreFailed
 from cometmq.format import queueunit
@@ -26,9 +27,9 @@ from cometmq.store.keys.indexing import Indexer
 from cometmq.store.log.commitlog import CommitLog, Span
 from cometmq.store.log.scanning import RECORD_BYTES_MAX
 from cometmq.store.queues.dispatch import Dispatcher
-from cometmq.store.restart import foreign, recovery
+from cometmq.store.restart import foreign, recovery, witness
 from cometmq.store.restart.marking import Marker
-from cometmq.store.restart.recovery import Plan, Progress
+from cometmq.store.restart.recovery import Plan, Progress, Recovery
 from cometmq.store.restart.replay import LastRecord, Loss, Observer
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,18 @@ class StoreOptions:
         assert self.consume_queue_file_bytes > 0, self.consume_queue_file_bytes
         assert self.consume_queue_file_bytes % queueunit.UNIT_BYTES == 0
         assert self.batch_limits.batch_bytes_max <= RECORD_BYTES_MAX, self.batch_limits
+
+
+REACH_BYTES = 32 * 1024 * 1024  # ahead of the log's end; a start after a crash reads so much
+
+
+class _Found(NamedTuple):
+    """What a start has read, and what it is going to do."""
+
+    known: identity.Identity | None
+    saved: checkpoint.Checkpoint
+    disk_failed: bool
+    todo: Recovery
 
 
 class OpenedStore:
@@ -83,61 +96,113 @@ class OpenedStore:
         self._clean: LogMark | None = None  # what the last stop left, until all is recovered
         self._checkpoint: checkpoint.CheckpointFile | None = None
         self._marker = Marker(self.log, self.dispatcher)
+        self.state_lost: Mapping[str, int] | None = None  # a part of it: see Identity
+        self.why_anew = ""  # all queues are to be made anew, whatever they hold; set before opening
         self.losses: list[Loss] = []  # that recovery found
+        self.has_damage = False  # which recovery passed over
+        self._is_changed = False  # the folder, by us
         self._lock: DirectoryLock | None = DirectoryLock(self.paths.lock)
 
     # --- opening ----------------------------------------------------------------------------------
 
-    def open(self, observer: Observer | None, progress: Progress | None) -> None:
+    def open(
+        self, observer: Observer | None, progress: Progress | None, look: Look | None = None
+    ) -> None:
         """Take up what the last stop left, whatever it was. Then :meth:`begin_epoch` or
         :meth:`begin_following`.
+
+        Until ``look`` has seen what the store is going to hold, nothing is changed in the folder,
+        so whatever it raises, as any refusal of ours, leaves it as it was.
         """
+        found = self._plan(observer, progress)
+        if look is not None:
+            look(Preview(self))
+        self._is_changed = True
         try:
-            self._open(observer, progress)
+            self._carry_out(found)
         except StoreFailed:
             self.note_failure()
             raise
 
-    def _open(self, observer: Observer | None, progress: Progress | None) -> None:
+    def _plan(self, observer: Observer | None, progress: Progress | None) -> _Found:
+        """What is there and what has to be done; reads only."""
         paths, files = self.paths, self.files
         known = identity.load(files, paths.identity)
         if known is not None:
             self._last_options, self._clean = known.options, known.clean
-        saved_checkpoint = checkpoint.load(files, paths.checkpoint)
+            self.state_lost = known.state_lost
+        saved = checkpoint.load(files, paths.checkpoint)
         self.epochs = self._load_epochs(known)
         self.log.segments.load(files)
         self.indexer.load()
-        self.takeover = foreign.look(files, paths, known, self.log, saved_checkpoint)
-        plan = self._plan(known, saved_checkpoint)
+        self.takeover = foreign.look(files, paths, known, self.log, saved)
+        if self.takeover is None:  # else its retention may have been here
+            recovery.refuse_missing_start(self.log, saved.log_start)
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
+        plan = self._plan_of(known, saved, disk_failed=disk_failed)
+        plan = dataclasses.replace(plan, why_anew=self.why_anew)
+        if not plan.is_clean:
+            logger.info(
+                "%s, %s: the log is read from %d on: %s",
+                paths.root,
+                plan.after,
+                plan.start,
+                plan.why,
+            )
+        todo = recovery.recover(
+            self.log,
+            self.dispatcher,
+            observer,
+            plan,
+            progress=progress,
+            disagreement=lambda: foreign.disagreement(files, paths, self.log, self.dispatcher),
+        )
+        rebuild = todo.rebuild
+        self.losses, self.last = rebuild.losses, rebuild.last
+        self.has_damage = bool(rebuild.damages)
+        self.log.end = (rebuild.end, self.last.store_time_ms)
+        self.log.flushed = (min(plan.start, rebuild.end), 0)
+        # Where damage was passed over, not all that is behind the plan's start was good.
+        self.log.trusted_from = rebuild.end if rebuild.damages else min(plan.start, rebuild.end)
+        return _Found(known, saved, disk_failed, todo)
+
+    def _carry_out(self, found: _Found) -> None:
+        paths, files, known, plan = self.paths, self.files, found.known, found.todo.plan
         # A full volume is to be opened too: what means nothing goes before anything is written.
         foreign.remove_leftovers(files, paths)
         reserve.use(files, paths.reserve)
         # From here on the folder is being changed, which RocketMQ sees by the file `abort`.
-        abortfile.write(files, paths.abort, failed=disk_failed)
+        abortfile.write(files, paths.abort, failed=found.disk_failed)
         self._checkpoint = checkpoint.CheckpointFile(files, paths.checkpoint)
-        self._name(known, disk_failed=disk_failed)
+        self._name(known, disk_failed=found.disk_failed)
         self._recovered = known is not None and (known.recovered or known.clean is None)
         self.clean_start = not self._recovered
         if self.takeover is not None:
             self._begin_takeover(self.takeover)
-        self._recover(plan, observer, progress)
+        self.log.reach = self._known_reach(plan, found.saved)
+        found.todo.carry_out(files, self._forget_queues)
+        self._tell(found.todo)
+        self.dispatcher.reached(self.log.end)
+        self._correct_checkpoint()
         if self.takeover is not None and self.takeover.log_changed:
             self._begin_foreign_epoch(self.takeover.verified)
         if known is not None and known.clean is None:
             self._warn_of_memory(known.options)
         # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
-        known_time_ms = 0 if plan.is_foreign else saved_checkpoint.index_time_ms
+        known_time_ms = 0 if plan.is_foreign else found.saved.index_time_ms
         self.indexer.settle(known_time_ms, crashed=not plan.is_clean)
-        if disk_failed:
+        if found.disk_failed:
             self.log.write_again(plan.start)
         self.log.flush()
-        self.flush_queues(self._last_span)
+        # What is written from now on stays below what the checkpoint says.
+        self.log.reach, self.log.extend = self.log.end[0], self._extend_reach
+        self.flush_queues(self._last_span, at_once=True)
+        self.note_start(self.log.start)
         # Only now: a crash during recovery must find the old boot id, because not everything was on
         # the disk yet.
         self._last_options = self._options
         self._save_identity(None)
-        if disk_failed:
+        if found.disk_failed:
             abortfile.write(files, paths.abort, failed=False)
 
     def _name(self, known: identity.Identity | None, *, disk_failed: bool) -> None:
@@ -146,8 +211,7 @@ class OpenedStore:
             self.store_id = _new_store_id()
             return
         self.store_id, self.former_store_id = known.store_id, known.former_store_id
-        memory_lost = known.options is not None and known.options.transient_bytes_max > 0
-        whole = self._same_boot(known) and not disk_failed and not memory_lost
+        whole = witness.kept_all(self.files, known, disk_failed=disk_failed)
         if known.clean is None and not whole:
             self.former_store_id = known.former_store_id or known.store_id
             self.store_id = _new_store_id()
@@ -162,7 +226,9 @@ class OpenedStore:
         """The page cache is still that which the store was open with."""
         return known.boot_id == self.files.boot_id() != ""
 
-    def _plan(self, known: identity.Identity | None, saved: checkpoint.Checkpoint) -> Plan:
+    def _plan_of(
+        self, known: identity.Identity | None, saved: checkpoint.Checkpoint, *, disk_failed: bool
+    ) -> Plan:
         """How to go on from the last stop."""
         if self.takeover is not None and self.takeover.log_changed:
             return recovery.takeover_plan(self.log, saved, self._clean)
@@ -170,7 +236,16 @@ class OpenedStore:
             return Plan(0, "it is new", is_clean=True)
         if known.clean is not None:
             return recovery.clean_plan(self.log, known.clean)
-        return recovery.crash_plan(self.log, saved, same_boot=self._same_boot(known))
+        return recovery.crash_plan(
+            self.log,
+            saved,
+            same_boot=self._same_boot(known),
+            kept_all=witness.kept_all(self.files, known, disk_failed=disk_failed),
+        )
+
+    def _known_reach(self, plan: Plan, saved: checkpoint.Checkpoint) -> int:
+        """Behind what offset the log's files hold zeros: RocketMQ keeps no such account."""
+        return saved.reach if saved.reach and not plan.is_foreign else layout.OFFSET_MAX
 
     def begin_epoch(self, floor: int) -> None:
         """Open the log for writing: a new epoch starts at its end."""
@@ -213,36 +288,15 @@ class OpenedStore:
             )
         return epochs.load(self.files, self.paths.epochs)
 
-    def _recover(self, plan: Plan, observer: Observer | None, progress: Progress | None) -> None:
-        """Bring log and queues to where the last stop left them, or to the end of what it left."""
-        if not plan.is_clean:
-            logger.info(
-                "%s, %s: the log is read from %d on: %s",
-                self.paths.root,
-                plan.after,
-                plan.start,
-                plan.why,
-            )
-        rebuild = recovery.recover(
-            self.log,
-            self.dispatcher,
-            observer,
-            plan,
-            progress=progress,
-            forget_queues=self._forget_queues,
-            disagreement=lambda: foreign.disagreement(
-                self.files, self.paths, self.log, self.dispatcher
-            ),
-        )
-        if not plan.is_clean:
-            recovery.cut_tail(self.log, self.files, rebuild.end)
+    def _tell(self, done: Recovery) -> None:
+        rebuild = done.rebuild
+        if not done.plan.is_clean:
             logger.info(
                 "recovered %d records; the log ends at %d: %s",
                 rebuild.record_count,
                 rebuild.end,
                 rebuild.reason,
             )
-        self.losses = rebuild.losses
         for loss in rebuild.losses:
             logger.error(
                 "lost: %d messages from offset %d on of queue %d of %s, damaged at %d of the log",
@@ -252,13 +306,6 @@ class OpenedStore:
                 loss.topic,
                 loss.log_offset,
             )
-        self.last = rebuild.last
-        self.log.end = (rebuild.end, self.last.store_time_ms)
-        self.log.flushed = (min(plan.start, rebuild.end), 0)
-        # Where damage was passed over, not all that is behind the plan's start was good.
-        self.log.trusted_from = rebuild.end if rebuild.damages else min(plan.start, rebuild.end)
-        self.dispatcher.reached(self.log.end)
-        self._correct_checkpoint()
 
     def _correct_checkpoint(self) -> None:
         """Nothing that is younger than the log's end can be on the disk: a checkpoint that says so
@@ -311,6 +358,11 @@ class OpenedStore:
         kept = epochs.trim(self.epochs, self.log.segments.start, verified)
         self.save_epochs([*kept, epochs.Epoch(number, verified)])
 
+    def settle_state(self) -> None:
+        """The state is whole again, in the log and on the disk."""
+        self.state_lost = None
+        self._save_identity(None)
+
     def settle_takeover(self) -> None:
         """All that the other program left is ours now: its tables, too, are in our log and in our
         files.
@@ -343,39 +395,65 @@ class OpenedStore:
 
     # --- while it is open -------------------------------------------------------------------------
 
-    def flush_queues(self, last_span: Callable[[], Span]) -> None:
+    def flush_queues(self, last_span: Callable[[], Span], *, at_once: bool = False) -> None:
         """Sync the queues, then note in the checkpoint what is on the disk now. ``last_span`` tells
-        where the log's last record stands, which another thread may be moving.
+        where the log's last record stands, which another thread may be moving. ``at_once``: see
+        :meth:`Dispatcher.flush`.
         """
         assert self._checkpoint is not None
         # Before the queues: nothing newer may be claimed.
         self._marker.sample(last_span)
         log_offset, log_time_ms = self.log.flushed
-        dispatched, queue_time_ms = self.dispatcher.flush()
+        dispatched, queue_time_ms = self.dispatcher.flush(at_once=at_once)
         self.durable = min(log_offset, dispatched)
-        before = self._checkpoint.current
-        self._checkpoint.write(
-            dataclasses.replace(
-                before,
-                log_time_ms=max(log_time_ms, before.log_time_ms),
-                queue_time_ms=max(queue_time_ms, before.queue_time_ms),
-                index_time_ms=self.indexer.durable_time_ms,
-                durable_offset=self.durable,
-                mark=self._marker.mark_below(log_offset) or before.mark,
+        with self._checkpoint.changing:
+            before = self._checkpoint.current
+            reach = max(self.log.reach, self._reach_above(self.log.end[0]))
+            self._checkpoint.write(
+                dataclasses.replace(
+                    before,
+                    log_time_ms=max(log_time_ms, before.log_time_ms),
+                    queue_time_ms=max(queue_time_ms, before.queue_time_ms),
+                    index_time_ms=self.indexer.durable_time_ms,
+                    durable_offset=self.durable,
+                    mark=self._marker.mark_below(log_offset) or before.mark,
+                    reach=reach,
+                )
             )
-        )
+            self.log.reach = reach
+
+    def _extend_reach(self, offset: int) -> None:
+        """The log is about to be written up to ``offset``. As a rule the checkpoint has said so
+        before, at its last writing.
+        """
+        assert self._checkpoint is not None
+        with self._checkpoint.changing:
+            reach = self._reach_above(offset)
+            self._checkpoint.write(dataclasses.replace(self._checkpoint.current, reach=reach))
+            self.log.reach = reach
+
+    def note_start(self, offset: int) -> None:
+        """The log is going to begin at ``offset``: what is in front of it may go. Any thread."""
+        assert self._checkpoint is not None
+        with self._checkpoint.changing:
+            now = self._checkpoint.current
+            self._checkpoint.write(dataclasses.replace(now, log_start=offset))
+
+    def _reach_above(self, offset: int) -> int:
+        return min(offset + min(REACH_BYTES, self.log.segments.file_bytes), layout.OFFSET_MAX)
 
     def truncate(self, offset: int, last: LastRecord) -> None:
         """Cut the log at ``offset``, behind its record ``last``, and the queues with it.
 
         The order makes a crash at any point harmless: recovery must not take the shorter log for a
-        damaged one, no log file may stand behind a gap, and a queue may be ahead of the log but not
-        behind it.
+        damaged one, by a checkpoint or by the units of a queue; no log file may stand behind a gap.
+        Queues that are behind the log are brought up to it, and the log is cut again.
         """
         self.indexer.truncate(offset)
         self._rewind_checkpoint(offset, last.store_time_ms)
+        self.dispatcher.truncate(self.log.segments.start, (offset, last.store_time_ms))
         self.log.truncate(offset, last.store_time_ms)
-        self.dispatcher.truncate(self.log.segments.start, self.log.end)
+        self.log.reach = offset
         self.last = last
         self.flush_queues(self._last_span)
 
@@ -385,9 +463,11 @@ class OpenedStore:
         self.store_id, self.former_store_id = _new_store_id(), ""
         self._save_identity(None)
         self._rewind_checkpoint(-1, 0)
+        self.dispatcher.drop_all((offset, 0))  # before the log: units without records mean a loss
+        self.note_start(offset)
         self.log.start_anew(offset)
+        self.log.reach = offset
         self.indexer.truncate(0)
-        self.dispatcher.drop_all(self.log.end)
         self.last = LastRecord(offset)
         self.durable = offset
 
@@ -424,6 +504,10 @@ class OpenedStore:
         reserve.keep(self.files, self.paths.reserve)
         self.files.sync_directory(self.paths.root)
 
+    def keep_room(self, state_bytes: int) -> None:
+        """See :meth:`cometmq.store.base.BaseStore.keep_room`."""
+        reserve.keep(self.files, self.paths.reserve, state_bytes)
+
     def note_failure(self) -> None:
         """The disk has refused: let whoever opens the store next know of it."""
         abortfile.note_failure(self.files, self.paths.abort)
@@ -436,7 +520,7 @@ class OpenedStore:
         if self._checkpoint is not None:
             self._checkpoint.close()
         if self._lock is not None:
-            self._lock.release()
+            self._lock.release(undo=not self._is_changed)
             self._lock = None
 
     def _save_identity(self, clean: LogMark | None, boot_id: str | None = None) -> None:
@@ -451,8 +535,50 @@ class OpenedStore:
             pending,
             self._last_options,
             self.former_store_id,
+            self.state_lost,
         )
         identity.save(self.files, self.paths.identity, now)
+
+
+class Preview:
+    """What a store will hold once it is open, while nothing has been changed yet. What it does is
+    told by the methods of the same names of :class:`cometmq.store.base.BaseStore`.
+    """
+
+    def __init__(self, opened: OpenedStore) -> None:
+        self._opened = opened
+
+    @property
+    def takeover(self) -> foreign.Takeover | None:
+        return self._opened.takeover
+
+    @property
+    def state_lost(self) -> Mapping[str, int] | None:
+        return self._opened.state_lost
+
+    @property
+    def min_offset(self) -> int:
+        return self._opened.log.start
+
+    @property
+    def appended_offset(self) -> int:
+        return self._opened.log.end[0]
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        queue = self._opened.dispatcher.find(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.next_offset)
+
+    def read_units(
+        self, topic: str, queue_id: int, offset: int, count: int, *, nowait: bool = False
+    ) -> bytes:
+        queue = self._opened.dispatcher.find(topic, queue_id)
+        return b"" if queue is None else queue.read_units(offset, count, nowait=nowait)
+
+    def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
+        return self._opened.log.read_records(spans, nowait=nowait)
+
+
+Look = Callable[[Preview], None]
 
 
 def _new_store_id() -> str:

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from cometmq.v1 import common_pb2 as _common_pb2
+from cometmq.v1 import namesrv_pb2 as _namesrv_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -66,7 +67,7 @@ class _MessageFormEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageFo
     """Field by field, for stubs without the record decoder."""
 
 class MessageForm(_MessageForm, metaclass=_MessageFormEnumTypeWrapper):
-    """In which form messages are answered."""
+    """In which form messages are answered. Any other is refused."""
 
 MESSAGE_FORM_UNSPECIFIED: MessageForm.ValueType  # 0
 """The same as MESSAGE_FORM_RECORDS."""
@@ -133,6 +134,47 @@ TIME_BOUNDARY_UPPER: TimeBoundary.ValueType  # 2
 Global___TimeBoundary: _TypeAlias = TimeBoundary  # noqa: Y015
 
 @_typing.final
+class DescribeMemberRequest(_message.Message):
+    """See BrokerService.DescribeMember."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMemberRequest: _TypeAlias = DescribeMemberRequest  # noqa: Y015
+
+@_typing.final
+class DescribeMemberResponse(_message.Message):
+    """See BrokerService.DescribeMember."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def member(self) -> _namesrv_pb2.Member:
+        """As it registers with name servers."""
+
+    def __init__(
+        self,
+        *,
+        member: _namesrv_pb2.Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMemberResponse: _TypeAlias = DescribeMemberResponse  # noqa: Y015
+
+@_typing.final
 class Segment(_message.Message):
     """A run of records of one queue within a batch."""
 
@@ -173,7 +215,9 @@ class SendStreamRequest(_message.Message):
     RECORDS_CRC32_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
-    """Chosen by the client, higher by one for each batch of the stream, from 1; answered with the result."""
+    """Chosen by the client, higher by one for each batch of the stream, from 1; answered with the result. Any other is refused
+    (INVALID_REQUEST) and stores nothing: the number that was due stays due.
+    """
     records: _builtins.bytes
     """Records of docs/format/record.md, end to end. The broker fills in queue offset, log offset, hosts and store time,
     whatever stands there. At most 4 MiB + 64 KiB; a single larger message is refused.
@@ -378,7 +422,7 @@ class OutgoingMessage(_message.Message):
     flag: _builtins.int
     """Free for the user; RocketMQ's FLAG field."""
     born_time_ms: _builtins.int
-    """When the producer made the message; 0 = when the broker gets it."""
+    """When the producer made the message, not before 1970; 0 = when the broker gets it."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys to find the message by; no blanks inside a key."""
@@ -1159,9 +1203,9 @@ class QueryMessagesRequest(_message.Message):
     unique_id: _builtins.str
     """The producer's unique id of the message (property UNIQ_KEY)."""
     begin_ms: _builtins.int
-    """Only messages stored at this time or later; absent = from the first on."""
+    """Only messages stored at this time or later, 0 or more; absent = from the first on."""
     end_ms: _builtins.int
-    """Only messages stored at this time or earlier; absent = up to now."""
+    """Only messages stored at this time or earlier, 0 or more; absent = up to now."""
     max_count: _builtins.int
     """Messages wanted at most, 1 to 64; 0 = 32. More is answered as the limit."""
     form: Global___MessageForm.ValueType
@@ -1246,7 +1290,7 @@ class QueryOffsetsByTimeRequest(_message.Message):
     TIME_MS_FIELD_NUMBER: _builtins.int
     BOUNDARY_FIELD_NUMBER: _builtins.int
     time_ms: _builtins.int
-    """Store time in milliseconds since 1970."""
+    """Store time in milliseconds since 1970, 0 or more."""
     boundary: Global___TimeBoundary.ValueType
     """Which one of several, and what when there is none."""
     @_builtins.property
@@ -1582,22 +1626,103 @@ class ListGroupsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUPS_FIELD_NUMBER: _builtins.int
+    SUMMARIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """In order of name."""
+
+    @_builtins.property
+    def summaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupSummary]:
+        """The same groups in the same order; a follower tells none."""
 
     def __init__(
         self,
         *,
         groups: _abc.Iterable[_builtins.str] | None = ...,
+        summaries: _abc.Iterable[Global___GroupSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "summaries", b"summaries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListGroupsResponse: _TypeAlias = ListGroupsResponse  # noqa: Y015
+
+@_typing.final
+class GroupSummary(_message.Message):
+    """A consumer group at a glance."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    MEMBER_COUNT_FIELD_NUMBER: _builtins.int
+    QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    member_count: _builtins.int
+    """Live members."""
+    queue_count: _builtins.int
+    """Queues that it has committed for."""
+    idle_ms: _builtins.int
+    """For how long it has had no member and no commit, as far as this writer knows: since its start at most. 0 while it has
+    members.
+    """
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        member_count: _builtins.int = ...,
+        queue_count: _builtins.int = ...,
+        idle_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "idle_ms", b"idle_ms", "member_count", b"member_count", "queue_count", b"queue_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupSummary: _TypeAlias = GroupSummary  # noqa: Y015
+
+@_typing.final
+class DeleteGroupRequest(_message.Message):
+    """See BrokerAdminService.DeleteGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGroupRequest: _TypeAlias = DeleteGroupRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGroupResponse(_message.Message):
+    """See BrokerAdminService.DeleteGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
 
 @_typing.final
 class DescribeGroupRequest(_message.Message):

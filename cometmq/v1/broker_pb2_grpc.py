@@ -28,6 +28,7 @@ if _version_not_supported:
 class BrokerServiceStub:
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel):
@@ -86,20 +87,26 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeResponse.FromString,
                 _registered_method=True)
+        self.DescribeMember = channel.unary_unary(
+                '/cometmq.v1.BrokerService/DescribeMember',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeMemberRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeMemberResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServiceServicer:
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def SendStream(self, request_iterator, context):
         """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
         batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
         a batch sent again after a lost answer may be stored twice.
-        Errors inside a result: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+        Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
         BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -115,7 +122,7 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pull(self, request, context):
-        """Reads from one queue; never waits for messages. A read. Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
+        """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
         OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -135,9 +142,11 @@ class BrokerServiceServicer:
 
     def CommitOffsets(self, request, context):
         """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
-        a committed offset only goes forward: an older one is answered with the kept position. Idempotent.
-        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), LIMIT_EXCEEDED; inside an
-        item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+        a committed offset only goes forward: an older one is answered with the kept position. A group that is not there yet is
+        made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
+        is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
+        created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +186,14 @@ class BrokerServiceServicer:
     def QueryOffsetsByTime(self, request, context):
         """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
         TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeMember(self, request, context):
+        """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
+        it knows while no name server answers. A read. Deadline 1 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,6 +252,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsByTimeResponse.SerializeToString,
             ),
+            'DescribeMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeMember,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeMemberRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeMemberResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'cometmq.v1.BrokerService', rpc_method_handlers)
@@ -246,6 +268,7 @@ def add_BrokerServiceServicer_to_server(servicer, server):
 class BrokerService:
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @staticmethod
@@ -518,9 +541,37 @@ class BrokerService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def DescribeMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/DescribeMember',
+            cometmq_dot_v1_dot_broker__pb2.DescribeMemberRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DescribeMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class BrokerAdminServiceStub:
     """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel):
@@ -554,6 +605,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.FromString,
                 _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/DeleteGroup',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
         self.DescribeGroup = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeGroup',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.SerializeToString,
@@ -578,6 +634,7 @@ class BrokerAdminServiceStub:
 
 class BrokerAdminServiceServicer:
     """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def PutTopic(self, request, context):
@@ -613,7 +670,17 @@ class BrokerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Names of all known consumer groups. A read. Deadline 3 s.
+        """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+        commit, makes a group of the name anew, which begins where new groups begin.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+        Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -678,6 +745,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.SerializeToString,
             ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.SerializeToString,
+            ),
             'DescribeGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroup,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.FromString,
@@ -708,6 +780,7 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class BrokerAdminService:
     """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @staticmethod
@@ -835,6 +908,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ListGroups',
             cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/DeleteGroup',
+            cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,7 @@ GRPC_VERSION: str
 class BrokerServiceStub:
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_typing.overload
@@ -39,9 +40,9 @@ class BrokerServiceStub:
     """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
     batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
     a batch sent again after a lost answer may be stored twice.
-    Errors inside a result: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
     Send: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]
@@ -49,7 +50,7 @@ class BrokerServiceStub:
     or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
-    """Reads from one queue; never waits for messages. A read. Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
+    """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
     OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
     """
     JoinGroup: _grpc.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]
@@ -61,9 +62,11 @@ class BrokerServiceStub:
     """
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
-    a committed offset only goes forward: an older one is answered with the kept position. Idempotent.
-    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), LIMIT_EXCEEDED; inside an
-    item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+    a committed offset only goes forward: an older one is answered with the kept position. A group that is not there yet is
+    made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
+    is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
+    created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
     """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -83,11 +86,16 @@ class BrokerServiceStub:
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
     TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
     """
+    DescribeMember: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeMemberRequest, _broker_pb2.DescribeMemberResponse]
+    """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
+    it knows while no name server answers. A read. Deadline 1 s.
+    """
 
 @_typing.type_check_only
 class BrokerServiceAsyncStub(BrokerServiceStub):
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -95,9 +103,9 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
     batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
     a batch sent again after a lost answer may be stored twice.
-    Errors inside a result: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
     Send: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]  # type: ignore[assignment]
@@ -105,7 +113,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
-    """Reads from one queue; never waits for messages. A read. Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
+    """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
     OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
     """
     JoinGroup: _aio.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]  # type: ignore[assignment]
@@ -117,9 +125,11 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
-    a committed offset only goes forward: an older one is answered with the kept position. Idempotent.
-    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), LIMIT_EXCEEDED; inside an
-    item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+    a committed offset only goes forward: an older one is answered with the kept position. A group that is not there yet is
+    made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
+    is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
+    created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
     """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -139,10 +149,15 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Which message of each queue was stored at a time. A read. Errors: INVALID_REQUEST, LIMIT_EXCEEDED; inside an item:
     TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
     """
+    DescribeMember: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeMemberRequest, _broker_pb2.DescribeMemberResponse]  # type: ignore[assignment]
+    """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
+    it knows while no name server answers. A read. Deadline 1 s.
+    """
 
 class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What producers and consumers ask of a broker, on its client port.
     While a broker starts every call is refused with BROKER_STARTING, while it stops with BROKER_DRAINING.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_abc_1.abstractmethod
@@ -154,9 +169,9 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
         batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
         a batch sent again after a lost answer may be stored twice.
-        Errors inside a result: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+        Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
         BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.
         """
 
@@ -176,7 +191,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PullResponse, _abc.Awaitable[_broker_pb2.PullResponse]]:
-        """Reads from one queue; never waits for messages. A read. Errors: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
+        """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
         OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
         """
 
@@ -200,9 +215,11 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.CommitOffsetsResponse, _abc.Awaitable[_broker_pb2.CommitOffsetsResponse]]:
         """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
-        a committed offset only goes forward: an older one is answered with the kept position. Idempotent.
-        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), LIMIT_EXCEEDED; inside an
-        item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+        a committed offset only goes forward: an older one is answered with the kept position. A group that is not there yet is
+        made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
+        is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
+        created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -253,10 +270,22 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 10 s.
         """
 
+    @_abc_1.abstractmethod
+    def DescribeMember(
+        self,
+        request: _broker_pb2.DescribeMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DescribeMemberResponse, _abc.Awaitable[_broker_pb2.DescribeMemberResponse]]:
+        """Who this member is and what it does now, in its own words: by this a client finds the writer among the members that
+        it knows while no name server answers. A read. Deadline 1 s.
+        """
+
 def add_BrokerServiceServicer_to_server(servicer: BrokerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class BrokerAdminServiceStub:
-    """What operators ask of a broker, on its internal port."""
+    """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -277,7 +306,13 @@ class BrokerAdminServiceStub:
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeTopicRequest, _broker_pb2.DescribeTopicResponse]
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]
-    """Names of all known consumer groups. A read. Deadline 3 s."""
+    """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]
+    """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+    commit, makes a group of the name anew, which begins where new groups begin.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+    Deadline 10 s.
+    """
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -295,7 +330,9 @@ class BrokerAdminServiceStub:
 
 @_typing.type_check_only
 class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
-    """What operators ask of a broker, on its internal port."""
+    """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutTopic: _aio.UnaryUnaryMultiCallable[_broker_pb2.PutTopicRequest, _broker_pb2.PutTopicResponse]  # type: ignore[assignment]
@@ -313,7 +350,13 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeTopicRequest, _broker_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]  # type: ignore[assignment]
-    """Names of all known consumer groups. A read. Deadline 3 s."""
+    """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+    commit, makes a group of the name anew, which begins where new groups begin.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+    Deadline 10 s.
+    """
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -330,7 +373,9 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """
 
 class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What operators ask of a broker, on its internal port."""
+    """What operators ask of a broker, on its internal port.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     @_abc_1.abstractmethod
     def PutTopic(
@@ -376,7 +421,19 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.ListGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ListGroupsResponse, _abc.Awaitable[_broker_pb2.ListGroupsResponse]]:
-        """Names of all known consumer groups. A read. Deadline 3 s."""
+        """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _broker_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DeleteGroupResponse, _abc.Awaitable[_broker_pb2.DeleteGroupResponse]]:
+        """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+        commit, makes a group of the name anew, which begins where new groups begin.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+        Deadline 10 s.
+        """
 
     @_abc_1.abstractmethod
     def DescribeGroup(

@@ -28,6 +28,7 @@ if _version_not_supported:
 class HoldServiceStub:
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel):
@@ -51,6 +52,7 @@ class HoldServiceStub:
 class HoldServiceServicer:
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def HoldStream(self, request_iterator, context):
@@ -94,6 +96,7 @@ def add_HoldServiceServicer_to_server(servicer, server):
 class HoldService:
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @staticmethod

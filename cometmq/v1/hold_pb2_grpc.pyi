@@ -29,6 +29,7 @@ GRPC_VERSION: str
 class HoldServiceStub:
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_typing.overload
@@ -49,6 +50,7 @@ class HoldServiceStub:
 class HoldServiceAsyncStub(HoldServiceStub):
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -65,6 +67,7 @@ class HoldServiceAsyncStub(HoldServiceStub):
 class HoldServiceServicer(metaclass=_abc_1.ABCMeta):
     """Holds pulls that found nothing, until something is there: pullhold's port. Losing a pullhold loses nothing; clients
     then ask another one, or poll.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_abc_1.abstractmethod

@@ -79,9 +79,9 @@ class Delivered(_message.Message):
     group: _builtins.str
     """The consumer group, as its pulls name it."""
     message_count: _builtins.int
-    """How many messages; each counts once for each consumer that got it."""
+    """How many messages; each counts once for each consumer that got it. At most 2^32."""
     record_bytes: _builtins.int
-    """Bytes of their records."""
+    """Bytes of their records; at most 2^48."""
     def __init__(
         self,
         *,
@@ -277,7 +277,7 @@ class EpochStart(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The epoch, from 1."""
+    """The epoch, from 1 to 2^30."""
     start_offset: _builtins.int
     """Log offset of its first byte."""
     def __init__(

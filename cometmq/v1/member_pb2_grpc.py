@@ -27,6 +27,7 @@ if _version_not_supported:
 
 class MemberServiceStub:
     """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel):
@@ -74,6 +75,7 @@ class MemberServiceStub:
 
 class MemberServiceServicer:
     """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def WatchArrivals(self, request_iterator, context):
@@ -81,7 +83,7 @@ class MemberServiceServicer:
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
         a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
-        stream: LIMIT_EXCEEDED. No deadline.
+        stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,6 +185,7 @@ def add_MemberServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class MemberService:
     """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @staticmethod

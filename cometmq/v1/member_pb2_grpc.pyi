@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemberServiceStub:
-    """What members of a cluster ask of each other, on the internal port of a broker group's member."""
+    """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,7 +40,7 @@ class MemberServiceStub:
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
     a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
-    stream: LIMIT_EXCEEDED. No deadline.
+    stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
     PullStream: _grpc.StreamStreamMultiCallable[_member_pb2.PullStreamRequest, _member_pb2.PullStreamResponse]
     """Pulls of a pullhold, many on one stream: a message each way costs a fraction of a call. Each is answered once, in
@@ -65,7 +67,9 @@ class MemberServiceStub:
 
 @_typing.type_check_only
 class MemberServiceAsyncStub(MemberServiceStub):
-    """What members of a cluster ask of each other, on the internal port of a broker group's member."""
+    """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchArrivals: _aio.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]  # type: ignore[assignment]
@@ -73,7 +77,7 @@ class MemberServiceAsyncStub(MemberServiceStub):
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
     a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
-    stream: LIMIT_EXCEEDED. No deadline.
+    stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
     PullStream: _aio.StreamStreamMultiCallable[_member_pb2.PullStreamRequest, _member_pb2.PullStreamResponse]  # type: ignore[assignment]
     """Pulls of a pullhold, many on one stream: a message each way costs a fraction of a call. Each is answered once, in
@@ -99,7 +103,9 @@ class MemberServiceAsyncStub(MemberServiceStub):
     """Checksum of a range of the log, to compare members. A read. Errors: OFFSET_INVALID. Deadline 60 s."""
 
 class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What members of a cluster ask of each other, on the internal port of a broker group's member."""
+    """What members of a cluster ask of each other, on the internal port of a broker group's member.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
+    """
 
     @_abc_1.abstractmethod
     def WatchArrivals(
@@ -111,7 +117,7 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
         a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
-        stream: LIMIT_EXCEEDED. No deadline.
+        stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """
 
     @_abc_1.abstractmethod

@@ -45,7 +45,9 @@ class Member(_message.Message):
     internal_address: _builtins.str
     """host:port for replication, arrivals and administration."""
     epoch: _builtins.int
-    """The incarnation of the group's writer that this member is or follows; from 1."""
+    """The incarnation of the group's writer that this member is or follows; 1 to 2^30, and at most 1,000 above that of the
+    group as it is registered.
+    """
     def __init__(
         self,
         *,
@@ -74,9 +76,9 @@ class DataVersion(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """Epoch in which the table last changed."""
+    """Epoch in which the table last changed; at most 2^30."""
     counter: _builtins.int
-    """Changes within the epoch, from 0."""
+    """Changes within the epoch, from 0; at most 2^63 - 1."""
     def __init__(
         self,
         *,
@@ -100,6 +102,11 @@ class RegisterMemberRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     DATA_VERSION_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The member's store, at most 64 characters. Nobody is told of it: who registers in the writer's place, in its epoch,
+    or takes a member out, has to name the same. Empty: of an older release.
+    """
     @_builtins.property
     def member(self) -> Global___Member:
         """The member that registers."""
@@ -118,10 +125,11 @@ class RegisterMemberRequest(_message.Message):
         member: Global___Member | None = ...,
         data_version: Global___DataVersion | None = ...,
         topics: _abc.Iterable[_common_pb2.TopicConfig] | None = ...,
+        store_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data_version", b"data_version", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_version", b"data_version", "member", b"member", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_version", b"data_version", "member", b"member", "store_id", b"store_id", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -163,6 +171,7 @@ class UnregisterMemberRequest(_message.Message):
     BROKER_GROUP_FIELD_NUMBER: _builtins.int
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster name."""
     broker_group: _builtins.str
@@ -171,6 +180,8 @@ class UnregisterMemberRequest(_message.Message):
     """The member's number within its group."""
     epoch: _builtins.int
     """The epoch it registered with; an older one than the registered is refused."""
+    store_id: _builtins.str
+    """As registered."""
     def __init__(
         self,
         *,
@@ -178,10 +189,11 @@ class UnregisterMemberRequest(_message.Message):
         broker_group: _builtins.str = ...,
         member_id: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        store_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epoch", b"epoch", "member_id", b"member_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "cluster", b"cluster", "epoch", b"epoch", "member_id", b"member_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,6 +215,70 @@ class UnregisterMemberResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnregisterMemberResponse: _TypeAlias = UnregisterMemberResponse  # noqa: Y015
+
+@_typing.final
+class WatchRegistrationRequest(_message.Message):
+    """See NameService.WatchRegistration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    cluster: _builtins.str
+    """Cluster name."""
+    broker_group: _builtins.str
+    """Broker group name; empty = the pullhold at `address`."""
+    member_id: _builtins.int
+    """The member's number within its group."""
+    address: _builtins.str
+    """host:port for clients, of a pullhold."""
+    def __init__(
+        self,
+        *,
+        cluster: _builtins.str = ...,
+        broker_group: _builtins.str = ...,
+        member_id: _builtins.int = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_group", b"broker_group", "cluster", b"cluster", "member_id", b"member_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRegistrationRequest: _TypeAlias = WatchRegistrationRequest  # noqa: Y015
+
+@_typing.final
+class WatchRegistrationResponse(_message.Message):
+    """See NameService.WatchRegistration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    hold: _builtins.bool
+    """Whether the pullhold is registered."""
+    @_builtins.property
+    def member(self) -> Global___Member:
+        """The member as it is registered; absent: it is not."""
+
+    def __init__(
+        self,
+        *,
+        member: Global___Member | None = ...,
+        hold: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_member", b"_member", "member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member", b"_member", "hold", b"hold", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__member: _TypeAlias = _typing.Literal["member"]  # noqa: Y015
+    _WhichOneofArgType__member: _TypeAlias = _typing.Literal["_member", b"_member"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__member) -> _WhichOneofReturnType__member | None: ...
+
+Global___WatchRegistrationResponse: _TypeAlias = WatchRegistrationResponse  # noqa: Y015
 
 @_typing.final
 class GroupRoute(_message.Message):

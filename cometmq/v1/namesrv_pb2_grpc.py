@@ -27,7 +27,9 @@ if _version_not_supported:
 
 class NameServiceStub:
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel):
@@ -45,6 +47,11 @@ class NameServiceStub:
                 '/cometmq.v1.NameService/UnregisterMember',
                 request_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberResponse.FromString,
+                _registered_method=True)
+        self.WatchRegistration = channel.unary_stream(
+                '/cometmq.v1.NameService/WatchRegistration',
+                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationResponse.FromString,
                 _registered_method=True)
         self.QueryRoute = channel.unary_unary(
                 '/cometmq.v1.NameService/QueryRoute',
@@ -105,13 +112,15 @@ class NameServiceStub:
 
 class NameServiceServicer:
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def RegisterMember(self, request, context):
         """A member of a broker group says that it lives and what it serves; repeated every 30 s, silent for 120 s = removed.
-        Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer),
-        LIMIT_EXCEEDED. Deadline 6 s.
+        Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer, or
+        another store writes in this epoch), LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +128,16 @@ class NameServiceServicer:
 
     def UnregisterMember(self, request, context):
         """A member that stops in order takes itself out of the routes at once. Idempotent: an unknown member is no error.
-        Errors: STALE_EPOCH. Deadline 3 s.
+        Errors: STALE_EPOCH (a newer incarnation, or another store, is registered), INVALID_REQUEST, UNAUTHENTICATED.
+        Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchRegistration(self, request, context):
+        """How a member, or a pullhold, is registered now, and again whenever that changes: who is no longer registered as it
+        said says it again. A read. Errors: LIMIT_EXCEEDED, UNAUTHENTICATED. No deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +176,7 @@ class NameServiceServicer:
     def SetWritePermission(self, request, context):
         """Takes the write permission from every topic of a broker group, on this name server only and until the group's data
         version changes, or gives it back (RocketMQ's wipeWritePerm and addWritePerm). Idempotent.
-        Errors: GROUP_NOT_FOUND. Deadline 3 s.
+        Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,14 +184,14 @@ class NameServiceServicer:
 
     def PutValue(self, request, context):
         """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 3 s.
+        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteValue(self, request, context):
-        """Removes a value; an absent one is no error. Idempotent. Deadline 3 s.
+        """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -188,7 +206,7 @@ class NameServiceServicer:
 
     def RegisterHold(self, request, context):
         """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 6 s.
+        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,7 +214,7 @@ class NameServiceServicer:
 
     def UnregisterHold(self, request, context):
         """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
-        Deadline 3 s.
+        Errors: UNAUTHENTICATED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,6 +239,11 @@ def add_NameServiceServicer_to_server(servicer, server):
                     servicer.UnregisterMember,
                     request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberResponse.SerializeToString,
+            ),
+            'WatchRegistration': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRegistration,
+                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationResponse.SerializeToString,
             ),
             'QueryRoute': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryRoute,
@@ -287,7 +310,9 @@ def add_NameServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class NameService:
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @staticmethod
@@ -334,6 +359,33 @@ class NameService:
             '/cometmq.v1.NameService/UnregisterMember',
             cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberRequest.SerializeToString,
             cometmq_dot_v1_dot_namesrv__pb2.UnregisterMemberResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRegistration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/cometmq.v1.NameService/WatchRegistration',
+            cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationRequest.SerializeToString,
+            cometmq_dot_v1_dot_namesrv__pb2.WatchRegistrationResponse.FromString,
             options,
             channel_credentials,
             insecure,

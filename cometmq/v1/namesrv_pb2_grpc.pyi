@@ -28,7 +28,9 @@ GRPC_VERSION: str
 
 class NameServiceStub:
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_typing.overload
@@ -37,12 +39,17 @@ class NameServiceStub:
     def __new__(cls, channel: _aio.Channel) -> NameServiceAsyncStub: ...
     RegisterMember: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterMemberRequest, _namesrv_pb2.RegisterMemberResponse]
     """A member of a broker group says that it lives and what it serves; repeated every 30 s, silent for 120 s = removed.
-    Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer),
-    LIMIT_EXCEEDED. Deadline 6 s.
+    Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer, or
+    another store writes in this epoch), LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
     UnregisterMember: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterMemberRequest, _namesrv_pb2.UnregisterMemberResponse]
     """A member that stops in order takes itself out of the routes at once. Idempotent: an unknown member is no error.
-    Errors: STALE_EPOCH. Deadline 3 s.
+    Errors: STALE_EPOCH (a newer incarnation, or another store, is registered), INVALID_REQUEST, UNAUTHENTICATED.
+    Deadline 3 s.
+    """
+    WatchRegistration: _grpc.UnaryStreamMultiCallable[_namesrv_pb2.WatchRegistrationRequest, _namesrv_pb2.WatchRegistrationResponse]
+    """How a member, or a pullhold, is registered now, and again whenever that changes: who is no longer registered as it
+    said says it again. A read. Errors: LIMIT_EXCEEDED, UNAUTHENTICATED. No deadline.
     """
     QueryRoute: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.QueryRouteRequest, _namesrv_pb2.QueryRouteResponse]
     """The route of one topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
@@ -58,23 +65,23 @@ class NameServiceStub:
     SetWritePermission: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.SetWritePermissionRequest, _namesrv_pb2.SetWritePermissionResponse]
     """Takes the write permission from every topic of a broker group, on this name server only and until the group's data
     version changes, or gives it back (RocketMQ's wipeWritePerm and addWritePerm). Idempotent.
-    Errors: GROUP_NOT_FOUND. Deadline 3 s.
+    Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
     """
     PutValue: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.PutValueRequest, _namesrv_pb2.PutValueResponse]
     """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 3 s.
+    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
     """
     DeleteValue: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.DeleteValueRequest, _namesrv_pb2.DeleteValueResponse]
-    """Removes a value; an absent one is no error. Idempotent. Deadline 3 s."""
+    """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
     ListValues: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.ListValuesRequest, _namesrv_pb2.ListValuesResponse]
     """All values of a namespace; none is an empty answer. A read. Deadline 3 s."""
     RegisterHold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterHoldRequest, _namesrv_pb2.RegisterHoldResponse]
     """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 6 s.
+    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
     UnregisterHold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterHoldRequest, _namesrv_pb2.UnregisterHoldResponse]
     """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
-    Deadline 3 s.
+    Errors: UNAUTHENTICATED. Deadline 3 s.
     """
     ListHolds: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.ListHoldsRequest, _namesrv_pb2.ListHoldsResponse]
     """Where the pullholds of a cluster are. A read. Deadline 3 s."""
@@ -82,18 +89,25 @@ class NameServiceStub:
 @_typing.type_check_only
 class NameServiceAsyncStub(NameServiceStub):
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterMember: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterMemberRequest, _namesrv_pb2.RegisterMemberResponse]  # type: ignore[assignment]
     """A member of a broker group says that it lives and what it serves; repeated every 30 s, silent for 120 s = removed.
-    Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer),
-    LIMIT_EXCEEDED. Deadline 6 s.
+    Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer, or
+    another store writes in this epoch), LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
     UnregisterMember: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterMemberRequest, _namesrv_pb2.UnregisterMemberResponse]  # type: ignore[assignment]
     """A member that stops in order takes itself out of the routes at once. Idempotent: an unknown member is no error.
-    Errors: STALE_EPOCH. Deadline 3 s.
+    Errors: STALE_EPOCH (a newer incarnation, or another store, is registered), INVALID_REQUEST, UNAUTHENTICATED.
+    Deadline 3 s.
+    """
+    WatchRegistration: _aio.UnaryStreamMultiCallable[_namesrv_pb2.WatchRegistrationRequest, _namesrv_pb2.WatchRegistrationResponse]  # type: ignore[assignment]
+    """How a member, or a pullhold, is registered now, and again whenever that changes: who is no longer registered as it
+    said says it again. A read. Errors: LIMIT_EXCEEDED, UNAUTHENTICATED. No deadline.
     """
     QueryRoute: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.QueryRouteRequest, _namesrv_pb2.QueryRouteResponse]  # type: ignore[assignment]
     """The route of one topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
@@ -109,30 +123,32 @@ class NameServiceAsyncStub(NameServiceStub):
     SetWritePermission: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.SetWritePermissionRequest, _namesrv_pb2.SetWritePermissionResponse]  # type: ignore[assignment]
     """Takes the write permission from every topic of a broker group, on this name server only and until the group's data
     version changes, or gives it back (RocketMQ's wipeWritePerm and addWritePerm). Idempotent.
-    Errors: GROUP_NOT_FOUND. Deadline 3 s.
+    Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
     """
     PutValue: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.PutValueRequest, _namesrv_pb2.PutValueResponse]  # type: ignore[assignment]
     """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 3 s.
+    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
     """
     DeleteValue: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.DeleteValueRequest, _namesrv_pb2.DeleteValueResponse]  # type: ignore[assignment]
-    """Removes a value; an absent one is no error. Idempotent. Deadline 3 s."""
+    """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
     ListValues: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.ListValuesRequest, _namesrv_pb2.ListValuesResponse]  # type: ignore[assignment]
     """All values of a namespace; none is an empty answer. A read. Deadline 3 s."""
     RegisterHold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterHoldRequest, _namesrv_pb2.RegisterHoldResponse]  # type: ignore[assignment]
     """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 6 s.
+    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
     UnregisterHold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterHoldRequest, _namesrv_pb2.UnregisterHoldResponse]  # type: ignore[assignment]
     """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
-    Deadline 3 s.
+    Errors: UNAUTHENTICATED. Deadline 3 s.
     """
     ListHolds: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.ListHoldsRequest, _namesrv_pb2.ListHoldsResponse]  # type: ignore[assignment]
     """Where the pullholds of a cluster are. A read. Deadline 3 s."""
 
 class NameServiceServicer(metaclass=_abc_1.ABCMeta):
     """Route tables of a cluster. Name servers do not talk to each other: members register with every one of them,
-    clients ask any one. Nothing but the key-value table outlives a restart.
+    clients ask any one. Nothing but the key-value table outlives a restart. A name server that has the cluster's secret
+    wants the proof (AuthService) for whatever changes its state, and for WatchRegistration: UNAUTHENTICATED without.
+    Any call may be refused with ANSWERS_UNREAD, of clients that do not read the answers that they have asked for.
     """
 
     @_abc_1.abstractmethod
@@ -142,8 +158,8 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.RegisterMemberResponse, _abc.Awaitable[_namesrv_pb2.RegisterMemberResponse]]:
         """A member of a broker group says that it lives and what it serves; repeated every 30 s, silent for 120 s = removed.
-        Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer),
-        LIMIT_EXCEEDED. Deadline 6 s.
+        Idempotent. Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, STALE_EPOCH (another incarnation of the writer is newer, or
+        another store writes in this epoch), LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
 
     @_abc_1.abstractmethod
@@ -153,7 +169,18 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.UnregisterMemberResponse, _abc.Awaitable[_namesrv_pb2.UnregisterMemberResponse]]:
         """A member that stops in order takes itself out of the routes at once. Idempotent: an unknown member is no error.
-        Errors: STALE_EPOCH. Deadline 3 s.
+        Errors: STALE_EPOCH (a newer incarnation, or another store, is registered), INVALID_REQUEST, UNAUTHENTICATED.
+        Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchRegistration(
+        self,
+        request: _namesrv_pb2.WatchRegistrationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_namesrv_pb2.WatchRegistrationResponse], _abc.AsyncIterator[_namesrv_pb2.WatchRegistrationResponse]]:
+        """How a member, or a pullhold, is registered now, and again whenever that changes: who is no longer registered as it
+        said says it again. A read. Errors: LIMIT_EXCEEDED, UNAUTHENTICATED. No deadline.
         """
 
     @_abc_1.abstractmethod
@@ -199,7 +226,7 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_namesrv_pb2.SetWritePermissionResponse, _abc.Awaitable[_namesrv_pb2.SetWritePermissionResponse]]:
         """Takes the write permission from every topic of a broker group, on this name server only and until the group's data
         version changes, or gives it back (RocketMQ's wipeWritePerm and addWritePerm). Idempotent.
-        Errors: GROUP_NOT_FOUND. Deadline 3 s.
+        Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -209,7 +236,7 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.PutValueResponse, _abc.Awaitable[_namesrv_pb2.PutValueResponse]]:
         """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 3 s.
+        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -218,7 +245,7 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _namesrv_pb2.DeleteValueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.DeleteValueResponse, _abc.Awaitable[_namesrv_pb2.DeleteValueResponse]]:
-        """Removes a value; an absent one is no error. Idempotent. Deadline 3 s."""
+        """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
 
     @_abc_1.abstractmethod
     def ListValues(
@@ -235,7 +262,7 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.RegisterHoldResponse, _abc.Awaitable[_namesrv_pb2.RegisterHoldResponse]]:
         """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED. Deadline 6 s.
+        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
 
     @_abc_1.abstractmethod
@@ -245,7 +272,7 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.UnregisterHoldResponse, _abc.Awaitable[_namesrv_pb2.UnregisterHoldResponse]]:
         """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
-        Deadline 3 s.
+        Errors: UNAUTHENTICATED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

@@ -121,8 +121,7 @@ def main(argv: Sequence[str]) -> int:
         console.print("stopped, the cluster too")
         return INTERRUPTED
     except (CometError, WorkerFailed, FileExistsError, TimeoutError) as error:
-        advice = f"\n{error.advice}" if isinstance(error, CometError) else ""
-        text = f"{type(error).__name__}: {error}{advice}"
+        text = f"{type(error).__name__}: {error}"
         console.print(text, style="red", markup=False, soft_wrap=True)
         return 1
     screen.show(console, outcome)

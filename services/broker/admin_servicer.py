@@ -6,11 +6,11 @@ from cometmq.errors import InvalidRequest
 from cometmq.member import convert
 from cometmq.member.admin_servicer import AdminReadServicer, Context
 from cometmq.member.holdings import Holdings
-from cometmq.member.progress import GroupReads
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.v1 import broker_pb2
+from services.broker.consuming import Consuming
 
 
 class BrokerAdminServicer(AdminReadServicer):
@@ -19,11 +19,12 @@ class BrokerAdminServicer(AdminReadServicer):
     def __init__(
         self,
         holdings: Holdings,
-        group_reads: GroupReads,
+        consuming: Consuming,
         keeper: StateKeeper,
         new_topic: TopicConfig,
     ) -> None:
-        super().__init__(holdings, group_reads)
+        super().__init__(holdings, consuming)
+        self._consuming = consuming
         self._reserved_ms = holdings.retention.rules.reserved_ms
         self._keeper = keeper
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
@@ -54,3 +55,26 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.DeleteTopicResponse:
         await self._keeper.drop_topic(request.topic)
         return broker_pb2.DeleteTopicResponse()
+
+    async def ListGroups(
+        self, request: broker_pb2.ListGroupsRequest, context: Context
+    ) -> broker_pb2.ListGroupsResponse:
+        found = self._consuming.summaries()
+        return broker_pb2.ListGroupsResponse(
+            groups=[one.group for one in found],
+            summaries=[
+                broker_pb2.GroupSummary(
+                    group=one.group,
+                    member_count=one.member_count,
+                    queue_count=one.queue_count,
+                    idle_ms=round(one.idle_s * 1000),
+                )
+                for one in found
+            ],
+        )
+
+    async def DeleteGroup(
+        self, request: broker_pb2.DeleteGroupRequest, context: Context
+    ) -> broker_pb2.DeleteGroupResponse:
+        await self._consuming.drop_group(request.group)
+        return broker_pb2.DeleteGroupResponse()

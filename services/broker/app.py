@@ -26,7 +26,7 @@ from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
 from cometmq.replication.lease import LeaseRecord, Reason
 from cometmq.telemetry import Trouble, fields
-from cometmq.v1 import common_pb2, namesrv_pb2
+from cometmq.v1 import namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.clients import Clients
 from services.broker.copies import Copies
@@ -150,7 +150,7 @@ class _Parts:
             config.namesrv,
             self._registration,
             config.register_namesrv_period / 1000,
-            stale_ends=holder is None,
+            secret=around.ports.secret,
             overtaken=self._overtaken,
         )
         self._writing = writing = Writing(around, opened, holder, self.registrar.changed)
@@ -183,9 +183,10 @@ class _Parts:
             count = policy.auto_created_queues
             topics.append(convert.topic_proto(TopicConfig(AUTO_CREATE_TOPIC, count, count)))
         return namesrv_pb2.RegisterMemberRequest(
-            member=self._around.member_proto(common_pb2.MEMBER_ROLE_WRITER, store.epoch),
+            member=self._writing.described(),
             data_version=namesrv_pb2.DataVersion(epoch=store.epoch, counter=state.topics.version),
             topics=topics,
+            store_id=store.store_id,
         )
 
     async def close(self) -> None:

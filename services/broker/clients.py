@@ -9,11 +9,12 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.holdings import Surroundings
 from cometmq.member.metrics import MemberCollector
 from cometmq.model import TopicConfig
+from cometmq.rpc.shares import Buckets
 from services.broker.consuming import Consuming
 from services.broker.copies import Copies
 from services.broker.intake import Intake, IntakePolicy
 from services.broker.membership import Groups
-from services.broker.servicer import BrokerServicer
+from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
 from services.broker.writing import Writing
 
@@ -33,6 +34,8 @@ def policy_of(config: MemberConfig) -> IntakePolicy:
         ),
         sync_flush_timeout_s=config.sync_flush_timeout / 1000,
         slave_timeout_s=config.slave_timeout / 1000,
+        topic_creations_max=config.topic_creations_per_peer_max,
+        topic_creation_interval_s=config.topic_creation_interval_s,
     )
 
 
@@ -55,6 +58,13 @@ class Clients:
                 config.access_message_in_memory_max_ratio,
                 copies.replicas.copies,
             ),
+            Buckets(
+                config.group_creations_per_peer_max,
+                config.group_creation_interval_s,
+                "consumer groups",
+                "group_creations_per_peer_max, group_creation_interval_s",
+            ),
+            clock,
             auto_create_groups=config.auto_create_subscription_group,
         )
         host, in_sync = identity.store_host, copies.in_sync
@@ -69,5 +79,13 @@ class Clients:
         )
         self.collector = MemberCollector(metrics, storage, held.state, groups, intake)
         self.servicer = BrokerServicer(
-            identity, intake, encoder, held.reader, self.consuming, around.ports.gate, metrics
+            identity,
+            intake,
+            encoder,
+            held.reader,
+            self.consuming,
+            around.ports.gate,
+            metrics,
+            StreamShares(config.streams_per_peer_max),
+            writing.described,
         )

@@ -4,9 +4,11 @@ progress.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from cometmq.errors import GroupNotFound
+from cometmq.clock import Clock
+from cometmq.errors import GroupInUse, GroupNotFound, OffsetInvalid
 from cometmq.member.advising import Adviser
 from cometmq.member.progress import GroupReads
 from cometmq.member.reading import Reader
@@ -14,7 +16,18 @@ from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.model import Position, Subscription
+from cometmq.rpc.shares import Buckets
 from services.broker.membership import Groups, MemberStream
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group at a glance. ``idle_s``: for how long it has had neither a member nor a commit."""
+
+    group: str
+    member_count: int
+    queue_count: int
+    idle_s: float
 
 
 class Consuming(GroupReads):
@@ -27,6 +40,8 @@ class Consuming(GroupReads):
         reader: Reader,
         groups: Groups,
         adviser: Adviser,
+        creations: Buckets,
+        clock: Clock,
         *,
         auto_create_groups: bool,
     ) -> None:
@@ -34,47 +49,102 @@ class Consuming(GroupReads):
         self._keeper = keeper
         self._storage = storage
         self._groups = groups
+        self._creations = creations
+        self._clock = clock
         self._auto_create_groups = auto_create_groups
+        self._since_s = clock.monotonic_s()
+        # When groups last had a member or a commit; of those that are there.
+        self._used_s: dict[str, float] = {}
 
-    async def ensure_group(self, name: str) -> None:
-        """Create a missing group. Raises GroupNameInvalid, GroupNotFound (not allowed here)."""
-        if not self._is_there(name):
-            await self._keeper.put_group(GroupSettings(name))
-
-    def _is_there(self, group: str) -> bool:
-        """False: it may be created."""
-        if group in self._state.groups:
+    def is_there(self, group: str) -> bool:
+        """Whether the group is known; False: it may be created. Raises GroupNameInvalid,
+        GroupNotFound (not allowed here).
+        """
+        if group in self._state.groups and group not in self._keeper.closing_groups:
             return True
         check_name(group)
         if not self._auto_create_groups:
             raise GroupNotFound(f"there is no consumer group {group} here")
         return False
 
+    async def ensure_group(self, name: str, address: str) -> None:
+        """Create a missing group, which the client at ``address`` wants. Raises what
+        :meth:`is_there` raises; LimitExceeded.
+        """
+        while not self.is_there(name):
+            self._creations.take(address, self._clock.monotonic_s())
+            await self._keeper.put_group(GroupSettings(name))
+
     def check_open(self) -> None:
         """Raises BrokerDraining while no commit is taken."""
         self._storage.check_open()
 
     async def join(
-        self, group: str, client_id: str, subscriptions: Sequence[Subscription]
+        self, group: str, client_id: str, subscriptions: Sequence[Subscription], address: str
     ) -> MemberStream:
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
         """
-        self._is_there(group)
+        self.is_there(group)
         stream = self._groups.join(group, client_id, subscriptions)
         try:
-            await self.ensure_group(group)
+            await self.ensure_group(group, address)
         except BaseException:
             stream.leave()
             raise
         return stream
+
+    def left(self, stream: MemberStream) -> None:
+        """A member's stream is over."""
+        stream.leave()
+        self._used(stream.group)
+
+    async def drop_group(self, group: str) -> None:
+        """Delete a group. Raises GroupInUse, and what the keeper raises."""
+        members = self._members.view(group).members
+        if members:
+            raise GroupInUse(f"group {group} has {len(members)} live members")
+        await self._keeper.drop_group(group)
+        self._used_s.pop(group, None)
+
+    def summaries(self) -> list[GroupSummary]:
+        now_s = self._clock.monotonic_s()
+        return [self._summary(group, now_s) for group in sorted(self._state.groups)]
+
+    def _summary(self, group: str, now_s: float) -> GroupSummary:
+        members = len(self._members.view(group).members)
+        idle_s = 0.0 if members else now_s - self._used_s.get(group, self._since_s)
+        return GroupSummary(group, members, len(self._state.offsets.of_group(group)), idle_s)
+
+    def _used(self, group: str) -> None:
+        if group in self._state.groups:
+            self._used_s[group] = self._clock.monotonic_s()
+
+    def check_real(self, topic: str, queue_id: int, position: Position) -> None:
+        """Whether a first commit is one that a group is made for. Raises what :meth:`commit`
+        raises, and OffsetInvalid for what is above the end of the queue.
+        """
+        end = self._reader.queue(topic, queue_id).max_offset
+        offset = self._state.generations.of(topic, queue_id).validate(position).offset
+        if offset > end:
+            raise OffsetInvalid(
+                f"{offset} is above the end of queue {queue_id} of {topic}, {end}, and the group "
+                "is not known here"
+            )
 
     def commit(self, group: str, topic: str, queue_id: int, position: Position) -> Position:
         """Take one commit; the position that is kept. Raises TopicNotFound, QueueNotFound, and
         what the offset table raises.
         """
         self.check_open()
+        if group in self._keeper.closing_groups:
+            raise GroupNotFound(f"consumer group {group} is being deleted")
         view = self._reader.queue(topic, queue_id)
         history = self._state.generations.of(topic, queue_id)
         key = (topic, queue_id)
+        self._used(group)
         return self._state.offsets.commit(group, key, position, history, view.max_offset)
+
+    async def stored(self, topics: Iterable[str]) -> None:
+        """Wait until what was committed is as safe as these topics ask for their messages."""
+        await self._keeper.offsets_stored(topics)

@@ -13,9 +13,9 @@ from cometmq.errors import StaleEpoch
 from cometmq.member.holdings import Surroundings
 from cometmq.member.pacing import CatchUpPace
 from cometmq.member.tenure import Deposed, LeaseHolder
-from cometmq.messaging.generations import EPOCH_SHIFT
+from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.replication.watermarks import REPLICATED
-from cometmq.telemetry import fields
+from cometmq.telemetry import Rarely, fields
 from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet, policy_of
 from services.broker.metrics import ReplicationCollector
@@ -24,9 +24,6 @@ from services.broker.replication_servicer import ReplicationServicer
 from services.broker.writing import Writing
 
 log = logging.getLogger(__name__)
-
-# Half of what generations can count (they begin with the epoch): nobody gets there by restarts.
-EPOCH_TOLD_MAX = 1 << (62 - EPOCH_SHIFT)
 
 
 class Copies:
@@ -46,6 +43,7 @@ class Copies:
         self._storage = storage
         self._holder = holder
         self._ended = ended
+        self._unregistered = Rarely(log, logging.ERROR, clock)
         self.replicas = Replicas(storage, CatchUpPace(config.copy_bytes_per_s), clock)
         self.in_sync = InSyncSet(
             storage,
@@ -79,10 +77,19 @@ class Copies:
         """
         holder = self._holder
         if holder is None:
+            self._unregistered.tell(
+                "a name server takes another for the writer of this broker group: this one serves"
+                " on, but clients that ask there do not find it",
+                error=error,
+                advice="If another broker uses the same name, stop one of the two. If none does, "
+                "somebody has forged a registration: give name servers and members "
+                "internal_secret_file. It ends when the other has been silent for "
+                "member_silence_max_s.",
+            )
             return
         if error.epoch is None:  # a name server of the release before
             raise Deposed(str(error))
-        if error.epoch > EPOCH_TOLD_MAX:
+        if error.epoch > self._storage.store.epoch + EPOCH_LEAP_MAX:
             log.error("a name server tells of no group's epoch", extra=fields(error=error))
         elif await holder.pass_over(error.epoch):
             log.warning("begins again above the epoch of a name server", extra=fields(error=error))

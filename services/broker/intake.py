@@ -9,11 +9,13 @@ from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
+from cometmq.member.hosts import address_of_host
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
 from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
+from cometmq.rpc.shares import Buckets
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
@@ -38,6 +40,9 @@ class IntakePolicy:
     new_topic: TopicConfig  # what a request that says nothing asks for
     sync_flush_timeout_s: float
     slave_timeout_s: float
+    # Of topics that first messages make, by one address: at once, and then one each so often.
+    topic_creations_max: int = 500
+    topic_creation_interval_s: float = 5.0
 
     @property
     def auto_created_queues(self) -> int:
@@ -83,6 +88,12 @@ class Intake:
         self._observer = observer
         self._clock = clock
         self._copies = copies
+        self._creations = Buckets(
+            policy.topic_creations_max,
+            policy.topic_creation_interval_s,
+            "topics",
+            "topic_creations_per_peer_max, topic_creation_interval_s",
+        )
 
     @property
     def in_flight_bytes(self) -> int:
@@ -101,7 +112,7 @@ class Intake:
             except TopicNotFound as missing:
                 if missing.segment is None or not self._policy.auto_create_topics:
                     raise
-                await self._create(claims[missing.segment][0], missing)
+                await self._create(claims[missing.segment][0], missing, born_host)
 
     async def settled(self, accepted: Accepted) -> SendStatus:
         """Wait until the batch is acknowledged or its sender cannot wait any longer. StoreFailed:
@@ -169,13 +180,14 @@ class Intake:
             segments.append(Segment(topic, queue_id, count, demands))
         return segments
 
-    async def _create(self, topic: str, missing: TopicNotFound) -> None:
+    async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:
         new = self._policy.new_topic
         count = self._policy.auto_created_queues
         config = replace(new, name=topic, read_queue_count=count, write_queue_count=count)
         try:
             if topic in self._topics:  # being deleted
                 raise missing
+            self._creations.take(address_of_host(born_host), self._clock.monotonic_s())
             await self._keeper.create_topic(config)
         except CometError as error:
             error.segment = missing.segment

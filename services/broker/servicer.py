@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from cometmq.errors import CometError
+from cometmq.errors import CometError, InvalidRequest
 from cometmq.format import ids
 from cometmq.member import convert
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
@@ -16,7 +17,8 @@ from cometmq.member.read_servicer import ReadServicer, check_items
 from cometmq.member.reading import Reader
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.rpc.shares import Shares, address_of
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.consuming import Consuming
 from services.broker.intake import Accepted, Intake
 from services.broker.membership import MemberStream
@@ -25,9 +27,18 @@ from services.broker.structured import StructuredEncoder
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
 
+MEMBER_BYTES_USUAL = 256  # of the members of a group, as one is told of them
 BATCHES_IN_FLIGHT_MAX = (
     64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
 )
+
+
+class StreamShares:
+    """How many streams of each kind an address may have open."""
+
+    def __init__(self, each_max: int) -> None:
+        self.sending = Shares(each_max, "send streams", "streams_per_peer_max")
+        self.members = Shares(each_max, "memberships in groups", "streams_per_peer_max")
 
 
 class BrokerServicer(ReadServicer):
@@ -42,16 +53,23 @@ class BrokerServicer(ReadServicer):
         consuming: Consuming,
         gate: Gate,
         metrics: MemberMetrics,
+        shares: StreamShares,
+        described: Callable[[], namesrv_pb2.Member],
     ) -> None:
-        super().__init__(identity, reader, consuming, metrics)
+        super().__init__(identity, reader, consuming, metrics, described)
         self._intake = intake
         self._encoder = encoder
         self._consuming = consuming
         self._gate = gate
+        self._shares = shares
 
     # --- sending ---
 
     async def SendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        with self._shares.sending.held(address_of(context.peer())):
+            await self._send_stream(context)
+
+    async def _send_stream(self, context: Context) -> None:
         born_host = host_of_peer(context.peer())
         await context.write(broker_pb2.SendStreamResponse(opened=self._opened(born_host)))
         answers: Answers = asyncio.Queue()  # bounded by `room`
@@ -69,22 +87,27 @@ class BrokerServicer(ReadServicer):
     async def _read_batches(
         self, context: Context, born_host: bytes, answers: Answers, room: asyncio.Semaphore
     ) -> None:
+        next_id = 1
         try:
             while True:
                 await room.acquire()
                 request = await context.read()
                 if request is grpc.aio.EOF:
                     return
-                answers.put_nowait((request.batch_id, await self._take(request, born_host)))
+                taken = await self._take(request, next_id, born_host)
+                answers.put_nowait((request.batch_id, taken))
+                next_id += request.batch_id == next_id
         finally:
             answers.put_nowait(None)
 
     async def _take(
-        self, request: broker_pb2.SendStreamRequest, born_host: bytes
+        self, request: broker_pb2.SendStreamRequest, next_id: int, born_host: bytes
     ) -> Accepted | CometError:
         claims = [(s.topic, s.queue_id, s.count) for s in request.segments]
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
+            if request.batch_id != next_id:  # lost, sent twice, or out of order
+                raise InvalidRequest(f"batch_id: the next is {next_id}, not {request.batch_id}")
             self._gate.check()
             return await self._intake.take(request.records, claims, born_host, checksum)
         except CometError as error:
@@ -166,13 +189,21 @@ class BrokerServicer(ReadServicer):
         first = await context.read()
         if first is grpc.aio.EOF:
             return
+        address = address_of(context.peer())
+        with self._shares.members.held(address):
+            await self._join(first, address, context)
+
+    async def _join(
+        self, first: broker_pb2.JoinGroupRequest, address: str, context: Context
+    ) -> None:
         subscriptions = [convert.subscription(s) for s in first.subscriptions]
-        stream = await self._consuming.join(first.group, first.client_id, subscriptions)
+        stream = await self._consuming.join(first.group, first.client_id, subscriptions, address)
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_subscriptions(context, stream))
                 stopping = tasks.create_task(self._end_when_draining(stream))
                 async for view in stream.views():
+                    await context.room(len(view.members) * MEMBER_BYTES_USUAL)
                     members = convert.members_proto(view)
                     await context.write(
                         broker_pb2.JoinGroupResponse(version=view.version, members=members)
@@ -180,7 +211,7 @@ class BrokerServicer(ReadServicer):
                 reading.cancel()
                 stopping.cancel()
         finally:
-            stream.leave()
+            self._consuming.left(stream)
 
     async def _read_subscriptions(self, context: Context, stream: MemberStream) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
@@ -196,11 +227,26 @@ class BrokerServicer(ReadServicer):
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:
         check_items(request.commits)
-        await self._consuming.ensure_group(request.group)
         self._consuming.check_open()  # the whole call then: a client asks the new writer at once
-        return broker_pb2.CommitOffsetsResponse(
-            results=[self._commit(request.group, commit) for commit in request.commits]
-        )
+        if not self._consuming.is_there(request.group):
+            refused = [self._unreal(commit) for commit in request.commits]
+            if None not in refused:
+                return broker_pb2.CommitOffsetsResponse(results=filter(None, refused))
+            await self._consuming.ensure_group(request.group, address_of(context.peer()))
+        results = [self._commit(request.group, commit) for commit in request.commits]
+        kept = {result.queue.topic for result in results if not result.HasField("error")}
+        if kept:
+            await self._consuming.stored(kept)
+        return broker_pb2.CommitOffsetsResponse(results=results)
+
+    def _unreal(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult | None:
+        """Why no group is made for a commit; None: one is."""
+        queue, position = commit.queue, convert.position(commit.position)
+        try:
+            self._consuming.check_real(queue.topic, queue.queue_id, position)
+        except CometError as error:
+            return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
+        return None
 
     def _commit(self, group: str, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
         queue = commit.queue

@@ -34,7 +34,9 @@ class StateWriter:
         self._exported = -1  # state records that the last export knew of
 
     async def write(self) -> None:
-        """Write what groups have committed, about once a second, until cancelled."""
+        """Write commits that a full disk has not taken before, and full copies when they are due,
+        about once a second, until cancelled.
+        """
         while True:
             await asyncio.sleep(self._config.offset_record_interval_s)
             self._write_now()

@@ -102,6 +102,8 @@ class StructuredEncoder:
             raise BodyTooLarge(
                 f"the body has {len(message.body)} bytes, {self._limits.body_bytes_max} are allowed"
             )
+        if message.born_time_ms < 0:
+            raise InvalidRequest(f"born_time_ms: {message.born_time_ms} is before 1970")
         return record.encode(
             message.topic.encode(),
             queue_id,

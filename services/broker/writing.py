@@ -13,6 +13,7 @@ from cometmq.member.storage import MemberStorage, readable_at_start
 from cometmq.member.tenure import LeaseHolder
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
+from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.statewriter import StateWriter
 
 
@@ -29,6 +30,7 @@ class Writing:
         on_topics: Callable[[], None],
     ) -> None:
         clock, metrics = around.clock, around.metrics
+        self._around = around
         self._config = around.config
         self._metrics = metrics
         self.storage = MemberStorage(
@@ -40,10 +42,16 @@ class Writing:
             alone=holder is None,
         )
         host, drop = around.identity.store_host, self._forget_topic
-        self.keeper = StateKeeper(opened.state, self.storage, host, clock, on_topics, drop)
+        self.keeper = StateKeeper(
+            opened.state, self.storage, host, clock, on_topics, drop, metrics.forget_group
+        )
         write_copy = self.keeper.write_copy
         self.held = Holdings(around, self.storage, opened.state, write_copy=write_copy)
         self._state_writer = StateWriter(around.config, self.keeper, self.storage, clock)
+
+    def described(self) -> namesrv_pb2.Member:
+        """This member as it registers with name servers."""
+        return self._around.member_proto(common_pb2.MEMBER_ROLE_WRITER, self.storage.store.epoch)
 
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)

@@ -129,7 +129,9 @@ class _Parts:
         self._store = opened.store
         self.seconds = opened.seconds
         register_s = config.register_namesrv_period / 1000
-        self.registrar = Registrar(config.namesrv, self._registration, register_s, stale_ends=False)
+        self.registrar = Registrar(
+            config.namesrv, self._registration, register_s, secret=around.ports.secret
+        )
         self.storage = CopyStorage(
             opened.store,
             opened.state,
@@ -137,6 +139,7 @@ class _Parts:
             around.clock,
             metrics.flush_s.observe,
             metrics.forget_topic,
+            metrics.forget_group,
         )
         self._held = held = Holdings(around, self.storage, opened.state.state, copy=True)
         follower = _who_follows(around)
@@ -148,7 +151,7 @@ class _Parts:
             around,
             held,
             groups,
-            ReadServicer(identity, held.reader, groups, metrics),
+            ReadServicer(identity, held.reader, groups, metrics, self._described),
             AdminReadServicer(held, groups),
             FollowerServicer(identity, config, opened.store, candidate),
         )
@@ -223,8 +226,12 @@ class _Parts:
         # would only change to and fro.
         if not epoch or not self._lease_known:
             return None
-        role = common_pb2.MEMBER_ROLE_FOLLOWER
-        return namesrv_pb2.RegisterMemberRequest(member=self._around.member_proto(role, epoch))
+        return namesrv_pb2.RegisterMemberRequest(
+            member=self._described(), store_id=self._store.store_id
+        )
+
+    def _described(self) -> namesrv_pb2.Member:
+        return self._around.member_proto(common_pb2.MEMBER_ROLE_FOLLOWER, self._store.epoch)
 
     async def close(self) -> None:
         """The last of the follower: the cut, if there is one to make, and the store's mark."""

@@ -67,6 +67,9 @@ class Candidate:
         self._trouble = Trouble(
             log, logging.WARNING, "the lease is not known", "the lease is known again"
         )
+        self._unled = Trouble(
+            log, logging.WARNING, "no lease is there, and this member does not take it", "led again"
+        )
 
     def promise(self, duration_ms: int) -> int:
         """Give the word not to take the lease for so long from now; how long it is really given
@@ -104,6 +107,7 @@ class Candidate:
                 # What they said is for the lease as it is now.
                 reading = await self._lease.read()
                 step = self._saw(reading.record, answers)
+            self._tell_why(step)
             if not isinstance(step, Write):
                 return None if isinstance(step, Ask) else step
             log.info("takes the lease", extra=fields(reason=step.record.reason))
@@ -115,6 +119,12 @@ class Candidate:
         except LeaseUnavailable as error:
             self._trouble.met(error)
             return None
+
+    def _tell_why(self, step: Step) -> None:
+        if not isinstance(step, Follow) or not step.why:
+            return self._unled.over()
+        advice = "name all members in peers, or: cometmq broker elect GROUP MEMBER --force"
+        self._unled.met(step.why, advice=advice)
 
     def _saw(self, record: LeaseRecord | None, answers: Answers | None) -> Step:
         self._trouble.over()

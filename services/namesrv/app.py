@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
-from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.server import RpcServer, join_address
 from cometmq.rpc.vitals import Vitals
@@ -20,7 +20,7 @@ from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
 from services.namesrv.routes import RouteTable
 from services.namesrv.servicer import NameServicer
 from services.namesrv.values import Values
-from services.namesrv.watches import Watchers
+from services.namesrv.watches import Registrations, Watchers
 
 _log = logging.getLogger(__name__)
 
@@ -35,20 +35,28 @@ class App:
         self._server = server
         self._clock = clock or SystemClock()
         self._watchers = Watchers(
-            streams_max=config.watch_streams_max, topics_max=config.watch_topics_max
+            streams_max=config.watch_streams_max,
+            topics_max=config.watch_topics_max,
+            streams_per_peer_max=config.watch_streams_per_peer_max,
+            topics_per_peer_max=config.watch_topics_per_peer_max,
         )
+        self._registrations = Registrations(streams_max=config.members_max + config.holds_max)
         self._table = RouteTable(
             silence_max_s=config.member_silence_max_s,
             members_max=config.members_max,
             topics_max=config.topics_max,
             changed=self._watchers.changed,
+            moved=self._registrations.changed,
         )
         self._holds = HoldTable(
-            silence_max_s=config.member_silence_max_s, holds_max=config.holds_max
+            silence_max_s=config.member_silence_max_s,
+            holds_max=config.holds_max,
+            moved=self._registrations.changed,
         )
         self._values = Values(config.kv_config_path)
         self._registry = new_registry("namesrv", self._clock)
         self._metrics = NamesrvMetrics(self._registry, self._table)
+        self._registry.register(RefusedCallers(server.secret))
         self._vitals = Vitals(self._registry, server.gate, self._clock)
         self._stack = AsyncExitStack()
         self.metrics_address = ""
@@ -66,12 +74,19 @@ class App:
         await self._stack.aclose()
 
     async def _start(self) -> None:
+        if self._server.secret is None:
+            _log.warning(
+                "without internal_secret_file whoever reaches this port can register as a member or"
+                " a pullhold, and so draw clients to an address of theirs, take live ones out, and"
+                " change values"
+            )
         await self._values.load()
         servicer = NameServicer(
             self._table,
             self._watchers,
             self._values,
             self._holds,
+            self._registrations,
             gate=self._server.gate,
             clock=self._clock,
         )
@@ -123,4 +138,5 @@ class App:
         _log.info("draining")
         await self._server.begin_drain()
         self._watchers.wake_all()
+        self._registrations.wake_all()
         await self._server.stop(self._config.drain_grace_s)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cometmq.config import PORT_MAX, ServiceConfig, about
+from services.namesrv.watches import STREAMS_PER_PEER_MAX, TOPICS_PER_PEER_MAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,13 @@ class NamesrvConfig(ServiceConfig):
     port: int = field(
         default=9876,
         metadata=about("Port to listen on; 0 = any free one.", minimum=0, maximum=PORT_MAX),
+    )
+    internal_secret_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "File with the cluster's secret, of several one a line: who registers, or changes"
+            " anything else here, has to prove that it knows one. None: anybody may."
+        ),
     )
     kv_config_path: Path = field(
         default=Path("~/.cometmq/namesrv/kvConfig.json"),
@@ -47,6 +55,16 @@ class NamesrvConfig(ServiceConfig):
     )
     watch_topics_max: int = field(
         default=10_000, metadata=about("Topics of one watch stream.", minimum=1, maximum=100_000)
+    )
+    watch_streams_per_peer_max: int = field(
+        default=STREAMS_PER_PEER_MAX,
+        metadata=about("Open watch streams of one address.", minimum=1, maximum=1_000_000),
+    )
+    watch_topics_per_peer_max: int = field(
+        default=TOPICS_PER_PEER_MAX,
+        metadata=about(
+            "Topics of all watch streams of one address together.", minimum=1, maximum=100_000_000
+        ),
     )
 
     def __post_init__(self) -> None:

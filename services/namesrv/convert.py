@@ -58,6 +58,7 @@ def topic_from_proto(proto: common_pb2.TopicConfig) -> TopicConfig:
         permission=proto.permission or PERMISSION_READ | PERMISSION_WRITE,
         flush_mode=FlushMode(proto.flush_mode),
         replication_mode=_replication_mode(proto),
+        reserve_time_ms=proto.reserve_time_ms,
     )
 
 

@@ -6,16 +6,25 @@ registers is listed, who was silent for ``silence_max_s`` is not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cometmq.errors import InvalidRequest, LimitExceeded
 from services.namesrv.routes import ADDRESS, NAME
 
 
 class HoldTable:
-    """All registered pullholds, by (cluster, address)."""
+    """All registered pullholds, by (cluster, address). ``moved`` hears who came and went."""
 
-    def __init__(self, *, silence_max_s: float = 120.0, holds_max: int = 10_000) -> None:
+    def __init__(
+        self,
+        *,
+        silence_max_s: float = 120.0,
+        holds_max: int = 10_000,
+        moved: Callable[[str, str], None] = lambda cluster, address: None,
+    ) -> None:
         self._silence_max_s = silence_max_s
         self._holds_max = holds_max
+        self._moved = moved
         self._heard_s: dict[tuple[str, str], float] = {}
 
     def __len__(self) -> int:
@@ -30,17 +39,24 @@ class HoldTable:
         key = (cluster, address)
         if key not in self._heard_s and len(self._heard_s) >= self._holds_max:
             raise LimitExceeded(f"{self._holds_max} pullholds are registered (holds_max)")
+        new = key not in self._heard_s
         self._heard_s[key] = now_s
+        if new:
+            self._moved(cluster, address)
+
+    def knows(self, cluster: str, address: str) -> bool:
+        return (cluster, address) in self._heard_s
 
     def unregister(self, cluster: str, address: str) -> None:
         """Take a pullhold out; one that is not there does not matter."""
-        self._heard_s.pop((cluster, address), None)
+        if self._heard_s.pop((cluster, address), None) is not None:
+            self._moved(cluster, address)
 
     def expire(self, now_s: float) -> list[str]:
         """Remove those that were not heard for too long; their addresses."""
         silent = [k for k, s in self._heard_s.items() if now_s - s >= self._silence_max_s]
         for key in silent:
-            del self._heard_s[key]
+            self.unregister(*key)
         return [address for _, address in silent]
 
     def addresses(self, cluster: str) -> list[str]:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from cometmq.clock import SystemClock
 from cometmq.rpc.gate import Gate
-from cometmq.rpc.server import RpcServer, ServerLimits
+from cometmq.rpc.secret import open_secret
+from cometmq.rpc.server import RpcServer, limits_of
 from services.namesrv.config import NamesrvConfig
 
 SERVICE = "cometmq.v1.NameService"
+# What changes the name server, or is for those who do: it wants the proof. All else is read by all.
+PROVEN = frozenset(
+    f"/{SERVICE}/{method}"
+    for method in (
+        "RegisterMember",
+        "UnregisterMember",
+        "WatchRegistration",
+        "SetWritePermission",
+        "PutValue",
+        "DeleteValue",
+        "RegisterHold",
+        "UnregisterHold",
+    )
+)
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024  # a registration carries up to 100,000 topics
 
 
 def new_server(config: NamesrvConfig) -> RpcServer:
-    """A server that has not started yet."""
+    """A server that has not started yet. ConfigInvalid: ``internal_secret_file`` is no good."""
     return RpcServer(
         host=config.listen_host,
         port=config.port,
         services=[SERVICE],
         gate=Gate(),
-        limits=ServerLimits(message_bytes_max=MESSAGE_BYTES_MAX),
+        limits=limits_of(config, MESSAGE_BYTES_MAX),
+        secret=open_secret(config.internal_secret_file, SystemClock()),
+        proven=PROVEN,
     )

@@ -3,12 +3,14 @@
 The rules are RocketMQ's (rocketmq-facts.md §3.2), with epochs in place of "master wins":
 
 - A group's epoch is the highest that any live member of it registered. Older registrations are
-  refused; a newer one removes a writer of an older epoch.
+  refused, and those far above; a newer one removes a writer of an older epoch.
+- Within an epoch the writer's place is its store's: nobody else takes it, or takes it away.
 - Only a writer's topics count, and only when their version changed or the epoch is new.
 - A member silent for ``silence_max_s`` is removed; with its last member a group is forgotten.
 - Taking the write permission lasts until the topics are replaced.
 
-``changed`` hears, after each change, the topics whose route is now another one.
+``changed`` hears, after each change, the topics whose route is now another one; ``moved`` the
+(group, member id) that are registered otherwise now, or no longer.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.messaging.topics import check_name, check_settings
-from cometmq.model import PERMISSION_WRITE, TopicConfig
+from cometmq.model import COUNTER_MAX, EPOCH_LEAP_MAX, EPOCH_MAX, PERMISSION_WRITE, TopicConfig
 
 TOPICS_PER_GROUP_MAX = 100_000
 MEMBER_ID_MAX = 1_023
 
 NAME = re.compile(r"[%|a-zA-Z0-9._-]{1,127}")
+STORE_ID = re.compile(r"[a-zA-Z0-9._-]{0,64}")
 ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[a-zA-Z0-9._-]{1,253}):[0-9]{1,5}")
 
 
@@ -73,6 +76,7 @@ class LiveMember:
     topic_count: int
     heard_s: float  # monotonic, for expiry
     heard_ms: int  # wall clock, for people
+    store_id: str = ""  # empty: of an older release
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,12 @@ class _Group:
     writable: bool = True
 
     @property
+    def writing(self) -> LiveMember | None:
+        return next((x for x in self.live.values() if x.member.role is Role.WRITER), None)
+
+    @property
     def writer(self) -> Member | None:
-        return next((x.member for x in self.live.values() if x.member.role is Role.WRITER), None)
+        return None if self.writing is None else self.writing.member
 
     def members(self) -> tuple[Member, ...]:
         return tuple(self.live[number].member for number in sorted(self.live))
@@ -120,11 +128,13 @@ class RouteTable:
         members_max: int = 10_000,
         topics_max: int = 1_000_000,
         changed: Callable[[Iterable[str]], None] = lambda topics: None,
+        moved: Callable[[str, int], None] = lambda broker_group, member_id: None,
     ) -> None:
         self._silence_max_s = silence_max_s
         self._members_max = members_max
         self._topics_max = topics_max  # of all groups together, one for each group that has it
         self._changed = changed
+        self._moved = moved
         self._groups: dict[str, _Group] = {}
         self._groups_of: dict[str, set[str]] = {}  # topic → names of the groups that have it
         self._member_count = 0
@@ -140,6 +150,7 @@ class RouteTable:
         topic_count: int,
         now_s: float,
         now_ms: int,
+        store_id: str = "",
     ) -> Member | None:
         """Take a member in, or hear that it still lives. Returns its group's live writer.
 
@@ -148,8 +159,11 @@ class RouteTable:
         looked at only when they count: a heartbeat repeats them all.
         """
         _check_member(member)
+        _check_version(version)
+        if not STORE_ID.fullmatch(store_id):
+            raise InvalidRequest(f"store_id: {store_id[:64]!r} is not one")
         group = self._groups.get(member.broker_group) or _Group(member.cluster, member.epoch)
-        _check_epoch(group, member)
+        _check_epoch(group, member, store_id)
         if topic_count > TOPICS_PER_GROUP_MAX:
             limit = TOPICS_PER_GROUP_MAX
             raise LimitExceeded(f"{topic_count} topics, {limit} is the limit of a group")
@@ -158,19 +172,28 @@ class RouteTable:
 
         self._groups[member.broker_group] = group
         before = group.members()
-        self._take_member(group, LiveMember(member, version, topic_count, now_s, now_ms))
+        self._take_member(group, LiveMember(member, version, topic_count, now_s, now_ms, store_id))
         touched: set[str] = set()
         if new_topics is not None:
             touched = self._replace_topics(member.broker_group, group, new_topics)
             group.topics_from = (member.epoch, version)
-        if group.members() != before:
+        after = group.members()
+        if after != before:
             touched.update(group.topics)
         self._validate(member.broker_group)
         self._tell(touched)
+        for number in {one.member_id for one in set(before) ^ set(after)}:
+            self._moved(member.broker_group, number)
         return group.writer
 
-    def unregister(self, cluster: str, broker_group: str, member_id: int, epoch: int) -> bool:
-        """Take a member out; False: it was not there. StaleEpoch: a newer incarnation is."""
+    def unregister(
+        self, cluster: str, broker_group: str, member_id: int, epoch: int, store_id: str = ""
+    ) -> bool:
+        """Take a member out; False: it was not there. StaleEpoch: a newer incarnation is, or one
+        with another store. InvalidRequest.
+        """
+        if epoch > EPOCH_MAX:
+            raise InvalidRequest(f"epoch: {epoch} is above {EPOCH_MAX}")
         group = self._groups.get(broker_group)
         known = group.live.get(member_id) if group and group.cluster == cluster else None
         if group is None or known is None:
@@ -178,6 +201,10 @@ class RouteTable:
         if epoch < known.member.epoch:
             raise StaleEpoch(
                 f"member {member_id} of {broker_group} is of epoch {known.member.epoch}"
+            )
+        if store_id != known.store_id:
+            raise StaleEpoch(
+                f"member {member_id} of {broker_group} is registered with another store"
             )
         self._remove(broker_group, [member_id])
         return True
@@ -229,6 +256,12 @@ class RouteTable:
     def topics(self) -> list[str]:
         """Names of all topics that have a route, in order."""
         return sorted(self._groups_of)
+
+    def member(self, cluster: str, broker_group: str, member_id: int) -> Member | None:
+        """How a member is registered; None: it is not."""
+        group = self._groups.get(broker_group)
+        known = group.live.get(member_id) if group and group.cluster == cluster else None
+        return None if known is None else known.member
 
     def members(self) -> Iterator[LiveMember]:
         """All members, by cluster, group and id."""
@@ -309,6 +342,8 @@ class RouteTable:
         else:
             self._validate(name)
         self._tell(group.topics)
+        for number in member_ids:
+            self._moved(name, number)
 
     def _forget_topic(self, topic: str, name: str) -> None:
         groups = self._groups_of[topic]
@@ -340,8 +375,8 @@ def _check_member(member: Member) -> None:
             raise InvalidRequest(f"{what}: {name[:127]!r} is not a name")
     if not 0 <= member.member_id <= MEMBER_ID_MAX:
         raise InvalidRequest(f"member_id: {member.member_id} is not within 0 to {MEMBER_ID_MAX}")
-    if member.epoch < 1:
-        raise InvalidRequest("epoch: counts from 1")
+    if not 1 <= member.epoch <= EPOCH_MAX:
+        raise InvalidRequest(f"epoch: {member.epoch} is not within 1 to {EPOCH_MAX}")
     if not ADDRESS.fullmatch(member.address):
         raise InvalidRequest(f"address: {member.address[:127]!r} is not host:port")
     if member.internal_address and not ADDRESS.fullmatch(member.internal_address):
@@ -350,7 +385,15 @@ def _check_member(member: Member) -> None:
         )
 
 
-def _check_epoch(group: _Group, member: Member) -> None:
+def _check_version(version: DataVersion) -> None:
+    # One above all that are to come would keep the topics as they are for good.
+    if version.epoch > EPOCH_MAX or version.counter > COUNTER_MAX:
+        raise InvalidRequest(
+            f"data_version: {version.epoch}, {version.counter} is above {EPOCH_MAX}, {COUNTER_MAX}"
+        )
+
+
+def _check_epoch(group: _Group, member: Member, store_id: str) -> None:
     """An epoch is one incarnation of one writer; ``group`` may be new."""
     if member.cluster != group.cluster:
         raise InvalidRequest(
@@ -361,15 +404,29 @@ def _check_epoch(group: _Group, member: Member) -> None:
             f"{member.broker_group} is in epoch {group.epoch}, the registration in {member.epoch}",
             epoch=group.epoch,
         )
-    writer = group.writer
-    if writer is None or writer.epoch != member.epoch or member.role is not Role.WRITER:
-        return
-    if (writer.member_id, writer.address) != (member.member_id, member.address):
+    if member.epoch > group.epoch + EPOCH_LEAP_MAX:
+        raise InvalidRequest(
+            f"epoch: {member.epoch} is far above epoch {group.epoch} of {member.broker_group}"
+        )
+    if group.writing is not None and _takes_place(group.writing, member, store_id):
+        writer = group.writing.member
         raise StaleEpoch(
             f"member {writer.member_id} at {writer.address} is the writer of {member.broker_group} "
             f"in epoch {writer.epoch}",
             epoch=writer.epoch,
         )
+
+
+def _takes_place(writing: LiveMember, member: Member, store_id: str) -> bool:
+    """Whether ``member`` would stand in the place of the writer of its own epoch, and is not it."""
+    writer = writing.member
+    if writer.epoch != member.epoch:
+        return False
+    here = (writer.member_id == member.member_id, writer.address == member.address)
+    other_store = writing.store_id not in ("", store_id)
+    if member.role is Role.WRITER:
+        return not all(here) or other_store
+    return any(here) and other_store
 
 
 def _count_topics(group: _Group, member: Member, version: DataVersion) -> bool:
@@ -388,7 +445,7 @@ def _checked(topics: Iterable[TopicConfig]) -> dict[str, TopicConfig]:
         try:
             check_settings(topic)
         except QueueCountInvalid as error:
-            raise InvalidRequest(str(error)) from error
+            raise InvalidRequest(error.message) from error
         if topic.name in found:
             raise InvalidRequest(f"topics: {topic.name} stands there twice")
         found[topic.name] = topic

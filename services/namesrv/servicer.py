@@ -9,14 +9,16 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.rpc.gate import Gate
+from cometmq.rpc.shares import address_of
 from cometmq.v1 import namesrv_pb2 as pb
 from cometmq.v1 import namesrv_pb2_grpc
 from services.namesrv import convert
 from services.namesrv.holds import HoldTable
 from services.namesrv.routes import RouteTable
 from services.namesrv.values import Values
-from services.namesrv.watches import Watcher, Watchers
+from services.namesrv.watches import Registrations, Watcher, Watchers
 
+ROUTE_BYTES_USUAL = 256
 WATCH_MESSAGE_BYTES = 1024 * 1024  # a message of a watch stream is closed when it has that many
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
@@ -31,12 +33,14 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         watchers: Watchers,
         values: Values,
         holds: HoldTable,
+        registrations: Registrations,
         *,
         gate: Gate,
         clock: Clock,
     ) -> None:
         self._table = table
         self._holds = holds
+        self._registrations = registrations
         self._watchers = watchers
         self._values = values
         self._gate = gate
@@ -52,6 +56,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
             topic_count=len(request.topics),
             now_s=self._clock.monotonic_s(),
             now_ms=self._clock.wall_ms(),
+            store_id=request.store_id,
         )
         known = convert.member_to_proto(writer) if writer else None
         return pb.RegisterMemberResponse(writer=known)
@@ -60,9 +65,39 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         self, request: pb.UnregisterMemberRequest, context: Context
     ) -> pb.UnregisterMemberResponse:
         self._table.unregister(
-            request.cluster, request.broker_group, request.member_id, request.epoch
+            request.cluster,
+            request.broker_group,
+            request.member_id,
+            request.epoch,
+            request.store_id,
         )
         return pb.UnregisterMemberResponse()
+
+    async def WatchRegistration(  # type: ignore[override]  # answers with context.write
+        self, request: pb.WatchRegistrationRequest, context: Context
+    ) -> None:
+        woken = asyncio.Event()
+        told: pb.WatchRegistrationResponse | None = None
+        key: tuple[str, int | str] = (request.broker_group, request.member_id)
+        if not request.broker_group:
+            key = (request.cluster, request.address)
+        with self._registrations.watching(key, woken.set):
+            while True:
+                self._gate.check()
+                now = self._registration(request)
+                if now != told:
+                    await context.write(now)
+                    told = now
+                await woken.wait()
+                woken.clear()
+
+    def _registration(self, request: pb.WatchRegistrationRequest) -> pb.WatchRegistrationResponse:
+        if not request.broker_group:
+            known = self._holds.knows(request.cluster, request.address)
+            return pb.WatchRegistrationResponse(hold=known)
+        member = self._table.member(request.cluster, request.broker_group, request.member_id)
+        found = None if member is None else convert.member_to_proto(member)
+        return pb.WatchRegistrationResponse(member=found)
 
     async def QueryRoute(
         self, request: pb.QueryRouteRequest, context: Context
@@ -76,7 +111,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         """Reads here, writes in a task of its own; who only half-closed goes on watching."""
         self._gate.check()
         woken = asyncio.Event()
-        watcher = self._watchers.open(woken.set)
+        watcher = self._watchers.open(woken.set, address_of(context.peer()))
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_changes(watcher, woken, context))
@@ -141,7 +176,11 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
             await woken.wait()
             woken.clear()
             self._gate.check()
-            while routes := self._next_routes(watcher):
+            while watcher.pending_count:
+                await context.room(
+                    min(watcher.pending_count * ROUTE_BYTES_USUAL, WATCH_MESSAGE_BYTES)
+                )
+                routes = self._next_routes(watcher)
                 await context.write(pb.WatchRoutesResponse(routes=routes))
 
     def _next_routes(self, watcher: Watcher) -> list[pb.TopicRoute]:

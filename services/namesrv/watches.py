@@ -6,18 +6,24 @@ stream gets only the latest, and what waits for it never grows beyond the topics
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 
 from cometmq.errors import LimitExceeded
 from cometmq.messaging.topics import check_name
+from cometmq.rpc.shares import Shares
+
+STREAMS_PER_PEER_MAX = 5_000
+TOPICS_PER_PEER_MAX = 200_000
 
 
 class Watcher:
     """One stream: the topics that it watches, and those that changed since they were sent."""
 
-    __slots__ = ("_pending", "_wake", "topics")
+    __slots__ = ("_pending", "_wake", "address", "topics")
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], address: str = "") -> None:
+        self.address = address
         self.topics: set[str] = set()
         self._pending: dict[str, None] = {}  # in order of the first change
         self._wake = wake
@@ -33,6 +39,11 @@ class Watcher:
     def wake(self) -> None:
         self._wake()
 
+    @property
+    def pending_count(self) -> int:
+        """Topics that have to be sent."""
+        return len(self._pending)
+
     def take(self) -> str | None:
         """The next topic to send; None: all is sent."""
         if not self._pending:
@@ -42,30 +53,79 @@ class Watcher:
         return topic
 
 
+class Registrations:
+    """Who wants to hear when a registration changes, by what it is of. Pure, as the rest."""
+
+    def __init__(self, *, streams_max: int) -> None:
+        self._streams_max = streams_max
+        self._wakes: dict[Hashable, list[Callable[[], None]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @contextmanager
+    def watching(self, key: Hashable, wake: Callable[[], None]) -> Iterator[None]:
+        """``wake`` is called at each change, as long as the block lasts. LimitExceeded."""
+        if self._count >= self._streams_max:
+            raise LimitExceeded(f"{self._streams_max} registrations are watched (members_max)")
+        self._count += 1
+        self._wakes.setdefault(key, []).append(wake)
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._wakes[key].remove(wake)
+            if not self._wakes[key]:
+                del self._wakes[key]
+
+    def changed(self, *key: Hashable) -> None:
+        for wake in self._wakes.get(key, ()):
+            wake()
+
+    def wake_all(self) -> None:
+        """Let every stream look around: the process drains."""
+        for wakes in self._wakes.values():
+            for wake in wakes:
+                wake()
+
+
 class Watchers:
     """All streams, found by topic."""
 
-    def __init__(self, *, streams_max: int, topics_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        streams_max: int,
+        topics_max: int,
+        streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+        topics_per_peer_max: int = TOPICS_PER_PEER_MAX,
+    ) -> None:
         self._streams_max = streams_max
         self._topics_max = topics_max  # of one stream
+        self._streams = Shares(streams_per_peer_max, "watch streams", "watch_streams_per_peer_max")
+        self._topics = Shares(topics_per_peer_max, "watched topics", "watch_topics_per_peer_max")
         self._all: set[Watcher] = set()
         self._by_topic: dict[str, set[Watcher]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def open(self, wake: Callable[[], None]) -> Watcher:
-        """A new stream that watches nothing yet. LimitExceeded."""
+    def open(self, wake: Callable[[], None], address: str = "") -> Watcher:
+        """A new stream of a client at ``address`` that watches nothing yet. LimitExceeded."""
         if len(self._all) >= self._streams_max:
             raise LimitExceeded(f"{self._streams_max} watch streams are open (watch_streams_max)")
-        watcher = Watcher(wake)
+        self._streams.take(address)
+        watcher = Watcher(wake, address)
         self._all.add(watcher)
         return watcher
 
     def close(self, watcher: Watcher) -> None:
         """Forget a stream."""
         self.remove(watcher, list(watcher.topics))
-        self._all.discard(watcher)
+        if watcher in self._all:
+            self._all.remove(watcher)
+            self._streams.give_back(watcher.address)
 
     def add(self, watcher: Watcher, topics: Iterable[str]) -> None:
         """Watch ``topics`` too and send their state now, known ones again.
@@ -77,6 +137,7 @@ class Watchers:
             check_name(topic)
         if len(watcher.topics | wanted.keys()) > self._topics_max:
             raise LimitExceeded(f"a stream watches {self._topics_max} topics (watch_topics_max)")
+        self._topics.take(watcher.address, len(wanted.keys() - watcher.topics))
         for topic in wanted:
             watcher.topics.add(topic)
             self._by_topic.setdefault(topic, set()).add(watcher)
@@ -86,6 +147,7 @@ class Watchers:
         """Watch ``topics`` no longer; those that are not watched do not matter."""
         for topic in watcher.topics.intersection(topics):
             watcher.topics.remove(topic)
+            self._topics.give_back(watcher.address)
             watcher.forget(topic)
             watching = self._by_topic[topic]
             watching.remove(watcher)

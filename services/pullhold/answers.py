@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
@@ -26,10 +27,24 @@ class Answer:
     size_bytes: int
 
 
+class Room(Protocol):
+    """How much the client may have unread, in all its calls."""
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether it may have so much more."""
+
+    def take(self, size_bytes: int) -> None:
+        """It has so much more."""
+
+    def give_back(self, size_bytes: int) -> None:
+        """So much is free again."""
+
+
 class Inbox:
     """The answers of one call, in the order in which they came. Every hold has at most one here."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self.client_room = room
         self.unsent_bytes = 0
         self.finishing = False  # the client will ask for no more
         self._answers: deque[Answer] = deque()
@@ -84,17 +99,26 @@ class Answers:
         self._clock = clock
         self._metrics = metrics
 
-    def full(self, session: Session) -> bool:
-        """Whether the client has to take something before more is read for it."""
+    def full(self, hold: Hold) -> bool:
+        """Whether the client has to take something before as much as usual is read for it."""
+        session, usual_bytes = hold.session, self._holds.queues[hold.key].answer_bytes or 1
         return (
             session.inbox.unsent_bytes >= self._limits.unsent_bytes_per_stream_max
             or self.unsent_bytes >= self._limits.unsent_bytes_max
+            or not session.inbox.client_room.has(usual_bytes)
         )
 
     def found(self, hold: Hold, response: broker_pb2.PullResponse) -> None:
-        """Ends a hold with what its pull got."""
+        """Ends a hold with what its pull got; with nothing where the client has too much unread: it
+        pulls when it has the time.
+        """
         if self._holds.end(hold, self._clock.monotonic_s()):
-            self._send(hold, FOUND, response=response)
+            size_bytes = response.ByteSize()
+            self._holds.queues[hold.key].answer_bytes = size_bytes
+            if hold.session.inbox.client_room.has(size_bytes):
+                self._send(hold, FOUND, response=response)
+            else:
+                self.send_nothing(hold)
 
     def failed(self, hold: Hold, error: CometError) -> None:
         """Ends a hold with an error."""
@@ -132,6 +156,7 @@ class Answers:
         self._metrics.durations[outcome].observe(self._clock.monotonic_s() - hold.parked_s)
         size_bytes = 0 if response is None else response.ByteSize()
         self.unsent_bytes += size_bytes
+        hold.session.inbox.client_room.take(size_bytes)
         hold.session.inbox.put(Answer(hold.hold_id, response, error, size_bytes))
         self.finish_if_done(hold.session)
 
@@ -149,6 +174,7 @@ class Answers:
         self._free(session, session.inbox.unsent_bytes)
 
     def _free(self, session: Session, size_bytes: int) -> None:
+        session.inbox.client_room.give_back(size_bytes)
         session.inbox.unsent_bytes -= size_bytes
         self.unsent_bytes -= size_bytes
         assert session.inbox.unsent_bytes >= 0

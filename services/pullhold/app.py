@@ -13,7 +13,7 @@ from cometmq.errors import ConfigInvalid
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.registrar import Registrar
-from cometmq.rpc.secret import open_secret
+from cometmq.rpc.secret import SharedSecret, open_secret
 from cometmq.rpc.server import RpcServer, join_address
 from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
@@ -26,12 +26,12 @@ from services.pullhold.directory import Directory
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import HoldLimits
-from services.pullhold.peers import register_call, unregister_call
+from services.pullhold.peers import register_call, stands_call, unregister_call
 from services.pullhold.servicer import HoldServicer
 
 _log = logging.getLogger(__name__)
 
-REGISTRATION_WAIT_S = 2.0  # how long being ready waits for the first name server to answer
+REGISTRATION_WAIT_S = 2.0  # how long the announcement waits for the first name server
 
 
 class App:
@@ -44,8 +44,9 @@ class App:
         self._server = server
         self._clock = clock or SystemClock()
         self.registry = new_registry("pullhold", self._clock)
-        self._metrics = HoldMetrics(self.registry)
+        self._metrics = HoldMetrics(self.registry, self._clock)
         self._vitals = Vitals(self.registry, server.gate, self._clock)
+        self._secret = open_secret(config.internal_secret_file, self._clock)
         self.holds = Holds(_hold_limits(config), grace_s=config.unreachable_grace_s)
         self._directory = Directory(config.namesrv, self._clock)
         self._answers = Answers(self.holds, _answer_limits(config), self._clock, self._metrics)
@@ -53,7 +54,7 @@ class App:
             self.holds,
             self._answers,
             self._directory,
-            _link_policy(config, self._clock),
+            _link_policy(config, self._secret),
             self._clock,
             self._metrics,
         )
@@ -87,14 +88,22 @@ class App:
             self._config.namesrv,
             register_call(*me),
             unregister_call(*me),
+            stands_call(*me),
             self._config.register_namesrv_period / 1000,
+            secret=self._secret,
         )
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         parts = (self._desk, self._brokers, registrar, self._vitals)
         for coroutine in (part.run() for part in parts):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain, registrar)
-        await self._become_ready(registrar)
+        await self._open_gate()
+        telling = tasks.create_task(self._tell_ready(registrar))
+        self._stack.callback(telling.cancel)
+        known = await registrar.tried(REGISTRATION_WAIT_S)
+        if known:
+            await asyncio.wait([telling])
+        self._announce(known=known)
 
     def _add_gauges(self) -> None:
         for name, text, read in (
@@ -120,15 +129,20 @@ class App:
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(host, metrics.port)
 
-    async def _become_ready(self, registrar: Registrar) -> None:
+    async def _open_gate(self) -> None:
+        """Serve from now on those who know us already."""
         gc.collect()
         gc.freeze()  # what lives as long as the process need not be looked at again
+        await self._server.open()
+
+    async def _tell_ready(self, registrar: Registrar) -> None:
+        """Ready is whom name servers know: others can find it."""
+        await registrar.known()
         await self._server.set_ready()
-        try:
-            async with asyncio.timeout(REGISTRATION_WAIT_S):
-                await registrar.tried()
-        except TimeoutError:
-            _log.warning("ready without an answer from any name server")
+
+    def _announce(self, *, known: bool) -> None:
+        if not known:
+            _log.warning("serves, and is not ready before a name server knows it")
         announce(
             self._config.announce_file,
             address=self._server.address,
@@ -149,6 +163,8 @@ def _hold_limits(config: PullholdConfig) -> HoldLimits:
         holds_max=config.holds_max,
         holds_per_client_max=config.holds_per_client_max,
         holds_per_stream_max=config.holds_per_stream_max,
+        holds_per_peer_max=config.holds_per_peer_max,
+        streams_per_peer_max=config.streams_per_peer_max,
         clients_max=config.clients_max,
     )
 
@@ -157,11 +173,11 @@ def _answer_limits(config: PullholdConfig) -> AnswerLimits:
     return AnswerLimits(config.unsent_bytes_per_stream_max, config.unsent_bytes_max)
 
 
-def _link_policy(config: PullholdConfig, clock: Clock) -> LinkPolicy:
+def _link_policy(config: PullholdConfig, secret: SharedSecret | None) -> LinkPolicy:
     return LinkPolicy(
         broker_groups_max=config.broker_groups_max,
         pulls_per_broker_max=config.pulls_per_broker_max,
         safety_check_interval_s=config.safety_check_interval_s,
         watch_linger_s=config.watch_linger_s,
-        secret=open_secret(config.internal_secret_file, clock),
+        secret=secret,
     )

@@ -14,11 +14,14 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
+from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.news import News
+from cometmq.messaging.pull import BYTES_MAX
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import fields
@@ -39,6 +42,8 @@ from services.pullhold.peers import (
 
 QUEUES_PER_QUESTION_MAX = 4_096
 QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
+# Answers on their way from a broker: as large as their queue's last one, or as their pull allows.
+COMING_BYTES_MAX = 16 * 1024 * 1024
 # A maximum asked for may overtake the arrival that tells of it, by the time of a busy loop's turn.
 SUSPICION_S = 1.0
 TEND_INTERVAL_S = 0.5
@@ -89,6 +94,7 @@ class Link:
         self._changed = asyncio.Event()
         self._wanted: deque[Hold] = deque()  # PULLING, in the order in which they woke
         self._pulls: set[asyncio.Task[None]] = set()
+        self._coming_bytes = 0
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class Link:
         codes: frozenset[int] = frozenset(),
         news: News | None = None,
     ) -> None:
-        woken = self._holds.told(key, generation, maximum, codes)
+        woken = self._holds.told(key, generation, maximum, codes, self._clock.monotonic_s())
         if not woken:
             return
         self._metrics.wakes.inc(len(woken))
@@ -198,12 +204,13 @@ class Link:
 
     def _hand_out(self, handout: Handout, hold: Hold) -> bool:
         """Answer a hold with what came; False: it has to be pulled for."""
-        response = None if self._answers.full(hold.session) else handout.response(hold)
+        response = None if self._answers.full(hold) else handout.response(hold)
         if response is None:
             return False
         if response.status == broker_pb2.PULL_STATUS_FOUND:
             self._deliveries.add(hold, response)
             self._metrics.direct.inc()
+            self._metrics.delivery.answered(first_store_time_ms(response.records))
             self._answers.found(hold, response)
         else:
             position = response.next_position
@@ -267,15 +274,25 @@ class Link:
                 continue
             if self._peer is None:  # it is to be told of the queue again
                 self._continue(hold, hold.generation, hold.offset)
-            elif self._answers.full(hold.session):  # its client pulls when it has the time
+            elif self._answers.full(hold):  # its client pulls when it has the time
                 self._answers.nothing(hold)
             else:
+                size_bytes = self._likely_bytes(hold)
+                if self._pulls and self._coming_bytes + size_bytes > COMING_BYTES_MAX:
+                    self._wanted.appendleft(hold)
+                    return
                 task = asyncio.create_task(self._pull(self._peer, hold))
                 self._pulls.add(task)
-                task.add_done_callback(self._pulled)
+                self._coming_bytes += size_bytes
+                task.add_done_callback(partial(self._pulled, size_bytes))
 
-    def _pulled(self, task: asyncio.Task[None]) -> None:
+    def _likely_bytes(self, hold: Hold) -> int:
+        usual_bytes = self._holds.queues[hold.key].answer_bytes
+        return BYTES_MAX if usual_bytes is None else usual_bytes
+
+    def _pulled(self, size_bytes: int, task: asyncio.Task[None]) -> None:
         self._pulls.discard(task)
+        self._coming_bytes -= size_bytes
         if not task.cancelled():
             task.result()
         self._pump()
@@ -289,6 +306,8 @@ class Link:
         except CometError as error:
             self._answers.failed(hold, error)
             return
+        if (queue := self._holds.queues.find(hold.key)) is not None:
+            queue.answer_bytes = max(response.ByteSize(), queue.answer_bytes or 0)
         if hold.state is HoldState.DONE:  # its time was over first, or it was taken back
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):

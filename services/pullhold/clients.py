@@ -1,10 +1,13 @@
-"""Who holds how much: connections, their calls, and the limits of both. Pure."""
+"""Who holds how much: addresses, their connections, and the calls of those, with the limits of
+each. Pure.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cometmq.errors import LimitExceeded
+from cometmq.rpc.shares import Shares, address_of
 from services.pullhold.model import Hold, HoldLimits, Session
 
 
@@ -22,6 +25,10 @@ class Clients:
     def __init__(self, limits: HoldLimits) -> None:
         self._limits = limits
         self._clients: dict[str, _Client] = {}
+        self._streams = Shares(
+            limits.streams_per_peer_max, "calls that hold", "streams_per_peer_max"
+        )
+        self._holds = Shares(limits.holds_per_peer_max, "held pulls", "holds_per_peer_max")
         self.hold_count = 0  # of all clients
 
     def __len__(self) -> int:
@@ -31,12 +38,15 @@ class Clients:
         """A new call of a client. LimitExceeded."""
         if client not in self._clients and len(self._clients) >= self._limits.clients_max:
             raise LimitExceeded(f"{self._limits.clients_max} clients are here (clients_max)")
+        session = Session(client, address_of(client), inbox)
+        self._streams.take(session.address)
         self._clients.setdefault(client, _Client()).session_count += 1
-        return Session(client, inbox)
+        return session
 
     def close(self, session: Session) -> None:
         """The call is over; its holds have ended."""
         assert not session.holds
+        self._streams.give_back(session.address)
         client = self._clients[session.client]
         client.session_count -= 1
         if not client.session_count:
@@ -54,15 +64,18 @@ class Clients:
         if len(session.holds) >= limits.holds_per_stream_max:
             limit = limits.holds_per_stream_max
             raise LimitExceeded(f"{limit} pulls of the stream are held (holds_per_stream_max)")
+        self._holds.check(session.address)
 
     def add(self, hold: Hold) -> None:
-        """The call holds one more."""
+        """The call holds one more; :meth:`check_room` has been asked."""
+        self._holds.take(hold.session.address)
         hold.session.holds[hold.hold_id] = hold
         self._clients[hold.session.client].hold_count += 1
         self.hold_count += 1
 
     def remove(self, hold: Hold) -> None:
         """The hold has ended."""
+        self._holds.give_back(hold.session.address)
         del hold.session.holds[hold.hold_id]
         self._clients[hold.session.client].hold_count -= 1
         self.hold_count -= 1

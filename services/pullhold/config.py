@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cometmq.config import PORT_MAX, ServiceConfig, about
+from cometmq.config import MIB, PORT_MAX, ServiceConfig, about
 from cometmq.rpc.channels import parse_addresses
 
 
@@ -27,8 +27,8 @@ class PullholdConfig(ServiceConfig):
     internal_secret_file: Path | None = field(
         default=None,
         metadata=about(
-            "File with the secret that internal ports of brokers want; of several, one a line, the "
-            "first is sent. None: they want none."
+            "File with the cluster's secret, of several one a line, which is proven to brokers and "
+            "name servers, and they to this process. None: they want no proof."
         ),
     )
     register_namesrv_period: int = field(
@@ -46,6 +46,13 @@ class PullholdConfig(ServiceConfig):
     holds_per_stream_max: int = field(
         default=10_000, metadata=about("Held pulls of one stream.", minimum=1)
     )
+    holds_per_peer_max: int = field(
+        default=100_000,
+        metadata=about("Held pulls of one address, whatever its connections.", minimum=1),
+    )
+    streams_per_peer_max: int = field(
+        default=10_000, metadata=about("Calls of one address that hold pulls.", minimum=1)
+    )
     clients_max: int = field(
         default=20_000, metadata=about("Connections that hold pulls.", minimum=1)
     )
@@ -54,16 +61,16 @@ class PullholdConfig(ServiceConfig):
         metadata=about("Broker groups whose queues are watched.", minimum=1, maximum=100_000),
     )
     pulls_per_broker_max: int = field(
-        default=32, metadata=about("Pulls at a broker at the same time.", minimum=1, maximum=4_096)
+        default=8, metadata=about("Pulls at a broker at the same time.", minimum=1, maximum=4_096)
     )
     unsent_bytes_per_stream_max: int = field(
-        default=8 * 1024 * 1024,
+        default=8 * MIB,
         metadata=about(
             "Answers that a client has not taken; above it NOT_FOUND.", unit="bytes", minimum=1
         ),
     )
     unsent_bytes_max: int = field(
-        default=256 * 1024 * 1024,
+        default=256 * MIB,
         metadata=about("The same of all clients together.", unit="bytes", minimum=1),
     )
 

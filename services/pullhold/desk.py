@@ -6,7 +6,7 @@ import asyncio
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
-from services.pullhold.answers import Answer, Answers, Inbox
+from services.pullhold.answers import Answer, Answers, Inbox, Room
 from services.pullhold.brokers import Brokers
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
@@ -31,9 +31,9 @@ class Desk:
         self._looks_at_s = 0.0  # when `run` will look at the deadlines next
         self._sooner = asyncio.Event()
 
-    def open(self, client: str) -> Session:
-        """A new call of a client. LimitExceeded."""
-        session = self._holds.open(client, Inbox())
+    def open(self, client: str, room: Room) -> Session:
+        """A new call of a client; ``room`` is for its answers. LimitExceeded."""
+        session = self._holds.open(client, Inbox(room))
         self._sessions.add(session)
         return session
 

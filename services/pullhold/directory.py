@@ -1,26 +1,34 @@
-"""Where the members of broker groups are, by all name servers that answer. The last that was known
-holds while none does.
+"""Where the members of broker groups are, by all name servers that answer. While none does the last
+that was known holds, and members tell themselves what they are now.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
-
-import grpc
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
 from cometmq.rpc.aside import SetAside
-from cometmq.rpc.channels import open_channel, resolve
+from cometmq.rpc.channels import Resolver
 from cometmq.rpc.interceptors import wire_errors
+from cometmq.rpc.redial import KeptChannels
 from cometmq.rpc.retry import BackoffPolicy
-from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
+from cometmq.v1 import (
+    broker_pb2,
+    broker_pb2_grpc,
+    common_pb2,
+    namesrv_pb2,
+    namesrv_pb2_grpc,
+)
 
 CALL_DEADLINE_S = 3.0
+MEMBER_DEADLINE_S = 1.0
+OTHERS_S = 0.3
 FRESH_S = 0.5  # how long what name servers told is taken for now
 PASS_OVER = BackoffPolicy(first_s=0.5, max_s=5.0)  # a member that does not answer
 
@@ -44,12 +52,12 @@ class Directory:
     """
 
     def __init__(self, namesrv: Sequence[str], clock: Clock) -> None:
-        self._namesrv = tuple(namesrv)
+        self._namesrv = Resolver(namesrv)
         self._clock = clock
         self._members: Members = {}
         self._asked_s = float("-inf")
         self._one_at_a_time = asyncio.Lock()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = KeptChannels(clock=clock)
         self._aside = SetAside(PASS_OVER, random.Random())
 
     async def member(self, broker_group: str) -> Member:
@@ -75,41 +83,74 @@ class Directory:
         self._aside.answered(_name(member))
 
     async def _ask_all(self) -> None:
-        """While no name server answers, what they told last is taken for the truth."""
-        addresses = await resolve(self._namesrv)
-        for gone in self._channels.keys() - set(addresses):
-            await self._channels.pop(gone).close()
-        answers = await asyncio.gather(*map(self._ask, addresses), return_exceptions=True)
-        told: list[Members] = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, CometError):
-                    raise answer
-            else:
-                told.append(answer)
+        addresses = await self._namesrv.addresses()
+        told = await self._answers(map(self._ask, addresses))
         if told:
             self._members = _merged(told)
-        elif not self._members:
+            known = {member.address for some in self._members.values() for member in some}
+            self._channels.keep_only(known.union(addresses))
+        elif self._members:
+            asked = [
+                self._ask_member(group, member)
+                for group, some in self._members.items()
+                for member in some
+            ]
+            self._members = _merged([self._members, *await self._answers(asked)])
+        else:
             raise PeerUnavailable("no name server answers")
 
+    async def _answers(self, asked: Iterable[Coroutine[Any, Any, Members]]) -> list[Members]:
+        """What those say who answer. After the first the others have a moment left: one that has
+        gone says nothing.
+        """
+        told: list[Members] = []
+        pending = {asyncio.create_task(one) for one in asked}
+        try:
+            while pending:
+                wait_s = OTHERS_S if told else None
+                done, pending = await asyncio.wait(
+                    pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for task in done:
+                    with suppress(CometError):
+                        told.append(task.result())
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        return told
+
     async def _ask(self, address: str) -> Members:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(address)
-        stub = namesrv_pb2_grpc.NameServiceStub(channel)
+        stub = namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
         with wire_errors():
             request = namesrv_pb2.DescribeClusterRequest()
             described = await stub.DescribeCluster(request, timeout=CALL_DEADLINE_S)
         found: Members = {}
         for one in (status.member for status in described.members):
-            writes = one.role == common_pb2.MEMBER_ROLE_WRITER
-            member = Member(one.address, one.internal_address, one.epoch, writes)
-            found.setdefault(one.broker_group, []).append(member)
+            found.setdefault(one.broker_group, []).append(_member(one))
         return found
 
+    async def _ask_member(self, broker_group: str, known: Member) -> Members:
+        stub = broker_pb2_grpc.BrokerServiceStub(self._channels.get(known.address))
+        with wire_errors():
+            request = broker_pb2.DescribeMemberRequest()
+            told = (await stub.DescribeMember(request, timeout=MEMBER_DEADLINE_S)).member
+        if told.broker_group != broker_group:  # somebody else has its address now
+            return {}
+        # Where it is name servers have told: nobody is to choose where a secret goes.
+        now = _member(told)
+        return {broker_group: [replace(known, epoch=now.epoch, writes=now.writes)]}
+
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        self._namesrv.close()
+        await self._channels.close()
+
+
+def _member(proto: namesrv_pb2.Member) -> Member:
+    writes = proto.role == common_pb2.MEMBER_ROLE_WRITER
+    return Member(proto.address, proto.internal_address, proto.epoch, writes)
 
 
 def ranked(members: Iterable[Member]) -> list[Member]:

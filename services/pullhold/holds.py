@@ -27,6 +27,7 @@ from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, 
 from services.pullhold.queues import Queue, Queues
 
 ANY: frozenset[int] = frozenset()
+PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
 EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch told of something
 
 
@@ -96,7 +97,7 @@ class Holds:
     # --- what brokers say -------------------------------------------------------------------------
 
     def told(
-        self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int]
+        self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int], now_s: float
     ) -> list[Hold]:
         """How a queue stands now, and which tags came (empty: could be any). Who is to be pulled,
         in order of parking.
@@ -117,7 +118,7 @@ class Holds:
             h
             for h in woken
             if moved
-            or _wakes(h, (generation, maximum), codes)
+            or self._wakes(h, (generation, maximum), codes, now_s)
             or (before is None and h.is_above((generation, maximum)))
         ]
         for hold in woken:
@@ -133,7 +134,8 @@ class Holds:
         """
         assert hold.state is HoldState.PULLING
         hold.empty_pulls = hold.empty_pulls + 1 if next_offset == hold.offset else 0
-        hold.generation, hold.offset = generation, next_offset
+        hold.generation = generation
+        self._pass(hold, next_offset, now_s)
         queue = self.queues[hold.key]
         if queue.known is None:
             self._give_grace(hold, queue)
@@ -185,6 +187,27 @@ class Holds:
         assert queue.known is None
         self._graces.push(queue.unknown_since_s + self._grace_s, hold, len(self))
 
+    def _wakes(
+        self, hold: Hold, known: tuple[int, int], codes: frozenset[int], now_s: float
+    ) -> bool:
+        """Whether a WAITING hold has to be pulled; one that wants none of these tags moves on."""
+        if not hold.may_find(known):
+            return False
+        if codes and hold.codes and codes.isdisjoint(hold.codes):
+            self._pass(hold, known[1], now_s)
+            return False
+        return True
+
+    def _pass(self, hold: Hold, offset: int, now_s: float) -> None:
+        """Moves a hold past messages that its filter does not want. Its client learns it soon, and
+        commits: a group that wants few messages has no lag for those that it skips.
+        """
+        deadline_s = now_s + PASSED_S_MAX
+        if offset > hold.offset and deadline_s < hold.deadline_s:
+            hold.deadline_s = deadline_s
+            self._deadlines.push(deadline_s, hold, len(self))
+        hold.offset = offset
+
     def validate(self) -> None:
         """The invariants; for tests."""
         self.clients.validate()
@@ -196,13 +219,3 @@ class Holds:
                 if hold.state is HoldState.WAITING and queue.known is not None:
                     newer = hold.generation > queue.known[0]
                     assert newer or not hold.may_find(queue.known)
-
-
-def _wakes(hold: Hold, known: tuple[int, int], codes: frozenset[int]) -> bool:
-    """Whether a WAITING hold has to be pulled; one that wants none of these tags moves on."""
-    if not hold.may_find(known):
-        return False
-    if codes and hold.codes and codes.isdisjoint(hold.codes):
-        hold.offset = known[1]
-        return False
-    return True

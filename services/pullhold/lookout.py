@@ -27,7 +27,9 @@ async def until_better(
         await asyncio.sleep(LOOK_S)
         with suppress(CometError):  # nobody knows better
             better = await directory.member(broker_group)
-            if better.address == member.address:
+            # A writer of another epoch is another process, even if it has the same name.
+            same = better.epoch == member.epoch or not better.writes
+            if better.address == member.address and same:
                 continue
             if await _answers(directory, broker_group, better, secret):
                 _log.info(

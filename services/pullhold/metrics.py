@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from cometmq.clock import Clock, SystemClock
 from cometmq.errors import LimitExceeded
+from cometmq.telemetry import DeliveryAge
 
 _DURATION_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 60.0)
 
@@ -16,7 +18,7 @@ FOUND, NOT_FOUND, ERROR = "found", "not_found", "error"
 class HoldMetrics:
     """Counters that code feeds, gauges that are read at scrape time."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock | None = None) -> None:
         self._registry = registry
         durations = Histogram(
             "cometmq_hold_duration_seconds",
@@ -35,6 +37,7 @@ class HoldMetrics:
             "Holds answered out of an arrival, without a pull.",
             registry=registry,
         )
+        self.delivery = DeliveryAge(registry, clock or SystemClock())
         self.safety_finds = Counter(
             "cometmq_hold_safety_finds",
             "Queues with messages that no arrival had told of: always 0.",

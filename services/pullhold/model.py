@@ -35,11 +35,15 @@ class Due(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HoldLimits:
-    """What is held at most. ``client`` is a connection, ``stream`` one of its calls."""
+    """What is held at most. ``client`` is a connection, ``stream`` one of its calls, ``peer`` an
+    address with all its connections.
+    """
 
     holds_max: int = 200_000
     holds_per_client_max: int = 20_000
     holds_per_stream_max: int = 10_000
+    holds_per_peer_max: int = 100_000
+    streams_per_peer_max: int = 10_000
     clients_max: int = 20_000
     queues_per_broker_max: int = 100_000  # as many as a broker tells of on one stream
 
@@ -65,10 +69,11 @@ class Session:
     holds are answered with; opaque here.
     """
 
-    __slots__ = ("client", "holds", "inbox")
+    __slots__ = ("address", "client", "holds", "inbox")
 
-    def __init__(self, client: str, inbox: Any) -> None:
+    def __init__(self, client: str, address: str, inbox: Any) -> None:
         self.client = client
+        self.address = address
         self.inbox = inbox
         self.holds: dict[int, Hold] = {}
 

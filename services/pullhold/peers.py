@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from cometmq.errors import CometError, PeerUnavailable, Unauthenticated
+from cometmq.errors import CometError, PeerUnavailable, PeerUnproven, Unauthenticated
 from cometmq.messaging.news import News
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import from_proto, wire_errors
@@ -58,6 +58,18 @@ def unregister_call(cluster: str, address: str) -> Call:
         await stub.UnregisterHold(request, timeout=CALL_DEADLINE_S)
 
     return unregister
+
+
+def stands_call(cluster: str, address: str) -> Call:
+    """Returns when it is not registered there."""
+
+    async def stands(stub: Stub) -> None:
+        request = namesrv_pb2.WatchRegistrationRequest(cluster=cluster, address=address)
+        async for now in stub.WatchRegistration(request):
+            if not now.hold:
+                return
+
+    return stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +224,8 @@ def _internal_errors() -> Iterator[None]:
     try:
         with wire_errors():
             yield
+    except PeerUnproven:  # which the log has been told
+        raise PeerUnavailable("the broker did not prove itself to this pullhold") from None
     except Unauthenticated as error:
         _log.warning("a broker takes no calls from here", extra=fields(error=error))
         raise PeerUnavailable("the broker refuses this pullhold: see its log") from None

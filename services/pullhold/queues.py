@@ -11,13 +11,14 @@ WANTED_ARRIVALS = 16  # that a broker sends with their messages, each time that 
 class Queue:
     """``known`` is (generation, maximum); None: nothing since ``unknown_since_s``."""
 
-    __slots__ = ("_wanted", "holds", "idle_since_s", "known", "unknown_since_s")
+    __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
 
     def __init__(self, now_s: float) -> None:
         self.known: tuple[int, int] | None = None
         self.unknown_since_s = now_s
         self.idle_since_s = now_s  # when it lost its last hold
         self.holds: dict[Hold, None] = {}  # in order of parking
+        self.answer_bytes: int | None = None  # what a pull of it got last
         self._wanted = 0  # arrivals that are still to come with their messages, we believe
 
     def want(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import grpc
 
-from cometmq.errors import CometError, InvalidRequest
+from cometmq.errors import CometError, GroupNameInvalid, InvalidRequest, OffsetInvalid
 from cometmq.filters import tags
 from cometmq.messaging import groups
 from cometmq.messaging.pull import clamp
@@ -21,6 +23,7 @@ from services.pullhold.model import PullLimits, QueueKey, Session, Want
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
 BROKER_GROUP_CHARACTERS_MAX = 127
+_FORMS = frozenset(broker_pb2.MessageForm.values())
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
 
@@ -35,18 +38,24 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
     async def HoldStream(  # type: ignore[override]  # answers with context.write
         self, request_iterator: object, context: Context
     ) -> None:
-        session = self._desk.open(context.peer())
-        try:
+        with self._session(context) as session:
             await context.send_initial_metadata(())  # the client knows by it that we are there
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(session, context))
                 while (answer := await session.inbox.take()) is not None:
+                    self._desk.taken(session, answer)  # from here on it counts as on its way
                     await context.write(_stream_response(answer))
-                    self._desk.taken(session, answer)
                 reading.cancel()
             self._gate.check()
-        finally:
-            self._desk.close(session)
+
+    @contextmanager
+    def _session(self, context: Context) -> Iterator[Session]:
+        with closing(context.open_room()) as room:
+            session = self._desk.open(context.peer(), room)
+            try:
+                yield session
+            finally:
+                self._desk.close(session)
 
     async def _read(self, session: Session, context: Context) -> None:
         """Who only half-closed gets the answers that are still to come."""
@@ -69,12 +78,9 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
 
     async def Hold(self, request: hold_pb2.HoldRequest, context: Context) -> hold_pb2.HoldResponse:
         want = _want(request)
-        session = self._desk.open(context.peer())
-        try:
+        with self._session(context) as session:
             self._desk.park(session, 0, want)
             answer = await session.inbox.take()
-        finally:
-            self._desk.close(session)
         assert answer is not None, "every hold is answered before its inbox is closed"
         if answer.error is not None:
             raise answer.error
@@ -82,12 +88,20 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
 
 
 def _want(request: hold_pb2.HoldRequest) -> Want:
-    """InvalidRequest, FilterInvalid. What else a pull may have wrong the broker tells."""
+    """InvalidRequest, OffsetInvalid, FilterInvalid. What else a pull may have wrong, names that do
+    not exist above all, the broker tells.
+    """
     pull = request.pull
     if not 0 < len(request.broker_group) <= BROKER_GROUP_CHARACTERS_MAX:
         raise InvalidRequest(f"broker_group: 1 to {BROKER_GROUP_CHARACTERS_MAX} characters")
     if not pull.queue.topic:
         raise InvalidRequest("pull.queue: is missing")
+    if pull.queue.queue_id < 0:
+        raise InvalidRequest(f"pull.queue: {pull.queue.queue_id} is no queue's number")
+    if pull.position.offset < 0:
+        raise OffsetInvalid(f"queue offset {pull.position.offset} is negative")
+    if pull.form not in _FORMS:
+        raise InvalidRequest(f"pull.form: {pull.form} is not known here")
     if not 0 <= request.hold_ms <= HOLD_MS_MAX:
         raise InvalidRequest(f"hold_ms: {request.hold_ms} is not within 0 to {HOLD_MS_MAX}")
     return Want(
@@ -102,15 +116,15 @@ def _want(request: hold_pb2.HoldRequest) -> Want:
 
 
 def _limits(pull: broker_pb2.PullRequest) -> PullLimits | None:
-    """How much an answer may hold; None: the broker has to answer, or to refuse."""
-    if pull.form == broker_pb2.MESSAGE_FORM_MESSAGES or pull.position.offset < 0:
+    """How much an answer may hold; None: the broker has to answer, or to refuse. InvalidRequest."""
+    limits = clamp(pull.max_count, pull.max_bytes)
+    if pull.form == broker_pb2.MESSAGE_FORM_MESSAGES:
         return None
-    try:
+    with suppress(GroupNameInvalid):
         if pull.group:
             groups.check_name(pull.group)
-        return clamp(pull.max_count, pull.max_bytes)
-    except CometError:
-        return None
+        return limits
+    return None
 
 
 def _stream_response(answer: Answer) -> hold_pb2.HoldStreamResponse:

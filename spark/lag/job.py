@@ -1,6 +1,6 @@
 """Lag of all consumer groups from exported offsets.
 
-    python -m spark.lag.job --snapshots DIR --results DIR [--window 10] [--output table|json]
+    python -m spark.lag.job --snapshots DIR --results DIR [--window 10] [--keep-days N]
 
 Reads the newest snapshots that ``cometmq offsets export`` wrote, writes Parquet tables and
 ``latest.json`` into the results folder, and prints what they say. docs/lag.md explains the columns.
@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from pyspark.sql import functions as F
 from spark.java_home import JavaMissing
 from spark.lag import publish, report
 from spark.lag.judge import SEVERITY, severity
-from spark.lag.schema import SNAPSHOT, brokers_frame
+from spark.lag.schema import SNAPSHOT, TIMESTAMPS, brokers_frame
 from spark.lag.session import open_session
 from spark.lag.snapshots import NoSnapshot, Plan, plan
 from spark.lag.transforms import Lag, compute
 
+KEEP_DAYS_MAX = 3650
 SHOWN_MAX = 200  # rows of a table in the summary; the Parquet files have all
 
 
@@ -41,11 +42,18 @@ def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--snapshots", type=Path, required=True, help="where the exports lie")
     parser.add_argument("--results", type=Path, required=True, help="where the answers go")
     parser.add_argument("--window", type=int, default=10, help="snapshots for the trend")
+    parser.add_argument(
+        "--keep-days",
+        type=float,
+        help="remove runs and snapshots that are older (all are kept without it)",
+    )
     parser.add_argument("--master", default="local[*]", help="Spark master")
     parser.add_argument("--output", choices=["table", "json"], default="table")
     arguments = parser.parse_args(argv)
     if arguments.window < 1:
         parser.error("--window must be 1 or more")
+    if arguments.keep_days is not None and not 0 < arguments.keep_days <= KEEP_DAYS_MAX:
+        parser.error(f"--keep-days must be above 0 and at most {KEEP_DAYS_MAX}")
     return arguments
 
 
@@ -70,14 +78,20 @@ def run(spark: SparkSession, snapshots: Path, results: Path, window: int) -> dic
 
 def _write(table: DataFrame, path: Path, run_id: str, work: Plan) -> dict[str, int]:
     """Write a table; how many rows it has, in all and by status. Every row says which run it is of,
-    and how much of the cluster that run has seen.
+    and how much of the cluster that run has seen; points in time are timestamps too.
     """
     seen = Observation()
     counts = [F.count(F.lit(1)).alias("rows")]
     if "status" in table.columns:
         counts += [F.count(F.when(F.col("status") == name, 1)).alias(name) for name in SEVERITY]
+    times = {
+        name: F.timestamp_millis(F.col(source))
+        for name, source in TIMESTAMPS.items()
+        if source in table.columns
+    }
     stamped = table.withColumns(
         {
+            **times,
             "run_id": F.lit(run_id),
             "run_snapshot_id": F.lit(work.snapshot_id),
             "completeness": F.lit(work.completeness),
@@ -131,6 +145,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = run(spark, arguments.snapshots, arguments.results, arguments.window)
     finally:
         spark.stop()
+    if arguments.keep_days is not None:
+        before = datetime.now(UTC) - timedelta(days=arguments.keep_days)
+        kept = {
+            Path(file).parent.parent for file in plan(arguments.snapshots, arguments.window).files
+        }
+        publish.remove_old(arguments.results, arguments.snapshots, before, kept)
     print(json.dumps(summary, indent=2) if arguments.output == "json" else report.text(summary))
     return 0
 

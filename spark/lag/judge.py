@@ -6,14 +6,15 @@ status matters. They take the first that fits, in this order::
     UNKNOWN  lag is not known: stale broker, fenced or impossible position
     NEW      never committed here
     REWIND   the committed offset is below one of an earlier snapshot
-    STOPPED  waiting messages, no commit for the whole time, no live member
-    STALLED  waiting messages, no commit for the whole time
-    WARN     messages were lost; or commits come and the lag only grows
+    STOPPED  messages wait, no live member, no progress since the snapshot before, and the head of
+             the queue has waited for HEAD_S_MAX
+    STALLED  messages wait, no progress for SPAN_S_MIN
+    WARN     messages were lost; or the lag grows
     OK       nothing waits, or the above does not fit
     NEW      something waits, and there is too little history to judge by
 
-The four about waiting need ``span_s_min`` of history in which the lag was never 0: commits come
-every few seconds, and a queue that was empty a moment ago is not stuck.
+Progress is a commit, or a queue that was empty. Lag grows when its line rises by more than the
+points scatter around it, and by more than what arrives between two commits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from spark.lag import measure
 Rule = tuple[Column, str, Column]  # fits, status, reason
 
 SPAN_S_MIN = 30.0
+HEAD_S_MAX = 60.0  # a group without members may be restarting: its queues wait that long
+GROWTH_SNAPSHOTS_MIN = 3
+GROWTH_NOISE_MIN = 3.0  # standard deviations around the line
+GROWTH_PRODUCE_S_MIN = 10.0  # clients commit every 5 s: two intervals of new messages
 SEVERITY = ("OK", "NEW", "WARN", "UNKNOWN", "REWIND", "STALLED", "STOPPED")  # the worst is last
 
 
@@ -69,26 +74,39 @@ def _pair(status: str, reason: Column) -> Column:
 def _judged(span_s_min: float) -> list[Rule]:
     """Rules about lag that is known."""
     long_enough = (F.col("snapshot_count") > 1) & (F.col("span_s") >= span_s_min)
-    waiting = long_enough & (F.col("lag_count") > 0) & ~F.col("was_caught_up")
-    still = waiting & ~F.col("moved")
+    waiting = F.col("lag_count") > 0
+    still = waiting & (F.col("no_progress_s") > 0)
+    head_s = F.greatest(F.coalesce(F.col("lag_ms") / 1000, F.lit(0.0)), F.col("no_progress_s"))
+    stopped = still & (F.col("live_member_count") == 0) & (head_s >= HEAD_S_MAX)
+    stalled = still & (F.col("no_progress_s") >= span_s_min)
     rewound = F.col("committed_offset") < F.col("highest_position")
-    only_grows = (F.col("lowest_step") >= 0) & (F.col("lag_count") > F.col("first_lag_count"))
     back = _text("commits went back from %s to %s", "highest_position", "committed_offset")
-    dead = _text("%s wait, no live member, no commit for %.0f s", "lag_count", "span_s")
-    stuck = _text("%s wait, no commit for %.0f s", "lag_count", "span_s")
+    dead = _text("%s wait, no live member, no commit for %.0f s", "lag_count", "no_progress_s")
+    stuck = _text("%s wait, no commit for %.0f s", "lag_count", "no_progress_s")
     lost = _text("%s were removed before they were read", "lost_count")
-    grows = _text("lag only grows: from %s to %s", "first_lag_count", "lag_count")
+    growth = _text(
+        "%s wait, %.2f more each second for %.0f s", "lag_count", "lag_velocity", "span_s"
+    )
     form = "%s wait; snapshots: %s over %.0f s, too little to judge by"
     early = _text(form, "lag_count", "snapshot_count", "span_s")
     return [
         (rewound, "REWIND", back),
-        (still & (F.col("live_member_count") == 0), "STOPPED", dead),
-        (still, "STALLED", stuck),
+        (stopped, "STOPPED", dead),
+        (stalled, "STALLED", stuck),
         (F.col("lost_count") > 0, "WARN", lost),
-        (waiting & only_grows, "WARN", grows),
+        (waiting & long_enough & _grows(), "WARN", growth),
         (F.col("lag_count") == 0, "OK", F.lit("nothing waits")),
         (~long_enough, "NEW", early),
     ]
+
+
+def _grows() -> Column:
+    growth = F.col("lag_velocity") * F.col("span_s")
+    return (
+        (F.col("snapshot_count") >= GROWTH_SNAPSHOTS_MIN)
+        & (growth > GROWTH_NOISE_MIN * F.col("lag_noise"))
+        & (growth > GROWTH_PRODUCE_S_MIN * F.col("produce_rate"))
+    )
 
 
 def _not_known() -> list[Rule]:

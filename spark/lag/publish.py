@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 LATEST = "latest.json"
+_BEGAN = re.compile(r"(?<==)\d{8}T\d{6}")  # in the names of runs and snapshots
 SUMMARY = "_summary.json"  # in the run's folder; readers of Parquet folders pass over it
 
 
@@ -55,6 +57,27 @@ def read_latest(results: Path) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = json.loads(path.read_bytes())
     return found
+
+
+def remove_old(results: Path, snapshots: Path, before: datetime, kept: Collection[Path]) -> int:
+    """Remove runs and snapshots that began before a time, finished or not; how many.
+    What ``latest.json`` points to stays, and the ``kept`` snapshots. Other names are not ours.
+    """
+    latest = read_latest(results)
+    stays = {*kept, *([results / f"run={latest['run_id']}"] if latest else ())}
+    removed = 0
+    for folder in [
+        *results.glob("run=*"),
+        *results.glob(".run=*.tmp"),
+        *snapshots.glob("snapshot=*"),
+    ]:
+        began = _BEGAN.search(folder.name)
+        if began is None or folder in stays or not folder.is_dir():
+            continue
+        if datetime.strptime(began[0], "%Y%m%dT%H%M%S").replace(tzinfo=UTC) < before:
+            shutil.rmtree(folder, ignore_errors=True)  # another run may remove it too
+            removed += 1
+    return removed
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

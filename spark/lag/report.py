@@ -59,7 +59,7 @@ _LAG: tuple[Column, ...] = (
     ("trend", lambda row: rate(row["lag_velocity"])),
     ("drained in", lambda row: eta(row["drain_eta_s"])),
     ("lost", lambda row: count(row["lost_known_sum"])),
-    ("because", lambda row: row["reason"]),
+    ("because", lambda row: f"{row['worst_queue']}: {row['reason']}"),
 )
 _GROUP: Column = ("group", lambda row: row["group"])
 _TOPIC: Column = ("topic", lambda row: row["topic"])

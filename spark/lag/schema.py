@@ -31,6 +31,12 @@ _FIELDS: tuple[tuple[str, DataType, bool], ...] = (
     ("committed_store_time_ms", LongType(), True),
     ("member_count", IntegerType(), True),  # live members on this broker that read the topic
 )
+# Columns of the results: a timestamp beside each point in time in milliseconds.
+TIMESTAMPS = {
+    "taken_time": "taken_ms",
+    "max_store_time": "max_store_time_ms",
+    "committed_store_time": "committed_store_time_ms",
+}
 SNAPSHOT = StructType([StructField(*field) for field in _FIELDS])
 
 

@@ -14,6 +14,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
+    # Every reader of Parquet knows microseconds; Spark's own default, INT96, is deprecated.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     # A JVM that lives for half a minute: compiling better costs more than it gives back (100,000

@@ -12,7 +12,7 @@ from spark.lag.rollup import CLUSTER, GROUP, TOPIC, depths, roll_up
 from spark.lag.trend import newest, trend
 
 # What trend and judge need and nobody else.
-_INNER = ("first_lag_count", "highest_position", "moved", "was_caught_up", "lowest_step")
+_INNER = ("highest_position", "no_progress_s", "lag_noise")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.window import WindowSpec
 
 from spark.lag.measure import SERIES, STALE, UNKNOWN
 
@@ -34,7 +35,7 @@ def trend(measured: DataFrame, brokers: DataFrame) -> DataFrame:
         .where(F.col("generation") == F.col("_generation"))
         .withColumn("_position", position)
         .withColumn("_seconds", (F.col("taken_ms") - F.min("taken_ms").over(series)) / 1000)
-        .withColumn("_step", F.col("lag_count") - F.lag("lag_count").over(in_order))
+        .withColumn("_progress", _progress(in_order.rowsBetween(Window.unboundedPreceding, -1)))
     )
     columns = [name for name in measured.columns if name not in SERIES]
     found = rows.groupBy(*SERIES).agg(
@@ -44,11 +45,9 @@ def trend(measured: DataFrame, brokers: DataFrame) -> DataFrame:
         F.regr_slope("max_offset", "_seconds").alias("produce_rate"),
         F.regr_slope("_position", "_seconds").alias("consume_rate"),
         F.regr_slope("lag_count", "_seconds").alias("lag_velocity"),
-        F.min_by("lag_count", _when_known("snapshot_id")).alias("first_lag_count"),
         F.max("_position").alias("highest_position"),
-        (F.max("_position") > F.min("_position")).alias("moved"),
-        (F.min("lag_count") == 0).alias("was_caught_up"),
-        F.min("_step").alias("lowest_step"),
+        _since(F.col("_progress")).alias("no_progress_s"),
+        _noise().alias("lag_noise"),
     )
     kept = [F.col(f"_last.{name}").alias(name) for name in columns]
     others = [name for name in found.columns if name not in (*SERIES, "_last")]
@@ -56,10 +55,33 @@ def trend(measured: DataFrame, brokers: DataFrame) -> DataFrame:
     return _stale_is_unknown(flat).withColumn("drain_eta_s", _drain_eta())
 
 
+def _progress(earlier: WindowSpec) -> Column:
+    """Is the head of the queue another message than in the snapshot before? The group committed,
+    or it had caught up until then.
+    """
+    before = F.last("_position", ignorenulls=True).over(earlier)
+    lag_before = F.last("lag_count", ignorenulls=True).over(earlier)
+    return (F.col("_position") != before) | (lag_before == 0)
+
+
 def _span() -> Column:
-    """Seconds between the first and the last snapshot in which the lag is known."""
+    return _since(F.lit(False))
+
+
+def _since(event: Column) -> Column:
+    """Seconds from the last snapshot with the event to the last one; without any, from the first.
+    Only snapshots in which the lag is known count.
+    """
     known = _when_known("_seconds")
-    return F.coalesce(F.max(known) - F.min(known), F.lit(0.0))
+    seconds = F.max(known) - F.coalesce(F.max(F.when(event, known)), F.min(known))
+    return F.coalesce(seconds, F.lit(0.0))
+
+
+def _noise() -> Column:
+    """Standard deviation of the lag around its line, in messages; null with one point."""
+    unexplained = 1 - F.regr_r2("lag_count", "_seconds")
+    square = F.regr_syy("lag_count", "_seconds") * unexplained / F.count("lag_count")
+    return F.sqrt(F.greatest(square, F.lit(0.0)))
 
 
 def _when_known(name: str) -> Column:

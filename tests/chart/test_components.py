@@ -221,6 +221,24 @@ def test_alerts_link_to_where_the_runbooks_can_be_read() -> None:
     assert all(link.startswith("https://docs.example.com/runbooks#cometmq") for link in links)
 
 
+# --- where pods run -------------------------------------------------------------------------------
+
+
+def test_name_servers_are_not_lost_with_one_node() -> None:
+    """A drain must not put them together, and a lost node is soon left."""
+    chart = rendered("defaults")
+    spec = pod_template(chart.one("StatefulSet", "prod-namesrv"))["spec"]
+    (term,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    for kind, name in (("StatefulSet", "prod-namesrv"), ("Deployment", "prod-pullhold")):
+        tolerations = pod_template(chart.one(kind, name))["spec"]["tolerations"]
+        assert {t["key"]: t["tolerationSeconds"] for t in tolerations} == {
+            "node.kubernetes.io/not-ready": 30,
+            "node.kubernetes.io/unreachable": 30,
+        }
+    assert "tolerations" not in pod_template(chart.members()[0])["spec"], "its volume stays"
+
+
 # --- what users add -------------------------------------------------------------------------------
 
 

@@ -62,7 +62,11 @@ def test_all_who_call_internal_ports_have_it(values: str, name: str, key: str) -
                 case (("broker" | "pullhold"), _):
                     assert chart.options(workload)["internal_secret_file"] == file
                     assert mounted(container)
-                case ("namesrv", _) | (_, "export"):
+                case ("namesrv", _):
+                    assert chart.options(workload)["internal_secret_file"] == file
+                    assert told == file, "cometmq is run there"
+                    assert mounted(container)
+                case (_, "export"):
                     assert told == file
                     assert mounted(container)
                 case _, other:

@@ -113,7 +113,7 @@ def test_stable_names(chart: Rendered) -> None:
         service = chart.one("Service", workload["spec"]["serviceName"])
         assert service["spec"]["clusterIP"] == "None"
         before_ready = service["spec"].get("publishNotReadyAddresses", False)
-        assert before_ready == (component(workload) == "broker")
+        assert before_ready == (component(workload) in ("broker", "namesrv"))
 
 
 def test_one_pod_at_a_time(chart: Rendered) -> None:

@@ -135,9 +135,11 @@ def deleted(folder: Path) -> None:
 def late(folder: Path) -> None:
     """Old log files are gone and the queues were made anew: some begin with filler."""
     clean(folder)
-    first, second, *_ = sorted((folder / "commitlog").iterdir())
-    first.unlink()
-    second.unlink()
+    store = open_ours(folder)
+    store.cleaner.forget_before(2 * LOG_FILE_BYTES)
+    for _ in range(2):
+        store.cleaner.remove_first()
+    store.close()
     shutil.rmtree(folder / "consumequeue")
     shutil.rmtree(folder / "index")
     open_ours(folder).close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+from cometmq.client import Message, Producer
+from cometmq.errors import TopicNotFound
+
 TIMEOUT_S = 50
 
 pytestmark = pytest.mark.timeout(120)
@@ -164,22 +166,19 @@ def test_the_store_is_readable_beside_the_broker(shell: Shell) -> None:
     assert ("T", len(b"dumped")) in {(r["topic"], r["body_bytes"]) for r in records}
 
 
-def test_readme_sends_and_receives(shell: Shell) -> None:
-    """The ten lines of the README do what it says, to the letter but for address and patience."""
-    shell.json("topic", "create", "Hello", "--queues", "4")
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.S | re.M)
-    program = next(block for block in blocks if "PushConsumer" in block)
+def test_a_missing_topic_has_one_advice(shell: Shell) -> None:
+    told = shell.error("message", "send", "NotThere", "x")
     namesrv = shell.json("local", "status")["namesrv"]
-    assert "127.0.0.1:9876" in program.splitlines()[-1]
-    program = program.replace('main("127.0.0.1:9876")', f'main("{namesrv}")')
-    done = shell.run("-c", program)
-    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
-    assert b"first light" in done.stdout.splitlines()
-    assert b"SendReceipt" in done.stdout
-    progress = shell.json("group", "progress", "Readers")
-    assert sum(queue["committed_offset"] or 0 for queue in progress["queues"]) == 1
-    assert progress["lag_count"] == 0
-    assert "Readers" in {group["group"] for group in shell.json("group", "list")}
+
+    async def send() -> None:
+        async with Producer(namesrv) as producer:
+            await producer.send(Message("NotThere", b"x"))
+
+    with pytest.raises(TopicNotFound) as refused:
+        asyncio.run(send())
+    assert (refused.value.message, refused.value.advice) == (told["message"], told["advice"])
+    assert told["advice"] in str(refused.value)
+    assert "cometmq topic create" in told["advice"]
 
 
 def test_a_killed_broker_comes_back_with_its_messages(shell: Shell) -> None:
@@ -190,6 +189,7 @@ def test_a_killed_broker_comes_back_with_its_messages(shell: Shell) -> None:
     [again] = [p for p in view["processes"] if p["name"] == "g1"]
     assert again["alive"]
     assert (again["address"], again["pid"] == broker["pid"]) == (broker["address"], False)
+    assert again["metrics_address"] == broker["metrics_address"]
     assert shell.json("message", "get", sent["message_id"])["body_text"] == "survivor"
 
 
@@ -200,5 +200,9 @@ def test_down_stops_everything_and_keeps_the_data(shell: Shell) -> None:
     done = shell.cometmq("topic", "list")
     assert done.returncode == 2
     assert b"cometmq local up" in done.stderr
-    assert shell.cometmq("local", "up", "--brokers", "2").returncode == 0
+    refused = shell.error("local", "up", "--slaves", "1")
+    assert refused["name"] == "SHAPE_CONFLICT"
+    assert "--brokers 2 --slaves 0" in refused["message"]
+    assert "--dir" in refused["advice"]
+    assert shell.cometmq("local", "up").returncode == 0
     assert shell.json("message", "get", sent["message_id"])["body_text"] == "kept"

@@ -241,7 +241,7 @@ def test_it_told_why_it_was_refused(stub: Stub) -> None:
     error = TopicNameInvalid("'../x' is not a topic name")
     assert stub.first.found(r"refused: (.*)") == [
         f"{error.status}, {error.code} {error.name()}, RETRY_{error.retry.name}",
-        f"message 0: {error}. {error.advice}",
+        f"message 0: {error.message}. {error.advice}",
     ]
 
 

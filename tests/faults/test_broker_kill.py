@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from cometmq.errors import PositionFenced
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.broker import SYNC, BrokerProcess, batch, refusal, until
+from tests.support.broker import ASYNC, SYNC, BrokerProcess, batch, refusal, until
 from tests.support.forgeries import FORGERIES, TOPIC, Forgery
 
 # Log files that hold even the largest forgery, so that it is refused for what it is.
@@ -43,6 +44,29 @@ async def test_forged_batches_and_kill_9(tmp_path: Path) -> None:
         assert await process.client.bodies(TOPIC, 0) == expected
         await process.client.send(TOPIC, 0, b"after")
         assert await process.client.bodies(TOPIC, 0) == [*expected, b"after"]
+
+
+async def test_commits_that_were_answered_survive_kill_9(tmp_path: Path) -> None:
+    """Killed as soon as the last commit is answered, whatever flush mode the topic has."""
+    groups = [f"g{number}" for number in range(5)]
+    async with BrokerProcess(tmp_path) as process:
+        for topic, flush in (("A", ASYNC), ("S", SYNC)):
+            await process.client.put_topic(topic, 1, flush)
+            await process.client.send(topic, 0, *[b"."] * 20)
+            assert len(await process.client.read_queue(topic, 0)) == 20
+        for group in groups:  # groups are on the disk before their first commit is
+            await process.client.commit(group, ("A", 0, 0, 1), ("S", 0, 0, 1))
+        for life in range(2, 5):
+            broker = process.client
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    tasks.create_task(broker.commit(group, ("A", 0, 0, life), ("S", 0, 0, life)))
+            broker = await process.restart()
+            for group in groups:
+                for topic in ("A", "S"):
+                    position = await broker.committed(group, topic, 0)
+                    assert position is not None
+                    assert position.offset == life, (group, topic)
 
 
 @pytest.mark.slow

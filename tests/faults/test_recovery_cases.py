@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import properties, record
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
 from cometmq.store.folder import checkpoint, identity
 from cometmq.store.layout import offset_name
+from cometmq.store.log.lost import NO_HOST
+from cometmq.store.tools.repair import Accepted, repair
+from cometmq.store.tools.verify import verify
 from tests.support.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
@@ -29,6 +33,7 @@ from tests.support.stores import (
     WallClock,
     append,
     bodies,
+    let_go,
     open_store,
 )
 
@@ -168,7 +173,7 @@ def test_of_a_torn_batch_its_whole_records_are_kept(tmp_path: Path, whole: int) 
     store.abandon()
     torn = start + whole * size + size // 2
     overwrite(tmp_path, torn, bytes(start + 3 * size - torn))
-    store = open_store(tmp_path)
+    store = open_store(tmp_path, files=restarted())  # its units were on the disk before it
     assert store.appended_offset == start + whole * size
     kept = bodies(store, "A", 0)[1:] + bodies(store, "B", 0)
     assert kept == [b"0", b"1", b"2"][:whole]
@@ -398,7 +403,7 @@ def test_queues_of_an_older_log_begin_late_and_stay(
 ) -> None:
     """The oldest log file went, as retention lets it go; then the queues are lost."""
     starts = grown(tmp_path)
-    log_file(tmp_path).unlink()
+    let_go(tmp_path)
     shutil.rmtree(tmp_path / "consumequeue")
     first = next(n for n, start in enumerate(starts) if start >= LOG_FILE_BYTES)
     assert recovered(tmp_path, files=restarted()) == list(range(first, MESSAGES))
@@ -525,29 +530,33 @@ def other_checkpoint(root: Path, count: int, size: int) -> Path:
 @pytest.mark.parametrize(
     ("count", "size", "complaint"),
     [
-        (60, 1000, "files are missing"),
+        (60, 1000, "is missing, or more"),
         (3, len(PADDING) + len("0 ") + len("A") - len("Other"), "another record"),
     ],
 )
-def test_a_checkpoint_of_another_store_is_refused_and_its_removal_helps(
+def test_a_checkpoint_of_another_store_is_refused(
     tmp_path: Path, count: int, size: int, complaint: str
 ) -> None:
     grown(tmp_path / "one")
     copied = other_checkpoint(tmp_path / "other", count, size)
     shutil.copy(copied, tmp_path / "one" / "checkpoint")
-    with pytest.raises(StoreForeignFile, match=complaint) as refused:
+    with pytest.raises((StoreForeignFile, StoreDamaged), match=complaint) as refused:
         open_store(tmp_path / "one")
-    assert "checkpoint is another store's, remove it" in str(refused.value)
+    assert "cometmq store repair" in str(refused.value)
     (tmp_path / "one" / "checkpoint").unlink()
     assert recovered(tmp_path / "one") == list(range(MESSAGES))
 
 
-def test_a_mark_that_names_no_record_leads_to_reading_all(tmp_path: Path) -> None:
-    """The record there is damaged, or it is another store's checkpoint."""
-    grown(tmp_path / "one")
+def test_a_mark_that_good_records_run_across_is_another_stores(tmp_path: Path) -> None:
+    """Or that file of the log is: the queues tell, and they fit the log."""
+    root = tmp_path / "one"
+    grown(root)
     copied = other_checkpoint(tmp_path / "other", 20, 900)
-    shutil.copy(copied, tmp_path / "one" / "checkpoint")
-    assert recovered(tmp_path / "one", files=restarted()) == list(range(MESSAGES))
+    shutil.copy(copied, root / "checkpoint")
+    with pytest.raises(StoreForeignFile, match=r"run across .* let cometmq store repair"):
+        open_store(root, files=restarted())
+    assert repair(root, Accepted()).losses == []
+    assert recovered(root) == list(range(MESSAGES))
 
 
 def test_a_checkpoint_of_rocketmqs_own_is_enough(tmp_path: Path) -> None:
@@ -627,18 +636,44 @@ def test_what_only_rocketmq_5_writes_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "timerlog/0").read_bytes() == b"Java"
 
 
-@pytest.mark.parametrize(
-    ("at", "value", "named"), [(4, b"\xda\xa3\x20\xab", "version 2"), (39, b"\xc0", "BatchCQ")]
-)
-def test_records_that_are_not_read_are_refused_by_name(
-    tmp_path: Path, at: int, value: bytes, named: str
-) -> None:
+def batch_of_rocketmq(log_offset: int) -> bytes:
+    return record.encode(
+        b"A",
+        0,
+        b"many messages",
+        properties.encode({"INNER_NUM": "3"}),
+        born_time_ms=1,
+        born_host=NO_HOST,
+        store_host=NO_HOST,
+        sys_flag=0b11 << 6,
+        log_offset=log_offset,
+        store_time_ms=2,
+    )
+
+
+@pytest.mark.parametrize("named", ["version 2", "BatchCQ"])
+def test_records_that_are_not_read_are_refused_by_name(tmp_path: Path, named: str) -> None:
     starts = grown(tmp_path, 4, unmarked=2)
-    overwrite(tmp_path, starts[2] + at, value)
+    if named == "BatchCQ":
+        overwrite(tmp_path, starts[3], batch_of_rocketmq(starts[3]))
+    else:
+        overwrite(tmp_path, starts[2] + 4, b"\xda\xa3\x20\xab")
     with pytest.raises(StoreForeignFile, match=named):
         open_store(tmp_path)
     content = json.loads((tmp_path / "cometmq.json").read_bytes())
     assert content["clean"] is None
+
+
+@pytest.mark.parametrize("unmarked", [0, 2])
+@pytest.mark.parametrize("flag", [64, 128])
+def test_a_flipped_bit_of_a_batch_makes_no_foreign_store(
+    tmp_path: Path, flag: int, unmarked: int
+) -> None:
+    starts = grown(tmp_path, 4, unmarked=unmarked)
+    overwrite(tmp_path, starts[2] + 39, bytes([flag]))
+    assert not verify(tmp_path).faults
+    repair(tmp_path, Accepted())
+    assert recovered(tmp_path) == [0, 1, 2, 3]
 
 
 # --- holes in queues ------------------------------------------------------------------------------

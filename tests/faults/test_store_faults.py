@@ -37,7 +37,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("rest", ["zeros", "garbage"])
 def test_a_record_torn_at_any_byte_is_cut(tmp_path: Path, rest: str) -> None:
-    """The last append reached the disk up to some byte; behind it are zeros or anything else.
+    """The machine stopped; the last append reached the disk up to some byte, its queue wholly.
+    Behind that byte are zeros or anything else.
 
     The format has no checksum over properties: only zeros (what a log file is made of) are noticed
     in their place, so garbage is tried up to where they begin.
@@ -53,7 +54,7 @@ def test_a_record_torn_at_any_byte_is_cut(tmp_path: Path, rest: str) -> None:
     garbage = bytes(end - start) if rest == "zeros" else b"\xa5" * (end - start)
     for torn in range(start, end if rest == "zeros" else end - len(b"TAGS\1blue\2")):
         path.write_bytes(whole[:torn] + garbage[: end - torn] + whole[end:])
-        store = open_store(tmp_path)
+        store = open_store(tmp_path, files=FaultyFiles(boot=f"boot {torn}"))
         assert store.appended_offset == start, torn - start
         append(store, ("A", 0, [b"next"]))
         assert bodies(store, "A", 0) == [b"first", b"next"]

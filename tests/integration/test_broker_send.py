@@ -115,6 +115,24 @@ async def test_a_refused_batch_leaves_the_stream_usable(tmp_path: Path) -> None:
         assert await broker.bodies("T", 0) == [b"before", b"after"]
 
 
+async def test_a_batch_out_of_its_turn_is_refused_and_stores_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        lane = await broker.lane()
+        numbers = [5, 1, 1, 0, 3, 2, 2**64 - 1, 3]
+        for number in numbers:
+            records, segments = batch(("T", 0, [b"%d" % number]))
+            await lane.call.write(
+                pb.SendStreamRequest(batch_id=number, records=records, segments=segments)
+            )
+        results = [await lane.result() for _ in numbers]
+        assert [r.batch_id for r in results] == numbers
+        stored = [r.batch_id for r in results if not r.HasField("error")]
+        assert stored == [1, 2, 3]
+        assert {r.error.name for r in results if r.HasField("error")} == {"INVALID_REQUEST"}
+        assert await broker.bodies("T", 0) == [b"1", b"2", b"3"]
+
+
 async def test_a_batch_spans_queues_and_topics(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("A", 2)

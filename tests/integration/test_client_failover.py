@@ -5,6 +5,7 @@ servers that do as ordered.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +26,9 @@ from cometmq.client import (
     routes,
 )
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
+from cometmq.rpc import redial
 from tests.support.fake_cluster import FakeBroker, FakeNameServer, until
+from tests.support.names import Names, Relay, dialled_by, silent_socket
 
 QUEUE = QueueRef("T", 0, "g1")
 QUICK: dict[str, Any] = {"retry_backoff_ms": 2, "retry_backoff_max_ms": 10}
@@ -257,6 +260,33 @@ async def test_an_older_writer_takes_nobody_away() -> None:
     assert len(on.writer.batches) == 1
 
 
+async def test_a_writer_that_moved_is_found_as_soon_as_it_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pod was replaced: the same name, another address, and the old one says nothing."""
+    async with Names() as names, group() as on:
+        monkeypatch.setattr(redial, "open_channel", dialled_by(names))
+        names.move("writer.test", "127.0.0.1")
+        on.writer.advertised_host = "writer.test"
+        await on.tell(on.writer)
+        options = ProducerOptions(**QUICK, delivery_timeout_ms=60_000)
+        async with Producer(on.namesrv.address, options=options) as producer:
+            await producer.send_and_wait(Message("T", b"first"))
+            port = on.writer.port
+            await on.writer.stop()
+            with silent_socket("127.0.0.1", port):
+                sent = await producer.send(Message("T", b"second"))
+                await asyncio.sleep(0.3)
+                assert not sent.done()
+                on.writer.epoch += 1
+                await on.writer.start(port, "127.0.0.2")
+                names.move("writer.test", "127.0.0.2")
+                await on.tell(on.writer)
+                async with asyncio.timeout(15.0):  # gRPC looks again after 30 s
+                    await sent
+    assert on.writer.bodies("T")[-1] == b"second"
+
+
 # --- name servers ---------------------------------------------------------------------------------
 
 
@@ -289,6 +319,66 @@ async def reading_and_sending(on: Group) -> AsyncIterator[tuple[PullConsumer, Pr
         reading(on.namesrv.address) as consumer,
     ):
         yield consumer, producer
+
+
+async def test_without_name_servers_members_tell_who_writes() -> None:
+    """All name servers and the writer were on the node that is lost."""
+    seen: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.extend(message.body for message in messages)
+
+    options = PushConsumerOptions(
+        **QUICK, **POLL, rebalance_delay_ms=1, commit_interval_ms=5, rebalance_interval_ms=50
+    )
+    async with (
+        group() as on,
+        reading_and_sending(on) as (consumer, producer),
+        PushConsumer(on.namesrv.address, "P", listener, options=options) as pushed,
+    ):
+        await pushed.subscribe("T")
+        await until(lambda: on.writer.committed.get(("P", ("T", 0))) == (1, 1))
+        await on.namesrv.stop()
+        await on.writer.stop()
+        sent = await producer.send(Message("T", b"second"))
+        await asyncio.sleep(0.1)
+        assert not sent.done()
+        on.follower.role, on.follower.epoch = on.writer.role, on.writer.epoch + 1
+        await asyncio.wait_for(sent, 20)
+        assert await bodies(consumer) == [b"second"]
+        assert await consumer.commit() == {QUEUE: Position(1, 2)}
+        await until(lambda: seen == [b"first", b"second"])
+        await until(lambda: on.follower.committed.get(("P", ("T", 0))) == (1, 2))
+
+
+async def test_a_name_server_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and questions, and its event loop stands still."""
+    monkeypatch.setattr(routes, "ANSWER_S_MAX", 0.3)
+    async with group() as on, two_name_servers() as (first, second, both):
+        first.silent = True
+        await second.put("T", on.writer, queues=1)
+        async with sending(both) as producer:
+            assert producer._routes.writer("g1") == on.writer.address
+        assert first.asked == ["T", "TBW102"]
+
+
+@pytest.mark.slow
+async def test_a_name_server_whose_packets_are_dropped_is_left_within_5_s() -> None:
+    async with (
+        group() as on,
+        two_name_servers() as (first, second, _),
+        Relay(first.address) as to_first,
+        Relay(second.address) as to_second,
+    ):
+        for server in (first, second):
+            await server.put("T", on.writer, queues=1)
+        async with sending(f"{to_first.address};{to_second.address}"):
+            watched, other = (first, second) if first.asked else (second, first)
+            assert not other.asked
+            cut_s = time.monotonic()
+            (to_first if watched is first else to_second).cut()
+            await until(lambda: other.asked, 30.0)
+            assert time.monotonic() - cut_s < 10.0  # 5 s where a machine is not busy
 
 
 async def test_a_name_server_that_tells_of_the_dead_is_left(

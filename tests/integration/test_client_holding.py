@@ -18,7 +18,8 @@ import pytest
 from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, holding
 from cometmq.client.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
-from tests.support.broker import LiveBroker, running_broker, running_namesrv, until
+from services.pullhold import holds
+from tests.support.broker import LiveBroker, running_broker, running_namesrv, until, until_async
 from tests.support.pullhold import LivePullhold, rpc_count, running_pullhold
 
 QUEUES = 2
@@ -114,6 +115,42 @@ async def test_a_consumer_that_leaves_takes_its_holds_back(tmp_path: Path) -> No
         await until(lambda: pullhold.answered == 0 and pullhold.waiting == QUEUES)
         await consumer.__aexit__(None, None, None)
         await until(lambda: pullhold.waiting == 0)
+
+
+async def test_a_filter_that_skips_leaves_no_lag_while_parked_and_when_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def common(on: Stage, *bodies: bytes) -> None:
+        for body in bodies:  # message by message: each arrival moves the hold on
+            for queue_id in range(QUEUES):
+                await on.broker.send("t", queue_id, body)
+
+    async def ends(on: Stage) -> list[int]:
+        return [(await on.broker.pull("t", queue_id, 0)).max_offset for queue_id in range(QUEUES)]
+
+    async def all_readable(on: Stage, count: int) -> bool:
+        return await ends(on) == [count] * QUEUES
+
+    async def caught_up(on: Stage) -> bool:
+        done = [await on.broker.committed("G", "t", queue_id) for queue_id in range(QUEUES)]
+        return await ends(on) == [position.offset if position else 0 for position in done]
+
+    async with stage(tmp_path) as on:
+        pullhold = await on.pullhold()
+        consumer = await on.consumer(commit_interval_ms=20)
+        await consumer.subscribe("t", "rare")
+        await until(lambda: pullhold.waiting == QUEUES)
+        with monkeypatch.context() as soon:
+            soon.setattr(holds, "PASSED_S_MAX", 0.05)
+            await common(on, b"one", b"two", b"three")
+            await until_async(lambda: all_readable(on, 3))
+            await until_async(lambda: caught_up(on))
+        await until(lambda: pullhold.waiting == QUEUES)
+        await common(on, b"four", b"five")  # told long after it has left
+        await until_async(lambda: all_readable(on, 5))  # an answer to a send may come before
+        await consumer.__aexit__(None, None, None)
+        assert await caught_up(on)
+        assert on.listener.bodies == []
 
 
 async def test_without_pullholds_it_polls_and_parks_when_one_comes(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from cometmq.errors import (
     PeerUnavailable,
     PropertyReserved,
     QueueNotFound,
-    RouteNotFound,
     SendTimeout,
     TopicNotFound,
 )
@@ -321,7 +320,7 @@ async def test_the_application_chooses_the_queue() -> None:
         (Message("T", b"", properties={"DELAY": "3"}), PropertyReserved),
         (Message("T", b"", queue=QueueRef("T", 99)), QueueNotFound),
         (Message("T", b"", queue=QueueRef("T", 0, "nobody")), QueueNotFound),
-        (Message("nowhere", b""), RouteNotFound),
+        (Message("nowhere", b""), TopicNotFound),
         (Message("closed", b""), NoPermission),
     ],
 )

@@ -309,6 +309,7 @@ async def test_a_slow_watcher_gets_only_the_latest(
     class SlowContext:
         def __init__(self, context: Any) -> None:
             self._context = context
+            self.room = context.room
 
         async def write(self, message: pb.WatchRoutesResponse) -> None:
             await write_may_go_on.wait()

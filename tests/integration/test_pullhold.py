@@ -359,6 +359,21 @@ async def test_a_herd_is_answered_in_order_a_few_pulls_at_a_time(tmp_path: Path)
         assert all(abs(hold_id - place) <= 6 for place, hold_id in enumerate(order, 1))
 
 
+async def test_large_answers_come_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way from a broker is memory that no client's room counts yet."""
+    monkeypatch.setattr("services.pullhold.brokers.COMING_BYTES_MAX", 3 * len(LARGE))
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, *[("t", 0, 0)] * 60)
+        await broker.send("t", 0, LARGE)
+        most = 0
+        for _ in range(60):
+            await lane.answer()
+            most = max(most, int(pullhold.metric("cometmq_hold_pulls_in_flight")))
+        assert 0 < most <= 2
+
+
 # --- messages that come along with their arrival --------------------------------------------------
 
 

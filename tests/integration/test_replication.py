@@ -13,6 +13,7 @@ import pytest
 from cometmq import errors
 from cometmq.errors import CometError
 from cometmq.rpc.interceptors import error_from
+from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
 from services.broker import handover
@@ -142,7 +143,9 @@ def erase_behind(store_path: Path, file_bytes: int, end: int) -> None:
             file.write(bytes(file_bytes - keep))
 
 
-async def test_a_follower_cuts_what_its_writer_has_lost(tmp_path: Path) -> None:
+async def test_a_follower_cuts_what_its_writer_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with live_group(tmp_path, **UNFLUSHED) as group:
         writer, follower = group[0], group[1]
         await writer.client.put_topic("T", 1, ASYNC)
@@ -154,6 +157,7 @@ async def test_a_follower_cuts_what_its_writer_has_lost(tmp_path: Path) -> None:
         await group.in_step()
         await writer.crash()
         erase_behind(writer.config.store_path, 256 * 1024, flushed)
+        monkeypatch.setattr(OsFiles, "boot_id", lambda _: "after the stop")
         await writer.start("writer")
         await until(lambda: [c.reason for c in follower.changes] == ["cut"])
         await follower.until_role("follower")

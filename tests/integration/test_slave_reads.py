@@ -24,6 +24,7 @@ from cometmq.client import (
     ReceivedMessage,
 )
 from cometmq.member import advising
+from cometmq.rpc import registrar
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.registrar import Registrar
 from cometmq.v1 import broker_pb2 as pb
@@ -75,10 +76,15 @@ class Stage:
             await self.writer.crash()
 
     async def hide_writer(self) -> None:
-        """Name servers believe that the group has none; it lives, and does not know it."""
+        """Name servers believe that the group has none; it lives, and says so when it has news."""
+        self.stack.enter_context(mock.patch.object(registrar, "AGAIN_S", 3_600.0))
         epoch = (await self.writer.client.admin.DescribeBroker(pb.DescribeBrokerRequest())).epoch
         request = namesrv_pb2.UnregisterMemberRequest(
-            cluster="DefaultCluster", broker_group="g1", member_id=0, epoch=epoch
+            cluster="DefaultCluster",
+            broker_group="g1",
+            member_id=0,
+            epoch=epoch,
+            store_id=self.writer.opened.store_id,
         )
         async with open_channel(self.namesrv) as channel:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)

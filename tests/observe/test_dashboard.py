@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.dashboards import DASHBOARDS, load, panels, questions, variables
+from tests.support.dashboards import (
+    DASHBOARDS,
+    everything,
+    load,
+    panels,
+    questions,
+    screens,
+    variables,
+)
 from tests.support.promql import selectors, substituted
 
 BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}
@@ -41,34 +49,49 @@ def test_it_keeps_its_place(path: Path) -> None:
 
 @board_by_board
 def test_panels_have_ids_and_titles_of_their_own(path: Path) -> None:
-    every = load(path)["panels"]
+    every = everything(load(path))
     assert len({panel["id"] for panel in every}) == len(every)
     assert len({panel["title"] for panel in every}) == len(every)
 
 
 @board_by_board
 def test_panels_lie_side_by_side(path: Path) -> None:
-    places = [(panel["title"], panel["gridPos"]) for panel in load(path)["panels"]]
-    for title, place in places:
-        assert 0 <= place["x"] < place["x"] + place["w"] <= COLUMNS, title
-        assert place["h"] > 0, title
-    for (one, a), (other, b) in combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (one, other)
+    for screen in screens(load(path)):
+        places = [(panel["title"], panel["gridPos"]) for panel in screen]
+        for title, place in places:
+            assert 0 <= place["x"] < place["x"] + place["w"] <= COLUMNS, title
+            assert place["h"] > 0, title
+        for (one, a), (other, b) in combinations(places, 2):
+            beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+            assert beside or above, (one, other)
+
+
+@board_by_board
+def test_the_first_screen_says_the_most_and_the_rest_is_collapsed(path: Path) -> None:
+    first, *rest = [panel for panel in load(path)["panels"] if panel["type"] == "row"]
+    assert not first["collapsed"]
+    assert all(row["collapsed"] and row["panels"] for row in rest)
+    titles = {panel["title"] for panel in load(path)["panels"]}
+    assert titles >= {
+        "Who writes, in which epoch", "Messages in and out", "Lag by group and topic",
+        "End-to-end latency", "Send latency", "Room used",
+    }  # fmt: skip
+    assert rest[0]["gridPos"]["y"] <= 23  # rows of 38 pixels: what a laptop shows
 
 
 @board_by_board
 def test_no_hole_in_the_grid(path: Path) -> None:
     """Grafana moves panels up into holes, and the board looks otherwise than it was made."""
-    covered = {
-        (x, y)
-        for place in (panel["gridPos"] for panel in load(path)["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    }
-    height = max(y for _, y in covered) + 1
-    assert len(covered) == COLUMNS * height
+    for screen in screens(load(path)):
+        covered = {
+            (x, y)
+            for place in (panel["gridPos"] for panel in screen)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        rows = {y for _, y in covered}
+        assert len(covered) == COLUMNS * (max(rows) + 1 - min(rows))
 
 
 @board_by_board
@@ -151,8 +174,18 @@ def test_a_legend_names_labels_that_the_query_keeps(panel: dict[str, Any]) -> No
 
 
 @panel_by_panel
+def test_a_legend_does_not_double_after_a_take_over(panel: dict[str, Any]) -> None:
+    """Members of a group differ in the instance: a legend without it needs an aggregation."""
+    for target in panel["targets"]:
+        if "{{instance}}" not in target["legendFormat"]:
+            assert re.match(r"(histogram_quantile|sum|max|min|count)\b", target["expr"]), target[
+                "expr"
+            ]
+
+
+@panel_by_panel
 def test_tiles_show_one_number(panel: dict[str, Any]) -> None:
     if panel["type"] == "stat":
         [target] = panel["targets"]
         assert target["instant"]
-        assert re.match(r"(sum|count|min|max)\(", target["expr"])
+        assert re.match(r"(sum|count|min|max)( by|\()", target["expr"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def test_the_parquet_files_hold_the_rows(spark: SparkSession, summary: dict[str,
     assert found["g1"]["drain_eta_s"] == pytest.approx(60.0)
     assert found["g2"]["lag_count"] is None
     assert {(row["run_id"], row["completeness"]) for row in rows} == {(summary["run_id"], 0.5)}
+    taken = found["g1"]["taken_time"].replace(tzinfo=UTC)
+    assert taken.timestamp() * 1000 == found["g1"]["taken_ms"]
 
 
 @pytest.mark.parametrize(

@@ -50,3 +50,28 @@ def test_json_is_written_whole(tmp_path: Path) -> None:
     publish.write_json(tmp_path / "x.json", {"a": 1})
     assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_old_folders_go_and_what_is_needed_stays(tmp_path: Path) -> None:
+    snapshots, results = tmp_path / "snapshots", tmp_path / "results"
+    names = {
+        snapshots: ["snapshot=20270101T080000.123Z-1a", "snapshot=20270102T080000.123Z-1b"],
+        results: [
+            "run=20270101T080000Z-2a",
+            ".run=20270101T080100Z-2b.tmp",
+            "run=20270102T080000Z-2c",
+        ],
+    }
+    for folder, children in names.items():
+        for name in [*children, "run=mine", "other=20200101T000000Z"]:
+            (folder / name).mkdir(parents=True)
+    publish.point_to(results, {"snapshot_id": "s", "run_id": "20270102T080000Z-2c"})
+    kept = {snapshots / "snapshot=20270102T080000.123Z-1b"}
+    removed = publish.remove_old(results, snapshots, datetime(2027, 2, 1, tzinfo=UTC), kept)
+    assert removed == 3
+    left = {path.name for folder in names for path in folder.iterdir()}
+    assert left == {
+        "snapshot=20270102T080000.123Z-1b", "run=20270102T080000Z-2c", "latest.json",
+        "run=mine", "other=20200101T000000Z",
+    }  # fmt: skip
+    assert publish.remove_old(results, snapshots, datetime(2026, 1, 1, tzinfo=UTC), set()) == 0

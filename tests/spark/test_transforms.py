@@ -73,6 +73,27 @@ def trends(scene: Scene) -> None:
     scene.add(2, 100, 60, group="hurry", taken_ms=NOW - 2_000, member_count=0)
     scene.add(3, 100, 60, group="hurry", taken_ms=NOW, member_count=0)
     scene.queue((100, 100), (120, 110), (140, 125), group="near")
+    dead_and_noisy(scene)
+
+
+def dead_and_noisy(scene: Scene) -> None:
+    """A death at 50 messages a second, a restart, noise, and true growth."""
+    for minute in (-2, -1, 0, 1):
+        end = 30_000 + 3_000 * minute
+        scene.add(minute + 2, end, end - 25 - minute, group="noisy")
+        scene.add(minute + 2, end, end - 3_000 - 1_500 * minute, group="falls-behind")
+    for number, end, committed, members in (
+        (0, 1_000, 990, 2), (1, 4_000, 3_990, 2), (2, 7_000, 5_000, 0), (3, 10_000, 5_000, 0),
+    ):  # fmt: skip
+        stored = T0 + number * MINUTE - 70_000
+        scene.add(number, end, committed, group="died", member_count=members,
+                  committed_store_time_ms=stored)  # fmt: skip
+        scene.add(number, end, committed, group="away-a-moment", member_count=members and 1,
+                  taken_ms=T0 + number * 20_000, committed_store_time_ms=T0 + 20_000)  # fmt: skip
+    # A restart: no member, but the head of the queue has waited for 20 s only.
+    scene.rows = [
+        r for r in scene.rows if r["group"] != "away-a-moment" or r["snapshot_id"] > "s01"
+    ]
 
 
 def sums(scene: Scene) -> None:
@@ -219,14 +240,18 @@ def test_what_was_unknown_is_not_0_in_a_trend(found: Found) -> None:
         ("caught-up", "OK", "nothing waits"),
         ("reading", "OK", "30 wait"),
         ("draining", "OK", "60 wait"),
-        ("was-empty", "OK", "60 wait"),
-        ("near", "OK", "15 wait"),
+        ("was-empty", "STOPPED", "60 wait, no live member, no commit for 60 s"),
+        ("near", "WARN", "15 wait, 0.13 more each second for 120 s"),
+        ("noisy", "OK", "26 wait"),
+        ("falls-behind", "WARN", "4500 wait, 25.00 more each second for 180 s"),
+        ("died", "STOPPED", "5000 wait, no live member, no commit for 60 s"),
+        ("away-a-moment", "NEW", "5000 wait; snapshots: 2 over 20 s, too little to judge by"),
         ("began", "OK", "25 wait"),
         ("time", "NEW", "60 wait; snapshots: 1 over 0 s, too little to judge by"),
         ("first", "NEW", "50 wait; snapshots: 1 over 0 s, too little to judge by"),
         ("again", "NEW", "6 wait; snapshots: 1 over 0 s, too little to judge by"),
         ("never", "NEW", "never committed here; live members: 2"),
-        ("slow", "WARN", "lag only grows: from 10 to 40"),
+        ("slow", "WARN", "40 wait, 0.25 more each second for 120 s"),
         ("lost", "WARN", "15 were removed before they were read"),
         ("stalled", "STALLED", "100 wait, no commit for 120 s"),
         ("stopped", "STOPPED", "40 wait, no live member, no commit for 120 s"),

@@ -303,6 +303,7 @@ class LiveBroker(BrokerClient):
 
     def __init__(self, address: str, internal_address: str, store: MessageStore) -> None:
         super().__init__(address, internal_address)
+        self.address = address
         self.store = store
         self.metrics_address = ""
         self.crashed = False
@@ -379,10 +380,14 @@ async def running_broker(directory: Path, **options: Any) -> AsyncIterator[LiveB
 
 
 @asynccontextmanager
-async def running_namesrv(directory: Path, port: int = 0) -> AsyncIterator[str]:
+async def running_namesrv(directory: Path, port: int = 0, **options: Any) -> AsyncIterator[str]:
     """A name server; its address."""
     config = NamesrvConfig(
-        port=port, metrics_port=0, kv_config_path=directory / "kvConfig.json", scan_interval_s=0.05
+        port=port,
+        metrics_port=0,
+        kv_config_path=directory / "kvConfig.json",
+        scan_interval_s=0.05,
+        **options,
     )
     server = new_server(config)
     await server.start()

@@ -44,8 +44,21 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All panels but the headings of rows; no row is collapsed."""
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
+    """All panels but the headings of rows; those of collapsed rows too."""
+    return [panel for panel in everything(board) if panel["type"] != "row"]
+
+
+def everything(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Headings of rows, and all panels."""
+    return [part for panel in board["panels"] for part in (panel, *panel.get("panels", []))]
+
+
+def screens(board: dict[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    """What lies together: the board as it opens, and each collapsed row as it opens."""
+    yield board["panels"]
+    for panel in board["panels"]:
+        if panel.get("panels"):
+            yield panel["panels"]
 
 
 def questions(board: dict[str, Any]) -> Iterator[Question]:

@@ -49,6 +49,7 @@ class FakeNameServer(_Servicer):
     def __init__(self) -> None:
         self.routes: dict[str, namesrv_pb2.TopicRoute] = {}
         self.asked: list[str] = []  # topics, in the order of asking
+        self.silent = False  # it listens, and says nothing
         self._changed = asyncio.Condition()
         self._gate = Gate()
         self._server: RpcServer | None = None
@@ -85,21 +86,23 @@ class FakeNameServer(_Servicer):
     async def WatchRoutes(self, request_iterator: Any, context: Any) -> None:
         topics: set[str] = set()
         told: dict[str, bytes] = {}
-        asking = asyncio.create_task(self._hear(context, topics))
+        asking = asyncio.create_task(self._hear(context, topics, told))
         try:
             while True:
                 news = [r for t in topics if self._is_new(r := self._route(t), told)]
-                if news:
+                if news and not self.silent:
                     await context.write(namesrv_pb2.WatchRoutesResponse(routes=news))
                 async with self._changed:
                     await self._changed.wait_for(lambda: self._has_news(topics, told))
         finally:
             asking.cancel()
 
-    async def _hear(self, context: Any, topics: set[str]) -> None:
+    async def _hear(self, context: Any, topics: set[str], told: dict[str, bytes]) -> None:
         while isinstance(request := await context.read(), namesrv_pb2.WatchRoutesRequest):
             self.asked += request.add
             topics.update(request.add)
+            for topic in request.add:
+                told.pop(topic, None)
             async with self._changed:
                 self._changed.notify_all()
 
@@ -150,6 +153,7 @@ class FakeBroker(_Servicer):
         self._membership = asyncio.Condition()
         self._version = 0
         self._breaking = asyncio.Event()
+        self.advertised_host = ""  # by which clients know it; empty: its address
         self._gate = Gate()
         self._server: RpcServer | None = None
 
@@ -158,12 +162,18 @@ class FakeBroker(_Servicer):
     @property
     def address(self) -> str:
         assert self._server is not None
-        return self._server.address
+        host = self.advertised_host
+        return f"{host}:{self.port}" if host else self._server.address
 
-    async def start(self, port: int = 0) -> Self:
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return self._server.port
+
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> Self:
         self._gate = Gate()
         self._server = await _serve(
-            broker_pb2_grpc.add_BrokerServiceServicer_to_server, self, self._gate, port
+            broker_pb2_grpc.add_BrokerServiceServicer_to_server, self, self._gate, port, host
         )
         return self
 
@@ -187,16 +197,18 @@ class FakeBroker(_Servicer):
                 permission=permission,
                 flush_mode=common_pb2.FLUSH_MODE_ASYNC,
             ),
-            members=[
-                namesrv_pb2.Member(
-                    cluster="c",
-                    broker_group=self.name,
-                    member_id=self.member_id,
-                    role=self.role,
-                    address=self.address,
-                    epoch=self.epoch,
-                )
-            ],
+            members=[self.described],
+        )
+
+    @property
+    def described(self) -> namesrv_pb2.Member:
+        return namesrv_pb2.Member(
+            cluster="c",
+            broker_group=self.name,
+            member_id=self.member_id,
+            role=self.role,
+            address=self.address,
+            epoch=self.epoch,
         )
 
     def copy_of(self, writer: FakeBroker, member_id: int = 1) -> Self:
@@ -215,6 +227,11 @@ class FakeBroker(_Servicer):
         return [record.body for record in self.stored(topic)]
 
     # --- sending ----------------------------------------------------------------------------------
+
+    async def DescribeMember(
+        self, request: broker_pb2.DescribeMemberRequest, context: Any
+    ) -> broker_pb2.DescribeMemberResponse:
+        return broker_pb2.DescribeMemberResponse(member=self.described)
 
     async def SendStream(self, request_iterator: Any, context: Any) -> None:
         self.streams += 1
@@ -482,8 +499,10 @@ def encode_stored(record: Record) -> bytes:
     )
 
 
-async def _serve(add: Any, servicer: Any, gate: Gate, port: int = 0) -> RpcServer:
-    server = RpcServer(host="127.0.0.1", port=port, services=(), gate=gate)
+async def _serve(
+    add: Any, servicer: Any, gate: Gate, port: int = 0, host: str = "127.0.0.1"
+) -> RpcServer:
+    server = RpcServer(host=host, port=port, services=(), gate=gate)
     await server.start()
     server.add(add, servicer, observer=None)
     await server.set_ready()

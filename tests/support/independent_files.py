@@ -21,6 +21,8 @@ from tests.support.independent_record import expect
 CHECKPOINT = struct.Struct(">6q")
 CHECKPOINT_MARK_AT = 256
 CHECKPOINT_MARK = struct.Struct(">8sqqiIiqI")
+CHECKPOINT_REACH = struct.Struct(">qI")
+CHECKPOINT_START_AT = 384
 CHECKPOINT_BYTES = 4096
 FILE_NAME = re.compile(r"[0-9]{20}")
 TRASH = re.compile(r"cometmq\.trash\.[0-9]+")
@@ -29,7 +31,7 @@ ZEROS = bytes(1 << 20)
 FOLDERS = frozenset({"commitlog", "consumequeue", "index", "config"})
 MAY_HOLD_ZEROS = ("cometmq.next", "cometmq.reserve")
 OURS = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort", "lock", *MAY_HOLD_ZEROS})
-RESERVE_BYTES = 262_144
+RESERVE_BYTES_MAX = 262_144 + 3 * (1 << 20)  # a MiB of state is more than any test has
 REPLACED = frozenset({"cometmq.json", "cometmq.epochs", "checkpoint", "abort"})
 ROCKETMQS = frozenset({"timerwheel", "timerlog"})
 
@@ -51,7 +53,7 @@ def expect_tree(root: Path, log_file_bytes: int) -> None:
         named = folder or file or path.name in ROCKETMQS
         expect(named, path, "a name that does not belong here")
         expect(path.is_dir() if folder else path.is_file() or not file, path, "of another kind")
-    for name, most in zip(MAY_HOLD_ZEROS, (log_file_bytes, RESERVE_BYTES), strict=True):
+    for name, most in zip(MAY_HOLD_ZEROS, (log_file_bytes, RESERVE_BYTES_MAX), strict=True):
         zeros = root / name
         if zeros.exists():
             made = zeros.read_bytes()
@@ -167,6 +169,9 @@ def read_identity(path: Path) -> Identity:
     former = fields.pop("former_store_id", "")
     named = former == "" or re.fullmatch("[0-9a-f]{32}", former) is not None
     expect(named, path, f"formerly {former!r}")
+    lost = fields.pop("state_lost", None)
+    counted = lost is None or all(type(count) is int and count > 0 for count in lost.values())
+    expect(counted, path, f"state_lost is {lost!r}")
     known = {"version", "store_id", "boot_id", "clean"}
     expect(set(fields) == known and fields["version"] == 1, path, f"fields {sorted(fields)}")
     expect(type(recovered) is bool, path, f"recovered is {recovered!r}")
@@ -227,19 +232,33 @@ class Checkpoint(NamedTuple):
     confirm_offset: int
     durable_offset: int
     mark: Mark | None
+    reach: int | None
+    log_start: int | None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
-        return Checkpoint(0, 0, 0, 0, 0, 0, None)
+        return Checkpoint(0, 0, 0, 0, 0, 0, None, None, None)
     data = path.read_bytes()
     expect(len(data) == CHECKPOINT_BYTES, path, f"{len(data)} bytes")
     mark_end = CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size
-    rest = data[CHECKPOINT.size : CHECKPOINT_MARK_AT] + data[mark_end:]
+    reach_end = mark_end + CHECKPOINT_REACH.size
+    start_end = CHECKPOINT_START_AT + CHECKPOINT_REACH.size
+    rest = data[CHECKPOINT.size : CHECKPOINT_MARK_AT] + data[reach_end:CHECKPOINT_START_AT]
+    rest += data[start_end:]
     expect(not any(rest), path, "not zeros behind the fields")
     fields = CHECKPOINT.unpack_from(data)
     expect(min(fields) >= 0, path, f"negative: {fields}")
-    return Checkpoint._make((*fields, _read_mark(data[CHECKPOINT_MARK_AT:mark_end])))
+    mark = _read_mark(data[CHECKPOINT_MARK_AT:mark_end])
+    reach = _read_sealed(data[mark_end:reach_end])
+    start = _read_sealed(data[CHECKPOINT_START_AT:start_end])
+    return Checkpoint._make((*fields, mark, reach, start))
+
+
+def _read_sealed(data: bytes) -> int | None:
+    """Without its seal it is not known."""
+    offset, seal = CHECKPOINT_REACH.unpack(data)
+    return offset if seal == zlib.crc32(data[:-4]) else None
 
 
 def _read_mark(data: bytes) -> Mark | None:

@@ -161,6 +161,8 @@ class Store:
             known = not time_ms or time_ms in log.times or time_ms < oldest
             expect(known, "checkpoint", f"no record has the time {time_ms}")
         expect(not self.clean or times == (newest, newest), "checkpoint", f"{times}, not {newest}")
+        beyond = said.reach is not None and said.reach < log.end
+        expect(not beyond, "checkpoint", f"reaches to {said.reach}, the log to {log.end}")
         mark = said.mark
         if mark is None:
             return

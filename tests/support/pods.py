@@ -82,13 +82,13 @@ class Cluster:
         """The text of /etc/hosts that stands in for the cluster's DNS.
 
         The resolver of gRPC takes lines that share a name or an address for one host with all
-        their addresses. So no pod has two lines: the pods of a Service that publishes them before
-        they are ready go by their own names, all others by their Service's.
+        their addresses. So no pod has two lines: members of broker groups go by their own names,
+        all others by their Service's.
         """
         lines = ["127.0.0.1 localhost"]
         for service, pods in self._services():
             name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
-            own = service["spec"].get("publishNotReadyAddresses", False)
+            own = service["metadata"]["labels"]["app.kubernetes.io/component"].startswith("broker")
             for pod in pods:
                 shown = f"{pod.name}.{name}" if own else name
                 lines.append(f"{pod.address} {_names(shown, namespace, domain)}")

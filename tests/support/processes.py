@@ -34,6 +34,7 @@ class Service:
     kind: str
     address: str
     metrics_address: str
+    pid: int
     internal_address: str = ""
 
 
@@ -79,7 +80,6 @@ class Processes:
         wait_until(f"{name} is ready", lambda: announcement.exists() or process.poll() is not None)
         assert process.poll() is None, self.log(name).read_text()
         said = json.loads(announcement.read_text())
-        del said["pid"]
         return Service(name, kind, **said)
 
 

@@ -69,9 +69,16 @@ class SimulatedFiles:
     """
 
     def __init__(
-        self, root: Path, disk: DiskModel, *, boot: str = "boot-1", fault: Fault | None = None
+        self,
+        root: Path,
+        disk: DiskModel,
+        *,
+        boot: str = "boot-1",
+        fault: Fault | None = None,
+        volume_bytes: int = VOLUME_BYTES,
     ) -> None:
         self.root = root
+        self.volume_bytes = volume_bytes
         self.disk = disk
         self.changes = 0  # calls that change something or bring it to the disk
         self._trail: list[tuple[int, str, StrPath]] = []
@@ -132,12 +139,24 @@ class SimulatedFiles:
     def map(self, path: StrPath, size: int) -> Mapping:
         node = self.disk.file(self._relative(path))
         assert len(node.seen) == size, (path, len(node.seen), size)
+        if size > len(node.allocated) * PAGE_BYTES + self.usage(path).free_bytes:
+            raise DiskFull(f"no space left to map {path}")
         self.change("map", path, lambda: None)
         return SimulatedMapping(self, path, node)
 
     def usage(self, path: StrPath) -> Usage:
         pages = sum(len(node.allocated) for node in self.disk.files().values())
-        return Usage(pages * PAGE_BYTES, VOLUME_BYTES - pages * PAGE_BYTES)
+        return Usage(pages * PAGE_BYTES, self.volume_bytes - pages * PAGE_BYTES)
+
+    def room_for(self, node: FileNode, size: int, offset: int) -> int:
+        """How many of ``size`` bytes at ``offset`` the volume takes."""
+        free = self.usage(self.root).free_bytes // PAGE_BYTES
+        for page in range(offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)):
+            if page not in node.allocated:
+                if not free:
+                    return max(0, page * PAGE_BYTES - offset)
+                free -= 1
+        return size
 
     def read(self, path: StrPath) -> bytes | None:
         def act() -> bytes | None:
@@ -196,6 +215,12 @@ class SimulatedFiles:
             self.disk.is_shut = True
             raise StoreFailed(str(error)) from error
 
+    def sync_all(self, files: Sequence[File], directories: Sequence[StrPath]) -> None:
+        for file in files:
+            file.sync()
+        for directory in directories:
+            self.sync_directory(directory)
+
     def boot_id(self) -> str:
         return self._boot
 
@@ -232,6 +257,10 @@ class SimulatedFile:
             raise StoreFailed(f"{self.path} is closed")
         node, content = self._opened(), bytes(data)
         self._files.must_live()
+        room = self._files.room_for(node, len(content), offset)
+        if room < len(content):
+            node.write(content[:room], offset)
+            raise DiskFull(f"no space left to write {self.path}")
         try:
             self._files.change("write", self.path, lambda: node.write(content, offset))
         except BaseException:  # a part of it may have been written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cometmq.errors import DiskFull, StoreFailed
@@ -14,6 +15,7 @@ from cometmq.native.interface import Levels
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath, Usage
 from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
+from cometmq.store.folder.checkpoint import CheckpointFile
 from cometmq.store.queries import Found, KeySearch
 
 HOST = record.host_bytes("127.0.0.1", 10911)
@@ -120,6 +122,15 @@ class FaultyFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def let_go(root: Path, file_bytes: int = LOG_FILE_BYTES) -> None:
+    """Remove the oldest log file of a store at ``root`` as retention does."""
+    oldest = min((root / "commitlog").iterdir())
+    writer = CheckpointFile(OsFiles(), root / "checkpoint")
+    writer.write(replace(writer.current, log_start=int(oldest.name) + file_bytes))
+    writer.close()
+    oldest.unlink()
 
 
 class Deletions:

@@ -65,6 +65,14 @@ def test_the_name_is_spelt_from_the_class(kind: type[CometError]) -> None:
     assert kind.name().replace("_", "").lower() == kind.__name__.lower()
 
 
+@every_error
+def test_an_error_shown_says_what_happened_and_what_to_do_once(kind: type[CometError]) -> None:
+    told = str(kind("what happened"))
+    assert told == (f"what happened. {kind.advice}" if kind.advice else "what happened")
+    assert str(kind(told)) == told, "made of an error that told it"
+    assert kind("what happened").message == "what happened"
+
+
 def test_retry_values_are_those_of_the_wire() -> None:
     ours = {f"RETRY_{rule.name}": rule.value for rule in Retry}
 
@@ -87,7 +95,7 @@ def test_an_error_survives_the_wire(
     error = from_proto(proto)
 
     assert type(error) is kind
-    assert (str(error), error.segment, error.fence) == ("what happened", segment, fence)
+    assert (error.message, error.segment, error.fence) == ("what happened", segment, fence)
     assert error.epoch == epoch
     assert (proto.name, proto.advice, proto.retry) == (kind.name(), kind.advice, kind.retry.value)
 

@@ -23,7 +23,9 @@ import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -41,6 +43,7 @@ PIECES_MAX = 1024  # that one read takes: IOV_MAX of Linux
 # a new log file is synced in steps, so that no other sync waits for a gigabyte
 SYNC_EVERY_BYTES = 32 * CHUNK_BYTES
 ZEROS = bytes(CHUNK_BYTES)
+SYNCS_AT_ONCE = 8
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # the process's limit, the machine's
@@ -152,6 +155,9 @@ class Files(Protocol):
 
     def sync_directory(self, path: StrPath) -> None:
         """Return when the names in a directory are on the disk; nothing happens when it is gone."""
+
+    def sync_all(self, files: Sequence[File], directories: Sequence[StrPath]) -> None:
+        """All of them, as :meth:`File.sync` and :meth:`sync_directory` do one; in any order."""
 
     def usage(self, path: StrPath) -> Usage:
         """How full the volume is that ``path``, an existing folder, lies on."""
@@ -443,6 +449,18 @@ class OsFiles:
             raise StoreFailed(f"cannot sync {os.fspath(path)}: {error.strerror}") from error
         finally:
             os.close(fd)
+
+    def sync_all(self, files: Sequence[File], directories: Sequence[StrPath]) -> None:
+        acts = [file.sync for file in files]
+        acts += [partial(self.sync_directory, directory) for directory in directories]
+        if len(acts) <= SYNCS_AT_ONCE:
+            for act in acts:
+                act()
+            return
+        # What one waits for, a commit of the file system's journal, does for others as well.
+        with ThreadPoolExecutor(SYNCS_AT_ONCE, "sync") as pool:
+            for done in [pool.submit(act) for act in acts]:
+                done.result()
 
     def usage(self, path: StrPath) -> Usage:
         with _catalogue("ask about the volume of", path):

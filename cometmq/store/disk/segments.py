@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from cometmq.errors import StoreForeignFile
+from cometmq.native.interface import Levels
 from cometmq.store import layout
-from cometmq.store.disk.files import Entry, File, Files
+from cometmq.store.disk.files import Buffer, Entry, File, Files
 from cometmq.store.disk.segment import Segment
 
 logger = logging.getLogger(__name__)
@@ -19,12 +20,39 @@ logger = logging.getLogger(__name__)
 _CHANGING = threading.Lock()
 
 
+class _Short:
+    """A file that lacks its end, read as if that were zeros; only :meth:`Segments.mend` writes."""
+
+    def __init__(self, file: File, there: int) -> None:
+        self.path = file.path
+        self.whole = file  # once it is mended
+        self._there = there
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        return self.whole.pread(size, offset, nowait=nowait).ljust(size, b"\0")
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        raise AssertionError(f"{self.path} is written to before it is mended")
+
+    def sync(self) -> None:
+        """There is nothing of ours in it."""
+
+    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+        return False
+
+    def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        yield from self.whole.data_extents(min(start, self._there), min(end, self._there))
+
+    def close(self) -> None:
+        self.whole.close()
+
+
 class Segments:
     """The files of one folder, oldest first. Readers may look things up while one thread adds at
     the end and another removes from the front: the list only grows, or is replaced whole.
     """
 
-    __slots__ = ("_list", "base", "directory", "file_bytes")
+    __slots__ = ("_list", "_unfinished", "base", "directory", "file_bytes")
 
     def __init__(self, directory: Path, file_bytes: int) -> None:
         assert file_bytes > 0, file_bytes
@@ -32,20 +60,20 @@ class Segments:
         self.file_bytes = file_bytes
         self.base = 0  # where the first file will start, while there is none
         self._list: list[Segment] = []
+        self._unfinished: tuple[Entry, ...] = ()  # what :meth:`mend` has to mend
 
     def load(self, files: Files, *, gaps_allowed: bool = False) -> bool:
         """Take up the files of the folder; anything but whole files in a row is
         :class:`StoreForeignFile`. With ``gaps_allowed`` False is returned when one is missing
         between two others, and none is taken up.
 
-        What a crash or a copy that broke off left of the last file is mended: without a byte it is
-        removed, as RocketMQ 5 does; a shorter one behind others is filled up with zeros, for what
-        was not written reads as zeros.
+        Changes nothing on the disk: what a crash or a copy that broke off left of the last file
+        reads as if :meth:`mend` had been there, which has to come before anything is written.
         """
         assert not self._list, self.directory
         entries = [e for e in files.entries(self.directory) if not layout.is_ignored(e.name)]
         if entries and _is_unfinished(entries[-1]):
-            files.unlink(self.directory / entries.pop().name)
+            self._unfinished = (entries.pop(),)
         if gaps_allowed and any(_is_unfinished(e) for e in entries):
             return False  # a power cut took the length of one, and left that of a later one
         starts = [
@@ -60,22 +88,35 @@ class Segments:
                     f"{self.path(before + self.file_bytes)} is missing; put it back, from a copy "
                     "or another member, or give it up: cometmq store repair DIRECTORY"
                 )
-        if entries and entries[-1].size < self.file_bytes:
-            self._fill_up(files, entries[-1])
         for start in starts:
             self.add(files, start)
+        if entries and entries[-1].size < self.file_bytes:
+            self._unfinished += (entries[-1],)
+            self._list[-1].file = _Short(self._list[-1].file, entries[-1].size)
         assert self.end - self.start == len(starts) * self.file_bytes, self.directory
         return True
 
-    def _fill_up(self, files: Files, entry: Entry) -> None:
-        path = self.directory / entry.name
-        file = files.open(path)
-        try:
-            file.pwrite(b"\0", self.file_bytes - 1)
-            file.sync()
-        finally:
-            file.close()
-        logger.warning("%s had %d bytes: filled up with zeros", path, entry.size)
+    @property
+    def is_unfinished(self) -> bool:
+        """There is something to :meth:`mend`."""
+        return bool(self._unfinished)
+
+    def mend(self, files: Files) -> None:
+        """What stands behind the last whole file: without a byte it is removed, as RocketMQ 5
+        does; a shorter one is filled up with zeros, for what was not written reads as zeros.
+        """
+        for entry in self._unfinished:
+            path = self.directory / entry.name
+            if not entry.size:
+                files.unlink(path)
+                continue
+            short = self._list[-1].file
+            assert isinstance(short, _Short), path
+            short.whole.pwrite(b"\0", self.file_bytes - 1)
+            short.whole.sync()
+            self._list[-1].file = short.whole
+            logger.warning("%s had %d bytes: filled up with zeros", path, entry.size)
+        self._unfinished = ()
 
     def add(self, files: Files, start: int) -> Segment:
         """Take up the file that starts at ``start``, which exists and follows the last one."""
@@ -169,7 +210,10 @@ class Segments:
         path = self.directory / entry.name
         start = layout.parse_offset_name(entry.name, self.directory)
         if entry.is_directory:
-            raise StoreForeignFile(f"{path} is a folder where a file of the store is expected")
+            raise StoreForeignFile(
+                f"{path} is a folder where a file of the store is expected: "
+                "move it out of the store"
+            )
         if entry.is_link:
             raise StoreForeignFile(
                 f"{path} is a symbolic link: put the file itself there, or keep the whole data "
@@ -188,11 +232,13 @@ class Segments:
                 "give up what is missing: cometmq store repair DIRECTORY"
             )
         if start > layout.OFFSET_MAX - self.file_bytes:
-            raise StoreForeignFile(f"{path} begins behind the last offset that there can be")
+            raise StoreForeignFile(
+                f"{path} begins behind the last offset that there can be: move it out of the store"
+            )
         if start % self.file_bytes:
             raise StoreForeignFile(
                 f"{path} does not follow the file before it: no file of {self.file_bytes} bytes "
-                "starts there"
+                "starts there: move it out of the store"
             )
         return start
 

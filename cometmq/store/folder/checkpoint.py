@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import threading
 import zlib
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -40,14 +41,25 @@ MARK = struct.Struct(
     "i"  # queue_count; -1: unknown
     "q"  # unit_count; -1: unknown
 )
-SEAL = struct.Struct(">I")  # CRC-32 of the mark before it
+SEAL = struct.Struct(">I")  # CRC-32 of what stands before it: the mark, the reach
+REACH_AT = MARK_AT + MARK.size + SEAL.size
+REACH = struct.Struct(">q")
+START_AT = 384
+START = struct.Struct(">q")
+UNKNOWN_START = -1
+assert REACH_AT + REACH.size + SEAL.size <= START_AT
 assert TIMES.size <= MARK_AT
-assert MARK_AT + MARK.size + SEAL.size <= SECTOR_BYTES, "written whole or not at all"
+assert START_AT + START.size + SEAL.size <= SECTOR_BYTES, "written whole or not at all"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Store times in ms since 1970; 0 means that nothing is known to be on the disk."""
+    """Store times in ms since 1970; 0 means that nothing is known to be on the disk.
+
+    ``reach``: log offset from which on nothing was ever written to the log's files, but for the
+    zeros that they were made of; 0: that is not known. ``log_start``: log offset of the oldest byte
+    that nobody removed on purpose; :data:`UNKNOWN_START`: that is not known.
+    """
 
     log_time_ms: int = 0
     queue_time_ms: int = 0
@@ -56,6 +68,8 @@ class Checkpoint:
     confirm_offset: int = 0
     durable_offset: int = 0
     mark: LogMark | None = None
+    reach: int = 0
+    log_start: int = UNKNOWN_START
 
     @property
     def restart_time_ms(self) -> int:
@@ -89,12 +103,15 @@ class Checkpoint:
             self.confirm_offset,
             self.durable_offset,
         )
-        mark = b"" if self.mark is None else _sealed(self.mark)
-        return (times.ljust(MARK_AT, b"\0") + mark).ljust(CHECKPOINT_BYTES, b"\0")
+        mark = b"" if self.mark is None else _sealed(MARK.pack(MARK_MAGIC, *astuple(self.mark)))
+        reach = _sealed(REACH.pack(self.reach)) if self.reach else b""
+        start = _sealed(START.pack(self.log_start)) if self.log_start >= 0 else b""
+        content = (times.ljust(MARK_AT, b"\0") + mark).ljust(REACH_AT, b"\0") + reach
+        content = content.ljust(START_AT, b"\0") + start
+        return content.ljust(CHECKPOINT_BYTES, b"\0")
 
 
-def _sealed(mark: LogMark) -> bytes:
-    content = MARK.pack(MARK_MAGIC, *astuple(mark))
+def _sealed(content: bytes) -> bytes:
     return content + SEAL.pack(zlib.crc32(content))
 
 
@@ -108,7 +125,10 @@ def decode(content: bytes, path: Path) -> Checkpoint:
             "the log is on the disk, and can be done without: cometmq store repair DIRECTORY looks "
             "through all of the log and writes it anew"
         )
-    return dataclasses.replace(Checkpoint(*TIMES.unpack_from(content)), mark=_mark(content))
+    times = Checkpoint(*TIMES.unpack_from(content))
+    return dataclasses.replace(
+        times, mark=_mark(content), reach=_reach(content), log_start=_start(content)
+    )
 
 
 def _mark(content: bytes) -> LogMark | None:
@@ -116,6 +136,18 @@ def _mark(content: bytes) -> LogMark | None:
     (seal,) = SEAL.unpack_from(content, MARK_AT + MARK.size)
     magic, *fields = MARK.unpack(sealed)
     return LogMark(*fields) if magic == MARK_MAGIC and zlib.crc32(sealed) == seal else None
+
+
+def _reach(content: bytes) -> int:
+    """A reach that does not fit its seal is not known."""
+    (reach,) = REACH.unpack_from(content, REACH_AT)
+    is_sealed = content.startswith(_sealed(REACH.pack(reach)), REACH_AT)
+    return reach if is_sealed and reach > 0 else 0
+
+
+def _start(content: bytes) -> int:
+    (start,) = START.unpack_from(content, START_AT)
+    return start if content.startswith(_sealed(START.pack(start)), START_AT) else UNKNOWN_START
 
 
 def load(files: Files, path: Path) -> Checkpoint:
@@ -127,9 +159,12 @@ def load(files: Files, path: Path) -> Checkpoint:
 class CheckpointFile:
     """Writes a store's checkpoint in place: what it says lies in one sector, which a disk writes
     whole or not at all.
+
+    ``changing`` is held by who takes something of ``current`` over into what it writes.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
+        self.changing = threading.Lock()
         self.current = load(files, path)
         if not files.exists(path):
             replace(files, path, self.current.encode())

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from cometmq.errors import StoreFailed, StoreForbidden, StoreLocked
@@ -27,6 +28,7 @@ class DirectoryLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_new = not path.exists()
         try:
             folder = os.stat(path.parent)
             self._key = (folder.st_dev, folder.st_ino)
@@ -35,10 +37,16 @@ class DirectoryLock:
         except OSError as error:
             raise StoreFailed(f"cannot lock {path}: {error.strerror}") from error
 
-    def release(self) -> None:
-        """Let the folder go; the file stays, as RocketMQ's does."""
+    def release(self, *, undo: bool = False) -> None:
+        """Let the folder go; the file stays, as RocketMQ's does. ``undo``: if it was there before.
+
+        Whoever opened the file meanwhile and locks it a moment later finds that it is gone.
+        """
         with _held_lock:
             assert self._key in _held, self._path
+            if undo and self._is_new:
+                with suppress(OSError):
+                    os.unlink(self._path)
             os.close(self._fd)
             _held.discard(self._key)
 
@@ -53,7 +61,10 @@ class DirectoryLock:
             fd = self._opened()
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-                os.pwrite(fd, CONTENT, 0)
+                if not os.fstat(fd).st_nlink:
+                    raise BlockingIOError  # who had it a moment ago has just removed it
+                if self._is_new:
+                    os.pwrite(fd, CONTENT, 0)
             except BaseException as error:
                 os.close(fd)
                 # POSIX allows either for a lock that is held

@@ -57,6 +57,9 @@ class Identity:
     # What the store was called before it lost the end of its log; until it follows a writer, or
     # writes, it may still be the best that there is.
     former_store_id: str = ""
+    # A repair gave up a part of the state in the log: the next writer makes it anew from what is
+    # left and what else tells of it, as the topics that had queues then, with how many. None: not.
+    state_lost: Mapping[str, int] | None = None
 
     def encode(self) -> bytes:
         fields = {"version": VERSION, **asdict(self)}
@@ -92,12 +95,17 @@ def decode(content: bytes, path: Path) -> Identity:
             None if foreign is None else _checked(foreign),
             None if options is None else _checked_options(options),
             str(fields.get("former_store_id", "")),
+            _checked_topics(fields.get("state_lost")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreDamaged(
             f"{path} does not read as a store's identity ({error!r}). Put it back from a copy; "
             "cometmq store repair DIRECTORY says what it held and how to do without"
         ) from error
+
+
+def _checked_topics(counts: Mapping[str, Any] | None) -> Mapping[str, int] | None:
+    return None if counts is None else {str(name): _checked(n) for name, n in counts.items()}
 
 
 def _checked_mark(fields: Mapping[str, Any]) -> LogMark:

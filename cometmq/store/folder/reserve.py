@@ -1,8 +1,9 @@
 """Room that the next opening will need: ``docs/format/store-layout.md`` §4.
 
-An opening writes small files before anything is served: whose store it is, its epoch, ``abort``. On
-a volume that is full to the last byte it could not; and what makes room, retention, runs only in a
-store that is open. So while there is plenty, a file of zeros keeps some.
+An opening writes before anything is served: whose store it is, its epoch, ``abort``, and a full
+copy of the state, which the log may need a file for. On a volume that is full to the last byte it
+could not; and what makes room, retention, runs only in a store that is open. So while there is
+plenty, a file of zeros keeps some.
 """
 
 from __future__ import annotations
@@ -15,24 +16,34 @@ from cometmq.store.disk.files import ZEROS, Files
 
 # small files, each twice, and the units of a crash's last messages: a block for each queue
 RESERVE_BYTES = 256 * 1024
-PLENTY_BYTES = 4 * RESERVE_BYTES  # nobody shall lack what we keep
+OTHERS_BYTES = 3 * RESERVE_BYTES  # that are free besides: nobody shall lack what we keep
+# Of the state: the opening's, and two behind which retention may remove the oldest log file.
+COPIES = 3
 
 
-def keep(files: Files, path: Path) -> None:
-    """Keep the room, if there is plenty and it is not kept already."""
-    kept = [e.size for e in files.entries(path.parent) if e.name == path.name]
-    if kept == [RESERVE_BYTES] or files.usage(path.parent).free_bytes < PLENTY_BYTES:
+def keep(files: Files, path: Path, state_bytes: int = 0) -> None:
+    """Keep the room for copies of a state of that size, if there is plenty and it is not kept
+    already. It grows, and never gets smaller while it stands.
+    """
+    wanted = RESERVE_BYTES + COPIES * state_bytes
+    kept = _kept(files, path)
+    if kept >= wanted or files.usage(path.parent).free_bytes < wanted - kept + OTHERS_BYTES:
         return
-    with suppress(Shortage):  # somebody else took it this moment: the next opening tries again
-        files.unlink(path)  # which a crash cut short
-        file = files.create(path, 0)
+    with suppress(Shortage):  # somebody else took it this moment: there will be a next time
+        file = files.open(path) if kept or files.exists(path) else files.create(path, 0)
         try:
-            file.pwrite(ZEROS[:RESERVE_BYTES], 0)
+            for at in range(kept, wanted, len(ZEROS)):
+                file.pwrite(ZEROS[: min(len(ZEROS), wanted - at)], at)
         finally:
             file.close()
 
 
 def use(files: Files, path: Path) -> None:
-    """Give the room back if it is needed now."""
-    if files.usage(path.parent).free_bytes < RESERVE_BYTES:
+    """Give the room back if it may be needed now."""
+    kept = _kept(files, path)
+    if kept and files.usage(path.parent).free_bytes < kept + OTHERS_BYTES:
         files.unlink(path)
+
+
+def _kept(files: Files, path: Path) -> int:
+    return sum(entry.size for entry in files.entries(path.parent) if entry.name == path.name)

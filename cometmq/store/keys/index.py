@@ -207,12 +207,12 @@ class KeyIndex:
     def _checked(self, entry: Entry) -> Entry:
         path = self._directory / entry.name
         if not layout.INDEX_NAME.fullmatch(entry.name) or entry.is_directory:
-            raise StoreForeignFile(f"{path} is not a file of a key index")
+            raise StoreForeignFile(f"{path} is not a file of a key index: move it out of the store")
         if entry.size != self._sizes.file_bytes:
             raise StoreForeignFile(
                 f"{path} has {entry.size} bytes instead of {self._sizes.file_bytes}: set "
-                "max_hash_slot_num and max_index_num as they were, or remove the folder, and the "
-                "index is built again from the log"
+                "max_hash_slot_num and max_index_num as they were; or move it out of the store: "
+                "the index is built again from the log"
             )
         return entry
 

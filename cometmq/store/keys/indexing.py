@@ -13,14 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cometmq.errors import MessageNotFound, Shortage, StoreDamaged
+from cometmq.errors import MessageNotFound, Shortage, StoreDamaged, StoreForeignFile
 from cometmq.format.indexfile import Keys, Sizes
 from cometmq.format.indexkeys import keys_of_chunk
 from cometmq.format.record import BLANK_BYTES
 from cometmq.native import accelerator
 from cometmq.store.disk.files import Files
 from cometmq.store.keys.index import KeyIndex
-from cometmq.store.log.commitlog import CommitLog
+from cometmq.store.log.commitlog import Chunk, CommitLog
+from cometmq.store.log.scanning import first_damage
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class Indexer:
             try:
                 return not self._closed and self._step()
             except Shortage as error:
-                self._stall(str(error))
+                self._stall(error.message)
                 return False
 
     def _step(self) -> bool:
@@ -135,11 +136,11 @@ class Indexer:
         if not self.enabled or left <= 0:
             return False
         try:
-            chunk = self._log.read_chunk(start, min(STEP_BYTES, left), nowait=False)
+            chunk = self._read(start, min(STEP_BYTES, left))
         except MessageNotFound:  # retention took the file away this moment
             return True
-        except StoreDamaged as error:
-            self._stall(str(error))
+        except (StoreDamaged, StoreForeignFile) as error:
+            self._stall(error.message)
             return False
         assert chunk is not None, (start, left)
         if len(chunk.data) > BLANK_BYTES and not self._insert(keys_of_chunk(chunk.data)):
@@ -147,6 +148,20 @@ class Indexer:
         self._position = chunk.next_offset
         self._stalled = ""
         return True
+
+    def _read(self, start: int, bytes_max: int) -> Chunk | None:
+        """As :meth:`CommitLog.read_chunk`; what has been on the disk is verified again: to find the
+        keys of a record its framing is trusted.
+        """
+        chunk = self._log.read_chunk(start, bytes_max, nowait=False)
+        if chunk is not None and len(chunk.data) > BLANK_BYTES and start < self._log.trusted_from:
+            file_bytes = self._log.segments.file_bytes
+            damaged = first_damage(chunk.data, start, file_bytes - start % file_bytes)
+            if damaged == start:
+                raise StoreDamaged(f"the record at {damaged} of the log is damaged")
+            if damaged is not None:
+                return Chunk(chunk.data[: damaged - start], damaged)
+        return chunk
 
     def _look_into(self, gap: tuple[int, int]) -> None:
         start, stop = max(gap[0], self._log.start), gap[1]
@@ -159,8 +174,9 @@ class Indexer:
             raise
 
     def _look_between(self, start: int, stop: int) -> None:
-        with suppress(MessageNotFound, StoreDamaged):  # gone, or nobody can tell
-            chunk = self._log.read_chunk(start, min(STEP_BYTES, stop - start), nowait=False)
+        # Gone, or nobody can tell.
+        with suppress(MessageNotFound, StoreDamaged, StoreForeignFile):
+            chunk = self._read(start, min(STEP_BYTES, stop - start))
             assert chunk is not None, (start, stop)
             if len(chunk.data) > BLANK_BYTES and self._index.lacking(keys_of_chunk(chunk.data)):
                 logger.warning(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +66,10 @@ class CommitLog:
         # A copy far behind what it is a copy of: its disk has the log to write, and zeros under it
         # would be as much again. So none are written, and no file is made ahead of its use.
         self.far_behind = False
+        # From here on nothing but zeros was ever written to the files, as the disk knows too:
+        # `extend(offset)` raises it above `offset`. As it is, nobody keeps it.
+        self.reach = layout.OFFSET_MAX
+        self.extend: Callable[[int], None] | None = None
         self._forgotten = 0  # what stands before it is being removed
         self._files = files
         self._new_path: Path = paths.next_log_file
@@ -117,6 +121,10 @@ class CommitLog:
         if self._transient is not None and not self._transient.has_room(len(batch)):
             self.commit()
         segment = self.segments.find(offset) or self._grown_to(offset)
+        if offset + len(batch) > self.reach:
+            assert self.extend is not None, (offset, self.reach)
+            self.extend(offset + len(batch))
+            assert offset + len(batch) <= self.reach, (offset, self.reach)
         try:
             if offset != end:
                 self._write_blank(end, offset)
@@ -182,13 +190,22 @@ class CommitLog:
         while len(segments) and segments.end - segments.file_bytes >= offset:
             segments.remove_last(self._files)
         segments.base = start
-        segment = segments.find(offset)
-        if segment is not None and clear(segment.file, offset - segment.start, segments.file_bytes):
-            segment.file.sync()
+        self.clear_behind(offset)
         self._scars.clear()
         self._batch_ends = self._batch_ends[: bisect_right(self._batch_ends, offset)]
         self.end = (offset, last_time_ms)
         self.flushed = min(self.flushed, self.end)
+
+    def clear_behind(self, offset: int) -> None:
+        """Leave nothing behind ``offset`` in its file, on the disk at return. What was never
+        written is not looked at: the file may be much longer than what was.
+        """
+        segment = self.segments.find(offset)
+        stop = self.reach if segment is None else min(segment.end, self.reach)
+        if segment is None or stop <= offset:
+            return
+        if clear(segment.file, offset - segment.start, stop - segment.start):
+            segment.file.sync()
 
     def start_anew(self, offset: int) -> None:
         """Remove all files; the log begins again at ``offset``, the start of a file."""
@@ -240,21 +257,26 @@ class CommitLog:
     def _grown_to(self, offset: int) -> Segment:
         with self._growing:  # waits for a file that is being made
             while self.segments.end <= offset:
-                self._grow()
+                self._grow(is_due=True)
         segment = self.segments.find(offset)
         assert segment is not None, offset
         return segment
 
-    def _grow(self) -> None:
+    def _grow(self, *, is_due: bool = False) -> None:
         # Made outside the log's folder and moved in at full length: RocketMQ refuses to open a
         # folder with a shorter file.
         start = self.segments.end
         if 0 < self.files_max <= len(self.segments):
             raise DiskFull(f"the log has the {self.files_max} files that the store's quota allows")
+        # On a full volume a file that is due is made without zeros: else not even a copy of the
+        # state could be written, without which retention must not make room.
+        size = self.segments.file_bytes
+        volume = self._files.usage(self._new_path.parent)
+        is_bare = self.far_behind or (is_due and volume.free_bytes < size)
         try:
-            new = self._files.create(self._new_path, self.segments.file_bytes)
+            new = self._files.create(self._new_path, size)
             try:
-                write_zeros(new, 0 if self.far_behind else self.segments.file_bytes)
+                write_zeros(new, 0 if is_bare else size)
             finally:
                 new.close()
             self._files.rename(self._new_path, self.segments.path(start))
@@ -297,8 +319,9 @@ class CommitLog:
         them to the disk though the kernel may take them for clean. Nobody else uses the log.
         """
         for segment in self.segments:
-            for at in range(max(start, segment.start), segment.end, len(ZEROS)):
-                size = min(len(ZEROS), segment.end - at)
+            stop = min(segment.end, self.reach)
+            for at in range(max(start, segment.start), stop, len(ZEROS)):
+                size = min(len(ZEROS), stop - at)
                 segment.pwrite(at, segment.pread(at, size))
 
     # --- reading: any thread ----------------------------------------------------------------------

@@ -75,7 +75,9 @@ def _refuse_version_2(found: record.Found, head: bytes, log_offset: int) -> None
     if found.kind is record.Kind.BAD and head[MAGIC_AT:] == MAGIC_V2:
         raise StoreForeignFile(
             f"the log has a record of version 2 at {log_offset}: Apache RocketMQ writes them for "
-            "topics of more than 127 characters, and they cannot be read here; nothing was changed"
+            "topics of more than 127 characters, and they cannot be read here. Nothing was "
+            "changed: the folder is Apache RocketMQ's as before, which alone can read it; begin "
+            "here with an empty folder"
         )
 
 

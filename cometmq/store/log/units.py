@@ -20,15 +20,21 @@ assert len(LEVELS_S) == 18
 TRANSACTION_MASK = 0b11 << 2
 PREPARED, ROLLED_BACK = 0b01 << 2, 0b11 << 2
 BATCH_FLAGS = 0b11 << 6  # a record that holds many messages: RocketMQ 5's BatchCQ
+BATCH_COUNT = "INNER_NUM"  # how many; no client of ours may set it, and RocketMQ always does
 
 
 def run_of(found: Record, end: int) -> Run:
-    """The record as a run of one. Raises StoreForeignFile for a record that holds a batch."""
-    if found.sys_flag & BATCH_FLAGS:
+    """The record as a run of one. Raises StoreForeignFile for a record that holds a batch.
+
+    One with a batch's bits and no count holds one message: SYSFLAG has no checksum, and a bit of
+    it has flipped.
+    """
+    if found.sys_flag & BATCH_FLAGS and BATCH_COUNT in found.properties:
         raise StoreForeignFile(
             f"the record at {found.log_offset} of the log holds a batch of messages: Apache "
-            f"RocketMQ's topic {found.topic} has queue.type BatchCQ, which cannot be read here; "
-            "nothing was changed"
+            f"RocketMQ's topic {found.topic} has queue.type BatchCQ, which cannot be read here. "
+            "Nothing was changed: the folder is Apache RocketMQ's as before, which alone can read "
+            "it; begin here with an empty folder"
         )
     queues = []
     if found.sys_flag & TRANSACTION_MASK not in (PREPARED, ROLLED_BACK):

@@ -10,15 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import queueunit
+from cometmq.format.record import LAYOUTS
 from cometmq.store.disk.files import Files, clear
 from cometmq.store.disk.segment import Segment
 from cometmq.store.disk.segments import Segments
+from cometmq.store.layout import OFFSET_MAX
 
 UNIT_BYTES = queueunit.UNIT_BYTES
+RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
 BLOCK_BYTES = 4096 // UNIT_BYTES * UNIT_BYTES  # whole units within a page of the file
+
+
+class Tail(NamedTuple):
+    """The units of a queue's files behind those that it keeps."""
+
+    first_offset: int  # of the first one
+    next_offset: int  # behind the last one
+    log_end: int  # behind the record that it points to
 
 
 class ConsumeQueue:
@@ -34,7 +46,7 @@ class ConsumeQueue:
         self.min_offset = 0  # of the first message that is still in the log
         self.next_offset = 0  # of the message to come
         # offset of the first unit that is in no file, and the units
-        self._unwritten: tuple[int, bytes] = (0, b"")
+        self._unwritten: tuple[int, bytes | bytearray] = (0, b"")
 
     # --- reading: any thread ----------------------------------------------------------------------
 
@@ -45,7 +57,7 @@ class ConsumeQueue:
         first_unwritten, units = self._unwritten
         if offset >= first_unwritten:
             skip = (offset - first_unwritten) * UNIT_BYTES
-            return units[skip : skip + count * UNIT_BYTES]
+            return bytes(units[skip : skip + count * UNIT_BYTES])
         segment = self.segments.find(offset * UNIT_BYTES)
         if segment is None or offset < self.min_offset or count <= 0:
             return b""
@@ -77,6 +89,24 @@ class ConsumeQueue:
         assert held == self.next_offset * UNIT_BYTES, self.segments.directory
         self._unwritten = (first_unwritten, before + units)
         self.next_offset += len(units) // UNIT_BYTES
+
+    def hold(self, units: bytes) -> None:
+        """As :meth:`append`, while nobody else knows the queue: a piece costs its own length."""
+        first_unwritten, held = self._unwritten
+        if not isinstance(held, bytearray):
+            held = bytearray(held)
+            self._unwritten = (first_unwritten, held)
+        held += units
+        self.next_offset += len(units) // UNIT_BYTES
+
+    def settle(self) -> None:
+        """What was held is to be written: others may know the queue from now on."""
+        first_unwritten, held = self._unwritten
+        self._unwritten = (first_unwritten, bytes(held))
+
+    def forget_held(self) -> None:
+        """Go on counting without what is in memory."""
+        self._unwritten = (self.next_offset, b"")
 
     def write(self, files: Files, note: Callable[[Segment], None]) -> None:
         """Put what is in memory into the files, and tell ``note`` which. An error leaves the
@@ -176,7 +206,7 @@ class ConsumeQueue:
 
     def load(self, files: Files) -> bool:
         """Take up the queue's files; False when one in the middle is missing, and the queue has to
-        be made anew. Then :meth:`cut`.
+        be made anew. Then :meth:`measure`. Changes nothing.
         """
         return self.segments.load(files, gaps_allowed=True)
 
@@ -203,7 +233,7 @@ class ConsumeQueue:
         """
         assert not self.has_unwritten, self.segments.directory
         self.measure(log_start, log_end)
-        return self._cut(files)
+        return self.cut_at(files, self.next_offset)
 
     def measure(self, log_start: int, log_end: int) -> None:
         """Find the offsets of the first and the next message from the files."""
@@ -213,6 +243,20 @@ class ConsumeQueue:
         # Without a message the files go, wherever they begin: the queue starts anew.
         self.min_offset = self._first_at_or_above(log_start) if kept else 0
         assert 0 <= self.min_offset <= self.next_offset, (self.min_offset, self.next_offset)
+
+    def tail(self) -> Tail | None:
+        """What stands in the files behind the units that :meth:`measure` counted; None: nothing."""
+        first = max(self.next_offset, self.segments.start // UNIT_BYTES)
+        segment = self.segments.find(first * UNIT_BYTES)
+        if segment is None or self._unit(segment, first)[1] < RECORD_BYTES_MIN:
+            return None
+        with suppress(StoreDamaged):
+            count = self._count_all_below(OFFSET_MAX)
+            last = self.segments.find((count - 1) * UNIT_BYTES)
+            if count > first and last is not None:
+                position, size, _ = self._unit(last, count - 1)
+                return Tail(first, count, position + size)
+        return None
 
     def last_below(self, log_offset: int) -> int:
         """Log offset of the queue's last message before ``log_offset``; -1 when there is none. All
@@ -287,8 +331,10 @@ class ConsumeQueue:
             )
         return first + low
 
-    def _cut(self, files: Files) -> bool:
-        end = self.next_offset * UNIT_BYTES
+    def cut_at(self, files: Files, offset: int) -> bool:
+        """Remove the units from ``offset`` on from the files; True when there were any."""
+        self.segments.mend(files)
+        end = offset * UNIT_BYTES
         cut = self.segments.remove_after(files, end)
         last = self.segments.find(end)
         if last is not None:

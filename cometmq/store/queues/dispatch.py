@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,9 +21,11 @@ from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segment import Segment
 from cometmq.store.folder.logmark import Tally
-from cometmq.store.queues.consumequeue import ConsumeQueue
+from cometmq.store.queues.consumequeue import ConsumeQueue, Tail
 
 Note = TypeVar("Note")
+
+HELD_UNITS_MAX = 4_000_000  # in memory, while a start is planned
 
 
 class Notes(Generic[Note]):
@@ -53,6 +56,19 @@ class Notes(Generic[Note]):
                 raise
 
 
+@dataclass(slots=True)
+class _Held:
+    """What a start will do to the queues' files, once it has decided to."""
+
+    topics: frozenset[str]  # whose units are held, however many there are
+    durable: int  # log offset: units of messages before it are on the disk
+    removals: list[Path] = field(default_factory=list)
+    # Queues with files: how many of their units stay, and whether all these are on the disk.
+    found: dict[ConsumeQueue, tuple[int, bool]] = field(default_factory=dict)
+    unit_count: int = 0  # in memory
+    is_whole: bool = True  # no units were too many to be held
+
+
 class Dispatcher:
     """``dispatched`` is a log position and the store time of the last record before it: every older
     unit is in a file.
@@ -76,9 +92,11 @@ class Dispatcher:
         # A queue's files were found to hold something else than its units: the next start makes
         # all queues anew. Any thread may set it.
         self.is_damaged = False
+        self.tails: dict[tuple[str, int], Tail] = {}  # that :meth:`load` found, of what it cut off
         self.drop_count = 0  # how often queues went: what was tallied before speaks of them
         self._queue_count = 0  # with a message, ever
         self._unit_count = 0  # sum of their next offsets
+        self._held: _Held | None = None  # from :meth:`load` to :meth:`carry_out`
         # Held while files are removed: a queue that was dropped and made anew has the same names.
         self._removing = threading.Lock()
 
@@ -87,6 +105,11 @@ class Dispatcher:
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         queues = self._topics.get(topic)
         return None if queues is None else queues.get(queue_id)
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Of the message to come in a queue, which need not be there."""
+        queue = self.find(topic, queue_id)
+        return 0 if queue is None else queue.next_offset
 
     def queues(self) -> Iterator[ConsumeQueue]:
         """All queues, as they are now."""
@@ -123,8 +146,12 @@ class Dispatcher:
         if not queue.next_offset:
             self._queue_count += 1
         self._unit_count += len(units) // queueunit.UNIT_BYTES
-        queue.append(units)
-        self._write_or_keep(queue)
+        if self._held is None:
+            queue.append(units)
+            self._write_or_keep(queue)
+        else:
+            queue.hold(units)
+            self._count_held(self._held, len(units) // queueunit.UNIT_BYTES)
 
     def start_at(self, queue: ConsumeQueue, offset: int) -> None:
         """Let a queue without messages go on at ``offset``: see :meth:`ConsumeQueue.start_at`."""
@@ -132,7 +159,16 @@ class Dispatcher:
         self._queue_count += 1
         self._unit_count += offset
         queue.start_at(offset)
-        self._write_or_keep(queue)
+        if self._held is None:
+            self._write_or_keep(queue)
+
+    def _count_held(self, held: _Held, unit_count: int) -> None:
+        held.unit_count += unit_count
+        if held.unit_count > HELD_UNITS_MAX:
+            held.unit_count, held.is_whole = 0, False
+            for queue in self.queues():
+                if queue.topic not in held.topics:
+                    queue.forget_held()
 
     def _write_or_keep(self, queue: ConsumeQueue) -> None:
         try:
@@ -185,8 +221,15 @@ class Dispatcher:
         self._behind = [queue for queue in self._behind if queue not in queues]
         for queue in queues:
             queue.close()
+        if self._held is not None:
+            self._held.removals.append(folder)
+        else:
+            self._remove(folder)
+
+    def _remove(self, folder: Path) -> None:
         if self._files.exists(folder):
-            trash = self._paths.trash(next(self._trash_numbers))
+            names = map(self._paths.trash, self._trash_numbers)
+            trash = next(path for path in names if not self._files.exists(path))
             self._files.rename(folder, trash)
             self._note_directories(folder.parent, self._paths.root)
             with suppress(Shortage):  # then the next opening removes it
@@ -227,11 +270,14 @@ class Dispatcher:
 
     # --- flushing: the flush thread ---------------------------------------------------------------
 
-    def flush(self) -> tuple[int, int]:
+    def flush(self, *, at_once: bool = False) -> tuple[int, int]:
         """Bring the queues' files to the disk; returns the ``dispatched`` up to which that is
-        certain.
+        certain. ``at_once``: nobody else waits for the disk.
         """
         dispatched = self.dispatched
+        if at_once:
+            files = [segment.file for segment in self._dirty_files.drained()]
+            self._files.sync_all(files, list(self._dirty_directories.drained()))
         self._dirty_files.settle(lambda segment: segment.file.sync())
         self._dirty_directories.settle(self._files.sync_directory)
         return dispatched
@@ -262,6 +308,8 @@ class Dispatcher:
         self._topics.clear()
         self.is_damaged = False
         self._dirty_files = Notes[Segment]()
+        if self._held is not None:
+            self._held = _Held(self._held.topics, self._held.durable)
         self._forget(queues, self._paths.consume_queue)
         self._count()
         assert self._unit_count == 0, self._unit_count
@@ -276,17 +324,33 @@ class Dispatcher:
 
     # --- opening and closing ----------------------------------------------------------------------
 
-    def load(self, log_start: int, log_end: int, durable: int, *, is_clean: bool = False) -> str:
-        """Take up all queues from their folders, cut at ``log_end`` of the log. Returns what shows
+    def load(
+        self,
+        log_start: int,
+        log_end: int,
+        durable: int,
+        *,
+        is_clean: bool = False,
+        is_anew: bool = False,
+        held: frozenset[str] = frozenset(),
+    ) -> str:
+        """Take up all queues from their folders, up to ``log_end`` of the log. Returns what shows
         that they are not this log's, or not all; empty: nothing does, though ``tallied`` may.
 
-        Files with units that point to ``durable`` or later may not be on the disk: they are noted
-        as dirty. ``is_clean``: there are no such, and nothing has to be cut.
+        Nothing is changed on the disk, now and by whatever is dispatched and dropped from here on,
+        before :meth:`carry_out`. Units that are too many to be kept in memory until then are
+        counted and forgotten, but those of the topics ``held``: see :attr:`holds_all`.
+
+        Files with units that point to ``durable`` or later may not be on the disk: they will be
+        noted as dirty. ``is_clean``: there are no such, and nothing has to be cut. ``is_anew``:
+        none is taken up, whatever there is; then call :meth:`wipe`.
         """
         assert not self._topics
         assert durable <= log_end, (durable, log_end)
+        self._held = _Held(held, durable)
+        self.tails = {}
         missing = ""
-        for entry in self._directories(self._paths.consume_queue):
+        for entry in () if is_anew else self._directories(self._paths.consume_queue):
             topic = layout.parse_topic(entry, self._paths.consume_queue)
             folder = self._paths.topic(topic)
             queues = self._topics.setdefault(topic, {})
@@ -305,14 +369,53 @@ class Dispatcher:
         if not queue.load(self._files):
             return f"the files in {queue.segments.directory} do not follow each other"
         try:
-            if is_clean:
-                queue.measure(log_start, log_end)
-            else:
-                cut = queue.cut(self._files, log_start, log_end)
-                self._note_unsynced(queue, durable, cut)
+            queue.measure(log_start, log_end)
+            tail = None if is_clean else queue.tail()
+            if tail is not None:
+                self.tails[queue.topic, queue.queue_id] = tail
         except StoreDamaged as error:  # its units are not those of this log
-            return str(error)
+            return error.message
+        assert self._held is not None
+        if not is_clean or queue.segments.is_unfinished:
+            self._held.found[queue] = (queue.next_offset, is_clean or queue.ends_below(durable))
         return queue.missing_in_front(log_start)
+
+    @property
+    def holds_all(self) -> bool:
+        """All that was dispatched since :meth:`load` is still there. Else it has to be dispatched
+        once more, to queues that were loaded anew.
+        """
+        return self._held is None or self._held.is_whole
+
+    def carry_out(self) -> None:
+        """Do to the files what was held back since :meth:`load`; from here on all is done at once.
+
+        Raises Shortage: what could not be written stays in memory.
+        """
+        held, self._held = self._held, None
+        assert held is not None, "load was called before"
+        for folder in held.removals:
+            with self._removing:
+                self._remove(folder)
+        for queue, (kept, is_synced) in held.found.items():
+            if self.find(queue.topic, queue.queue_id) is queue:
+                cut = queue.cut_at(self._files, kept)
+                if cut or not is_synced:
+                    self._note_unsynced(queue, held.durable)
+        for queue in self.queues():
+            if queue.has_unwritten:
+                queue.settle()
+                self._behind.append(queue)
+        self.catch_up()
+
+    def forget(self) -> None:
+        """Be as before :meth:`load`; the files stay as they are."""
+        self.close()
+        self._topics.clear()
+        self._held = None
+        self._behind = []
+        self.is_damaged = False
+        self._count()
 
     def _directories(self, path: Path) -> Sequence[str]:
         entries = self._files.entries(path)
@@ -321,13 +424,12 @@ class Dispatcher:
             if not entry.is_directory:
                 kind = "symbolic link" if entry.is_link else "file"
                 raise StoreForeignFile(
-                    f"{path / entry.name} is a {kind} where folders are expected"
+                    f"{path / entry.name} is a {kind} where folders are expected: "
+                    "move it out of the store"
                 )
         return [entry.name for entry in entries]
 
-    def _note_unsynced(self, queue: ConsumeQueue, durable: int, cut: bool) -> None:
-        if not cut and queue.ends_below(durable):
-            return
+    def _note_unsynced(self, queue: ConsumeQueue, durable: int) -> None:
         self._note_directories(*self._directories_of(queue))
         for segment in reversed(queue.segments):
             self._dirty_files.add(segment)

@@ -5,13 +5,14 @@ Its bytes are taken over, and its tables: docs/compatibility.md, docs/format/sto
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cometmq.errors import StoreForeignFile
-from cometmq.format import record
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import fastjson, record
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.folder.checkpoint import Checkpoint
@@ -20,6 +21,8 @@ from cometmq.store.folder.logmark import LogMark
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scanning import found_at
 from cometmq.store.queues.dispatch import Dispatcher
+
+logger = logging.getLogger(__name__)
 
 # A snapshot's mark, docs/format/snapshots.md. Matched, not parsed: the files may be long. A topic
 # that is called cometmq has other fields than these two.
@@ -51,11 +54,17 @@ def look(
 
     Raises :class:`StoreForeignFile` for what only RocketMQ can read.
     """
-    tables = _tables(files, paths.config)
+    found = _tables(files, paths.config)
+    tables = {name: table for name, table in found.items() if any(map(_reads, table))}
     crashed = known is not None and known.clean is None
     orderly = not files.exists(paths.abort)  # whoever was here last, it was not us if we crashed
     verified = _verified(log, known, saved, somebody=crashed and (orderly or bool(tables)))
     pending = None if known is None else known.foreign
+    if verified is None and pending is None and known is not None:
+        for name in found.keys() - tables.keys():
+            logger.warning("%s does not read: what our log tells counts", paths.config / name)
+    else:
+        tables = found  # it may be another program's, and nothing else tells what was in it
     if verified is None and pending is None and not tables:
         return None
     _refuse_unreadable(files, paths)
@@ -87,7 +96,9 @@ def _first_change(log: CommitLog, mark: LogMark) -> int | None:
     """
     segments = log.segments
     if mark.last_bytes and mark.last_offset < segments.start:
-        return segments.start  # removed since, and not by us
+        # Removed since, and not by us: by whoever wrote what the log begins with now, or by hand.
+        goes_on = _kind_at(log, segments.start) in (record.Kind.RECORD, record.Kind.BLANK)
+        return segments.start if goes_on else None
     if mark.holds(segments):
         behind = any(segments.pread(mark.end, record.BLANK_BYTES))
         return mark.end if behind else None
@@ -117,6 +128,13 @@ def _tables(files: Files, config: Path) -> dict[str, Sequence[bytes]]:
     return found
 
 
+def _reads(table: bytes) -> bool:
+    try:
+        return isinstance(fastjson.loads(table), dict)
+    except StoreDamaged:
+        return False
+
+
 def _older(
     files: Files, config: Path, tables: Mapping[str, object], changed: bool
 ) -> dict[str, Sequence[bytes]]:
@@ -137,13 +155,16 @@ def _refuse_unreadable(files: Files, paths: layout.StorePaths) -> None:
     if files.entries(paths.root / BATCH_QUEUES):
         raise StoreForeignFile(
             f"{paths.root / BATCH_QUEUES} has queues of topics with queue.type BatchCQ, whose "
-            "records hold many messages each. They cannot be read here; nothing was changed"
+            "records hold many messages each, which cannot be read here. Nothing was changed: the "
+            "folder is Apache RocketMQ's as before, which alone can read it; begin here with an "
+            "empty folder"
         )
     for entry in files.entries(paths.consume_queue):
         if entry.name.startswith(LIGHT_PREFIX):
             raise StoreForeignFile(
                 f"{paths.consume_queue / entry.name} is a light queue of Apache RocketMQ "
-                "(enableLmq), which cannot be kept here; nothing was changed"
+                "(enableLmq), which cannot be kept here. Nothing was changed: the folder is Apache "
+                "RocketMQ's as before, which alone can read it; begin here with an empty folder"
             )
 
 
@@ -177,7 +198,7 @@ def disagreement(
 def remove_leftovers(files: Files, paths: layout.StorePaths) -> None:
     """Remove what a crash left of files in the making and of topics in deletion."""
     for entry in files.entries(paths.root):
-        if entry.name.startswith(layout.TRASH_PREFIX):
+        if entry.name.startswith(layout.TRASH_PREFIX) and entry.is_directory:
             files.remove_tree(paths.root / entry.name)
         elif entry.name == layout.NEXT_LOG_FILE:
             files.unlink(paths.root / entry.name)

@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
-from cometmq.store.disk.files import Files, clear
+from cometmq.store.disk.files import Files
+from cometmq.store.disk.segments import Segments
 from cometmq.store.folder.checkpoint import Checkpoint
 from cometmq.store.folder.logmark import LogMark, Tally
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scanning import LogScan, find_good, found_at
 from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.restart import witness
 from cometmq.store.restart.replay import LastRecord, Loss, Observer, OutOfStep, Replay
 
 logger = logging.getLogger(__name__)
@@ -48,8 +50,10 @@ class Plan:
     known_time_ms: int = 0  # … and up to the records of this store time
     tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
     process_only: bool = False  # the machine runs on: everything that was written is there
+    kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
     is_foreign: bool = False  # another program wrote queues, or may have
     is_crash: bool = True
+    why_anew: str = ""  # the queues are to be made anew, whatever they hold; empty: they are not
 
     @property
     def after(self) -> str:
@@ -59,12 +63,33 @@ class Plan:
         return "after a crash, " + ("of the process" if self.process_only else "or a restart")
 
 
+def refuse_missing_start(log: CommitLog, log_start: int) -> None:
+    """Raise StoreDamaged when the log begins behind ``log_start``, where it began."""
+    segments = log.segments
+    if not len(segments) or not 0 <= log_start < segments.start:
+        return
+    raise StoreDamaged(
+        f"{segments.path(log_start)} is missing: the log began at {log_start}, and nobody removed "
+        f"what stood before {segments.start}. Put it back, from a copy or another member; or let "
+        "cometmq store repair DIRECTORY say what is lost without it"
+    )
+
+
 def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
     """After our clean close, when nobody was here since. All is read where the mark does not hold,
     so that a log that lost its end is not taken for one that ends there, and where it left the
     queues out.
     """
+    if mark.last_bytes and mark.last_offset < log.segments.start:
+        refuse_missing_start(log, mark.last_offset - mark.last_offset % log.segments.file_bytes)
     if not mark.holds(log.segments):
+        if runs_across(log.segments, mark.last_offset):
+            raise StoreForeignFile(
+                f"cometmq.json says that the log in {log.segments.directory} ended with a record "
+                f"at {mark.last_offset}, but good records run across that place: either is another "
+                "store's. Put back what belongs together, from a copy or another member; "
+                "or let cometmq store repair DIRECTORY say what is lost without it"
+            )
         why = f"its last record, at {mark.last_offset}, is not the one of that close: damaged"
         logger.error("%s: %s", log.segments.directory, why)
         return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
@@ -82,8 +107,11 @@ def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
     )
 
 
-def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
-    """After any other stop. ``same_boot``: the machine has not been restarted since.
+def crash_plan(
+    log: CommitLog, saved: Checkpoint, *, same_boot: bool, kept_all: bool = False
+) -> Plan:
+    """After any other stop. ``same_boot``: the machine has not been restarted since. ``kept_all``:
+    see :mod:`cometmq.store.restart.witness`.
 
     Raises StoreForeignFile when the checkpoint speaks of another log.
     """
@@ -109,6 +137,7 @@ def crash_plan(log: CommitLog, saved: Checkpoint, *, same_boot: bool) -> Plan:
         known_time_ms=saved.known_time_ms,
         tally=mark.tally if mark is not None and start == mark.end else Tally(),
         process_only=same_boot,
+        kept_all=kept_all,
     )
 
 
@@ -122,17 +151,43 @@ def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
     """The mark does not hold: is the record damaged, or is it another log's mark?"""
     segment = log.segments.find(mark.last_offset)
     if segment is None or mark.end > log.segments.end:
-        complaint = f"the log ends at {log.segments.end} at the latest: files are missing"
-    elif found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
+        raise StoreDamaged(
+            f"the file checkpoint says that the log in {log.segments.directory} was on the disk up "
+            f"to {mark.end}, but it ends at {log.segments.end} at the latest: "
+            f"{log.segments.path(log.segments.end)} is missing, or more. Put it back, from a copy "
+            "or another member; or let cometmq store repair DIRECTORY say what is lost without it"
+        )
+    if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
         complaint = f"another record stands at {mark.last_offset}"
+    elif runs_across(log.segments, mark.last_offset):
+        complaint = f"good records run across {mark.last_offset}, where its last one should stand"
     else:
         return
     raise StoreForeignFile(
         f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
-        f"{mark.end}, but {complaint}. Look with cometmq store verify DIRECTORY, and put back what "
-        "belongs together, from a copy or another member. If the "
-        "checkpoint is another store's, remove it: the whole log is then read"
+        f"{mark.end}, but {complaint}: either is another store's. Put back what belongs together, "
+        "from a copy or another member; or let cometmq store repair DIRECTORY go by the log"
     )
+
+
+def runs_across(segments: Segments, offset: int) -> bool:
+    """Whether a good record of an unbroken row from its file's start on holds ``offset``, without
+    beginning there: what should, was never damaged, it is not in this file.
+    """
+    segment = segments.find(offset)
+    if segment is None:
+        return False
+    for stretch in LogScan(segments, segment.start):
+        at = stretch.start
+        while at < offset < stretch.end:
+            one = found_at(segment, at).record
+            assert one is not None, at
+            at += one.size
+            if at > offset:
+                return True
+        if stretch.end > offset:
+            break
+    return False
 
 
 def takeover_plan(log: CommitLog, saved: Checkpoint, clean: LogMark | None) -> Plan:
@@ -217,13 +272,19 @@ class Rebuild:
                         progress(min(stretch.end - start, total), total)
                 goes_on = self._behind(scan, replay)
             replay.settle()
-        self._dispatcher.catch_up()
         self.end, self.reason, self.last = scan.end, scan.reason, replay.last
         assert self.last.log_offset + self.last.size <= self.end, (self.last, self.end)
         self.record_count, self.losses = replay.record_count, replay.losses
         self.explains_absence = replay.deleted_what_was_gone
         if progress is not None:
             progress(total, total)
+
+    def _missing(self, place: int, replay: Replay) -> list[Loss]:
+        """Messages that the queues' files told of, and the log does not have before ``place``."""
+        if not self._dispatcher.tails:
+            return []
+        replay.settle()
+        return list(witness.missing(self._dispatcher.tails, place, self._dispatcher.next_offset))
 
     def _bytes_behind(self, start: int) -> int:
         """About as many bytes as are going to be read: files are made ahead of their use."""
@@ -236,10 +297,11 @@ class Rebuild:
         """Where the log goes on behind the scan's end; None when it ends there."""
         plan, place = self._plan, scan.end
         is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
-        if is_known:
+        missing = self._missing(place, replay)
+        if is_known or (plan.kept_all and missing):
             behind = find_good(self._log.segments, place, self._log.segments.end)
             if behind is None:
-                raise _ends_too_early(self._log, scan, plan)
+                raise _ends_too_early(self._log, scan, plan, missing)
         elif plan.process_only and scan.kind is record.Kind.BAD:
             behind = find_good(self._log.segments, place, place + LOOK_AHEAD_BYTES)
             if behind is None:
@@ -258,22 +320,117 @@ class Rebuild:
         return behind
 
 
-def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan) -> StoreDamaged:
+def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Loss]) -> StoreDamaged:
     """A shorter log than was on the disk was not torn, it was damaged.
 
     Store times never decrease, so when the last good record is older than the checkpoint's time, a
     record of that time stood behind it.
     """
-    known = (
-        f"up to {plan.known_end}"
-        if scan.end < plan.known_end
-        else f"up to store time {plan.known_time_ms}"
-    )
+    if scan.end < plan.known_end:
+        known = f"it was on the disk up to {plan.known_end}"
+    elif plan.kept_all and missing:
+        known = "its queues tell of messages behind that"
+    else:
+        known = f"it was on the disk up to store time {plan.known_time_ms}"
+    named = f" Behind the end stood {witness.in_words(missing)}." if missing else ""
     return StoreDamaged(
-        f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but it was on "
-        f"the disk {known}. Nothing was cut. Take the log from a copy or another member; or accept "
+        f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but {known}. "
+        f"Nothing was cut.{named} Take the log from a copy or another member; or accept "
         "that the rest is lost: cometmq store repair DIRECTORY --accept-end"
     )
+
+
+class Recovery:
+    """Brings log and queues in step, in two steps: what is to be done, which only reads, then the
+    doing, with nothing left to refuse. Made by :func:`recover`.
+    """
+
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
+    ) -> None:
+        self.plan = plan
+        self.rebuild = Rebuild(log, dispatcher, observer, plan)
+        self.why_anew = ""  # all queues are to be made anew; empty: they are kept
+        self._log = log
+        self._dispatcher = dispatcher
+        self._observer = observer
+
+    def decide(self, progress: Progress | None, disagreement: Callable[[], str]) -> None:
+        """Read what has to be read. What queues will have is in memory then: see
+        :meth:`cometmq.store.queues.dispatch.Dispatcher.load`.
+        """
+        plan = self.plan
+        missing = self._load()
+        missing = plan.why_anew or missing
+        if plan.is_foreign:
+            missing = missing or disagreement()
+        _, found = self._dispatcher.tallied
+        fits = not plan.tally.is_known or found == plan.tally
+        if not missing:
+            try:
+                if not plan.is_clean:
+                    self.rebuild.run(plan.start, progress)
+                if fits or self.rebuild.explains_absence:
+                    return
+                missing = (
+                    f"{found.queue_count} queues with {found.unit_count} units were found, "
+                    f"{plan.tally.queue_count} with {plan.tally.unit_count} were there"
+                )
+            except OutOfStep as error:
+                missing = str(error)
+        self.why_anew = missing
+        self._dispatcher.wipe()
+        self.rebuild = Rebuild(self._log, self._dispatcher, self._observer, plan)
+        try:
+            self.rebuild.run(self._log.segments.start, progress)
+        except OutOfStep as error:
+            raise StoreDamaged(
+                f"{error}. Copy the folder anew from another member; or give that record up: "
+                f"cometmq store repair DIRECTORY --write-off {error.start}-{error.end}"
+            ) from error
+
+    def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:
+        """Do to the disk what was decided, but for the epochs and the small files.
+        ``forget_queues`` notes on the disk that nothing is known of the queues any more; it is
+        called before they are made anew.
+        """
+        log, plan = self._log, self.plan
+        log.segments.mend(files)
+        if self.why_anew:
+            logger.warning(
+                "all queues are made anew from the log, from %d on: %s",
+                log.segments.start,
+                self.why_anew,
+            )
+            forget_queues()
+        if self._dispatcher.holds_all:
+            self._dispatcher.carry_out()
+        else:
+            self._dispatch_again()
+        if not plan.is_clean:
+            cut_tail(log, files, self.rebuild.end)
+
+    def _dispatch_again(self) -> None:
+        """There was more than memory should hold."""
+        self._dispatcher.forget()
+        self._load()
+        if self.why_anew:
+            self._dispatcher.wipe()
+        self._dispatcher.carry_out()
+        start = self._log.segments.start if self.why_anew else self.plan.start
+        Rebuild(self._log, self._dispatcher, self._observer, self.plan).run(start, None)
+        self._dispatcher.catch_up()
+
+    def _load(self) -> str:
+        start = self.plan.start
+        return self._dispatcher.load(
+            self._log.segments.start,
+            start,
+            start,
+            is_clean=self.plan.is_clean,
+            is_anew=bool(self.plan.why_anew),
+            held=frozenset() if self._observer is None else self._observer.topics,
+        )
 
 
 def recover(
@@ -283,56 +440,16 @@ def recover(
     plan: Plan,
     *,
     progress: Progress | None,
-    forget_queues: Callable[[], None],
     disagreement: Callable[[], str],
-) -> Rebuild:
-    """Bring log and queues in step. ``forget_queues`` notes on the disk that nothing is known of
-    the queues any more; it is called before they are made anew. ``disagreement`` tells why queues
+) -> Recovery:
+    """Decide how log and queues come in step; changes nothing. ``disagreement`` tells why queues
     that another program wrote cannot be taken as they are.
+
+    Raises StoreDamaged, StoreForeignFile.
     """
-    missing = dispatcher.load(log.segments.start, plan.start, plan.start, is_clean=plan.is_clean)
-    if plan.is_foreign:
-        missing = missing or disagreement()
-    _, found = dispatcher.tallied
-    fits = not plan.tally.is_known or found == plan.tally
-    rebuild = Rebuild(log, dispatcher, observer, plan)
-    if not missing:
-        try:
-            if not plan.is_clean:
-                rebuild.run(plan.start, progress)
-            if fits or rebuild.explains_absence:
-                return rebuild
-            missing = (
-                f"{found.queue_count} queues with {found.unit_count} units were found, "
-                f"{plan.tally.queue_count} with {plan.tally.unit_count} were there"
-            )
-        except OutOfStep as error:
-            missing = str(error)
-    return _made_anew(log, dispatcher, observer, plan, progress, forget_queues, missing)
-
-
-def _made_anew(
-    log: CommitLog,
-    dispatcher: Dispatcher,
-    observer: Observer | None,
-    plan: Plan,
-    progress: Progress | None,
-    forget_queues: Callable[[], None],
-    why: str,
-) -> Rebuild:
-    start = log.segments.start
-    logger.warning("all queues are made anew from the log, from %d on: %s", start, why)
-    forget_queues()
-    dispatcher.wipe()
-    rebuild = Rebuild(log, dispatcher, observer, plan)
-    try:
-        rebuild.run(start, progress)
-    except OutOfStep as error:
-        raise StoreDamaged(
-            f"{error}. Copy the folder anew from another member; or give that record up: "
-            f"cometmq store repair DIRECTORY --write-off {error.start}-{error.end}"
-        ) from error
-    return rebuild
+    found = Recovery(log, dispatcher, observer, plan)
+    found.decide(progress, disagreement)
+    return found
 
 
 # --- the end --------------------------------------------------------------------------------------
@@ -340,12 +457,9 @@ def _made_anew(
 
 def cut_tail(log: CommitLog, files: Files, end: int) -> None:
     """Leave nothing behind ``end`` that was ever a record, on the disk at return."""
+    log.clear_behind(end)
     segment = log.segments.find(end)
-    if segment is None:
-        return
-    if clear(segment.file, end - segment.start, log.segments.file_bytes):
-        segment.file.sync()
-    if log.segments.remove_after(files, segment.end):
+    if segment is not None and log.segments.remove_after(files, segment.end):
         files.sync_directory(log.segments.directory)
 
 

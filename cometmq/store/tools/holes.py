@@ -49,6 +49,7 @@ class Incomplete:
         whole = self._whole()
         whole.sync()
         self.close()
+        self._files.make_directories(Path(self.path).parent)  # which may be gone, too
         self._files.rename(self._new_path, self.path)
         self._files.sync_directory(Path(self.path).parent)
         self._old, self._new, self.there = self._files.open(self.path), None, self._size
@@ -84,19 +85,29 @@ class Incomplete:
 
 
 def open_log(
-    files: Files, paths: layout.StorePaths, last: LastOptions | None
+    files: Files, paths: layout.StorePaths, last: LastOptions | None, log_start: int
 ) -> tuple[Segments, list[Incomplete]]:
     """The log of a store that was opened with ``last``, each file from the first to the last, and
-    those of them that are not whole. A last file without a byte is none.
+    those of them that are not whole. A last file without a byte is none. ``log_start``: where the
+    log began, if that is known; one without any file has one there that is not whole.
 
-    Raises StoreForeignFile for what does not belong there, and when there is no file at all.
+    Raises StoreForeignFile for what does not belong there, and when nothing tells how long files
+    are.
     """
     sizes = _sizes(files, paths.commit_log)
     file_bytes = _file_bytes(sizes) if last is None else last.log_file_bytes
+    if not sizes and last is None:
+        raise StoreForeignFile(
+            f"{paths.commit_log} holds no file of a store, and nothing tells how long its files "
+            "were: put them back, from a copy or another member; a member that has nothing left "
+            "starts on an empty folder"
+        )
     _refuse_what_is_no_row(sizes, paths.commit_log, file_bytes)
     row = Segments(paths.commit_log, file_bytes)
     incomplete = []
-    for start in range(min(sizes), max(sizes) + 1, row.file_bytes):
+    known = max(log_start, 0) // file_bytes * file_bytes
+    first = min(sizes, default=known) if log_start < 0 else min([known, *sizes])
+    for start in range(first, max(sizes, default=first) + 1, row.file_bytes):
         there = sizes.get(start, 0)
         if there == row.file_bytes:
             row.add(files, start)
@@ -113,16 +124,14 @@ def _sizes(files: Files, directory: Path) -> dict[int, int]:
     """Bytes of each file, by where it starts."""
     entries = [e for e in files.entries(directory) if not layout.is_ignored(e.name)]
     foreign = [
-        f"{directory / entry.name} does not belong there"
+        f"{directory / entry.name} does not belong there: move it out of the store"
         for entry in entries
         if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None
     ]
     if foreign:
-        raise StoreForeignFile(f"{'; '.join(foreign)}: put that right first")
-    if entries and not entries[-1].size:
+        raise StoreForeignFile(f"{'; '.join(foreign)}; then repair again")
+    while entries and not entries[-1].size:
         entries.pop()
-    if not any(entry.size for entry in entries):
-        raise StoreForeignFile(f"{directory} holds no file of a store")
     return {int(entry.name): entry.size for entry in entries}
 
 
@@ -144,8 +153,9 @@ def _refuse_what_is_no_row(sizes: Mapping[int, int], directory: Path, file_bytes
     if wrong:
         how_long = f"the log has files of {file_bytes}" if file_bytes else "their names are no row"
         raise StoreForeignFile(
-            f"{'; '.join(wrong)}, {how_long}: put that right first, from a copy or another member; "
-            "a file that only got longer is cut with truncate --size"
+            f"{'; '.join(wrong)}, {how_long}. A file that only got longer is cut with truncate "
+            "--size; for another put back a whole one, from a copy or another member, or move it "
+            "out of the store. Then repair again"
         )
 
 

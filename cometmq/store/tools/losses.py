@@ -5,21 +5,26 @@ made anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
-from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
-from cometmq.store.log.scanning import RECORD_BYTES_MAX
-from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue
+from cometmq.store.disk.segment import Segment
+from cometmq.store.folder import abortfile
+from cometmq.store.log.scanning import RECORD_BYTES_MAX, found_at
+from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue, Tail
+from cometmq.store.restart import witness
 from cometmq.store.restart.replay import Loss
-from cometmq.store.tools.survey import open_queue_row
+from cometmq.store.tools.survey import Known, open_queue_row
 
 RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
 UNITS_READ = 50_000  # at a time
 
+QueueKey = tuple[str, int]
 Bounds = tuple[int, int]  # queue offsets of the first message and behind the last
 
 
@@ -32,6 +37,70 @@ def standing(files: Files, paths: layout.StorePaths, start: int, end: int) -> It
             continue
         if first < stop:
             yield Loss(queue.topic, queue.queue_id, first, stop - first, start)
+
+
+def tails(files: Files, paths: layout.StorePaths, known: Known) -> dict[QueueKey, Tail]:
+    """What queues have units for behind the mark, where these vouch for the log: see
+    :mod:`cometmq.store.restart.witness`. Of a store that is in use, too, when it is asked for
+    before its log is read.
+    """
+    one = known.identity
+    failed = abortfile.tells_of_failure(files, paths.abort)
+    if one is None or one.clean is not None or one.foreign is not None:
+        return {}
+    if not witness.kept_all(files, one, disk_failed=failed):
+        return {}
+    found: dict[QueueKey, Tail] = {}
+    for queue in _queues(files, paths):
+        with suppress(StoreDamaged, StoreFailed):  # not this log's, or it has gone this moment
+            queue.measure(0, 0 if known.mark is None else known.mark.end)
+            tail = queue.tail()
+            if tail is not None:
+                found[queue.topic, queue.queue_id] = tail
+    return found
+
+
+def topics_found(files: Files, paths: layout.StorePaths) -> dict[str, int]:
+    """The topics that have folders, and how many queues: one more than the highest number."""
+    counts: dict[str, int] = {}
+    for topic in files.entries(paths.consume_queue):
+        if not topic.is_directory or not layout.TOPIC_NAME.fullmatch(topic.name):
+            continue
+        for entry in files.entries(paths.consume_queue / topic.name):
+            if layout.QUEUE_ID_NAME.fullmatch(entry.name):
+                counts[topic.name] = max(counts.get(topic.name, 0), int(entry.name) + 1)
+    return counts
+
+
+def misfits(files: Files, paths: layout.StorePaths, segment: Segment) -> tuple[int, int]:
+    """Of the units that point into a log file: how many name another record than stands there, and
+    how many there are.
+    """
+    wrong = count = 0
+    for queue in _queues(files, paths):
+        with suppress(StoreDamaged):  # its units are not this log's
+            for position, size, _ in _units(queue, queue.first_at(segment.start)):
+                if position >= segment.end:
+                    break
+                if size > 1 and position >= segment.start:
+                    one = found_at(segment, position).record
+                    wrong += one is None or (one.size, one.topic) != (size, queue.topic)
+                    count += 1
+    return wrong, count
+
+
+def known_end(files: Files, paths: layout.StorePaths) -> int:
+    """Log offset behind the last message of all queues."""
+    found = 0
+    for queue in _queues(files, paths):
+        try:
+            first, stop = _bounds(queue, 0, layout.OFFSET_MAX)
+        except StoreDamaged:
+            continue
+        if first < stop:
+            position, size, _ = next(_units(queue, stop - 1))
+            found = max(found, position + size)
+    return found
 
 
 def _queues(files: Files, paths: layout.StorePaths) -> Iterator[ConsumeQueue]:

@@ -21,15 +21,18 @@ from cometmq.store import layout
 from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import abortfile, checkpoint, epochs, identity
-from cometmq.store.folder.checkpoint import Checkpoint
+from cometmq.store.folder.checkpoint import UNKNOWN_START, Checkpoint
 from cometmq.store.folder.identity import Identity, LastOptions
-from cometmq.store.folder.logmark import UNKNOWN
+from cometmq.store.folder.logmark import UNKNOWN, LogMark
 from cometmq.store.following import FollowerStore
-from cometmq.store.log.scanning import find_good, found_at
+from cometmq.store.log.commitlog import CommitLog
+from cometmq.store.log.scanning import LogScan, find_good, found_at
 from cometmq.store.opening import OpenedStore, StoreOptions
-from cometmq.store.restart.recovery import Damage, Progress
-from cometmq.store.restart.replay import Loss, Observer
+from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.restart.recovery import Damage, Plan, Progress, recover
+from cometmq.store.restart.replay import LastRecord, Loss, Observer
 from cometmq.store.tools import holes, losses, smallfiles
+from cometmq.store.tools.holes import Incomplete
 from cometmq.store.tools.survey import Known, Survey, survey
 from cometmq.store.tools.writeoff import write_off
 
@@ -45,6 +48,7 @@ class Accepted:
     cut_at: int | None = None  # a good record, from which on everything goes
     epoch: int | None = None  # number above all that were ever used, when cometmq.epochs is gone
     store_id: str | None = None  # what cometmq.json said, when it does not read; or NEW_STORE_ID
+    rebuild_tables: bool = False  # of the state, what the log does not tell any more
     restored: bool = False  # a copy from before: its group may have gone on with the original
 
 
@@ -81,7 +85,7 @@ def repair(
     files = OsFiles()
     paths = layout.StorePaths(directory)
     known = smallfiles.known_identity(files, paths, accepted.store_id)
-    row, _ = holes.open_log(files, paths, known.options)
+    row, _ = holes.open_log(files, paths, known.options, _log_start(files, paths))
     row.close()
     last = known.options or LastOptions(
         log_file_bytes=row.file_bytes,
@@ -94,8 +98,15 @@ def repair(
         commit_log_file_bytes=row.file_bytes,
         consume_queue_file_bytes=queue_file_bytes or last.queue_file_bytes,
         index_sizes=index_sizes or last.index_sizes,
+        # An index of other sizes than the broker's would be refused; it builds its own.
+        index_enabled=known.options is not None or index_sizes is not None,
     )
     return _Repair(directory, options, files, accepted).run(observer, progress)
+
+
+def _log_start(files: Files, paths: layout.StorePaths) -> int:
+    saved = smallfiles.known_checkpoint(files, paths)
+    return UNKNOWN_START if saved is None else saved.log_start
 
 
 def _queue_file_bytes(files: Files, directory: Path) -> int:
@@ -120,11 +131,14 @@ class _Repair:
         self._files = files
         self._paths = layout.StorePaths(directory)
         self._accepted = accepted
+        self._topics: dict[str, int] = {}  # that had queues, and how many
 
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
         try:
-            given_up = self._prepare(progress)
+            given_up = self._prepare(observer, progress)
+            # The old ones stay until the new ones are known: they tell what is lost.
+            opened.why_anew = "the store is repaired"
             opened.open(observer, progress)
             opened.begin_following()
             store = FollowerStore(opened, self._options)
@@ -133,6 +147,7 @@ class _Repair:
             while opened.indexer.step():
                 pass
             self._tell(opened, given_up)
+            self._judge_state(opened, given_up, observer)
             store.close()
         finally:
             opened.release()
@@ -140,20 +155,25 @@ class _Repair:
 
     # --- before opening ---------------------------------------------------------------------------
 
-    def _prepare(self, progress: Progress | None) -> list[Loss]:
+    def _prepare(self, observer: Observer | None, progress: Progress | None) -> list[Loss]:
         """Mend what opening would refuse, or take for something else. Returns the messages that
         stood where something is given up.
         """
         known = self._known()
         assert known.identity is not None
-        log, incomplete = holes.open_log(self._files, self._paths, known.identity.options)
+        self._topics = losses.topics_found(self._files, self._paths)
+        log, incomplete = holes.open_log(
+            self._files, self._paths, known.identity.options, known.checkpoint.log_start
+        )
         try:
             found = self._survey(log, known, whole=not incomplete, progress=progress)
             found.damages += self._given_up(log, found)
             self._refuse_what_was_not_accepted(log, found)
+            if not found.damages:
+                self._rehearse(log, observer)
             given_up = self._lost(log, found)
             self._mend_epochs(log)
-            self._forget(known, found)  # first: the marks do not speak of what is written now
+            self._forget(log, known, found)  # first: the marks do not speak of what is written now
             for action in write_off(log, found.damages):
                 self._note(action)
         finally:
@@ -179,12 +199,35 @@ class _Repair:
         known_end = mark.end if mark is not None and mark.last_offset >= log.start else 0
         if not whole:
             known_end = max(known_end, holes.written_to(log))
-        found = survey(log, known_end, time_ms, progress=progress)
+        if all(isinstance(segment.file, Incomplete) for segment in log):
+            known_end = max(known_end, losses.known_end(self._files, self._paths))
+        tails = losses.tails(self._files, self._paths, known)
+        found = survey(log, known_end, time_ms, progress=progress, tails=tails)
         if mark is None and not time_ms:
             # Nothing says how far it was written. A good record behind the end does.
             while (behind := find_good(log, found.end, log.end)) is not None:
-                found = survey(log, behind, time_ms, progress=progress)
+                found = survey(log, behind, time_ms, progress=progress, tails=tails)
+        if mark is not None:
+            self._leave_out_another_logs_file(log, mark, found)
         return found
+
+    def _leave_out_another_logs_file(self, log: Segments, mark: LogMark, found: Survey) -> None:
+        """Its records are good, and would be taken for ours. Queues tell whether it is the file
+        that is another log's, or the mark.
+        """
+        segment = log.find(mark.last_offset) if mark.last_bytes else None
+        if segment is None or mark.holds(log) or isinstance(segment.file, Incomplete):
+            return
+        wrong, count = losses.misfits(self._files, self._paths, segment)
+        if 2 * wrong <= count:
+            return
+        before = _last_before(log, segment.start)
+        why = f"{wrong} of {count} units of queues name other records: it is another log's file"
+        rest = [d for d in found.damages if d.end <= segment.start or d.start >= segment.end]
+        mine = Damage(segment.start, segment.end, why, before.store_time_ms)
+        found.damages = sorted([*rest, mine])
+        if found.end <= segment.end:
+            found.end, found.last, found.missing_bytes = segment.end, before, 0
 
     def _given_up(self, log: Segments, found: Survey) -> Iterator[Damage]:
         """Records that look good and are given up all the same: a wrong queue offset has no
@@ -222,6 +265,15 @@ class _Repair:
                 "has it. Nothing was changed. To give it up, repair with\n  " + "\n  ".join(wanted)
             )
 
+    def _rehearse(self, row: Segments, observer: Observer | None) -> None:
+        """Refuse a record that fits into no queue while nothing has been changed."""
+        log = CommitLog(self._paths, self._files, row.file_bytes)
+        log.segments = row
+        dispatcher = Dispatcher(self._paths, self._files, self._options.consume_queue_file_bytes)
+        plan = Plan(row.start, "the store is repaired", why_anew="the store is repaired")
+        recover(log, dispatcher, observer, plan, progress=None, disagreement=lambda: "")
+        dispatcher.close()
+
     def _mend_epochs(self, log: Segments) -> None:
         number = self._accepted.epoch
         if number is None:
@@ -238,19 +290,27 @@ class _Repair:
             places.append((end, _known_end(log, found)))
         return [lost for start, end in places if start < end for lost in self._standing(start, end)]
 
-    def _forget(self, known: Known, found: Survey) -> None:
+    def _forget(self, log: Segments, known: Known, found: Survey) -> None:
         """Let the opening that follows find a crashed store without queues and index."""
         saved, mark = known.checkpoint, known.mark
         assert known.identity is not None
+        self._files.make_directories(self._paths.commit_log)  # which may be missing as a whole
         if found.ends_too_early:
             time_ms = found.last.store_time_ms
             saved = dataclasses.replace(saved, log_time_ms=min(saved.log_time_ms, time_ms))
             self._note(f"accepted {found.end} as the end of the log")
         if found.ends_too_early or found.damages:
             mark = None
+            time_ms = found.last.store_time_ms
+            saved = dataclasses.replace(saved, log_time_ms=min(saved.log_time_ms, time_ms))
+        if mark is not None and not mark.holds(log):
+            mark = None
+            time_ms = found.last.store_time_ms
+            saved = dataclasses.replace(saved, log_time_ms=min(saved.log_time_ms, time_ms))
+            self._note("the marks spoke of another record than the log has: it goes by the log")
         if mark is not None:
             mark = dataclasses.replace(mark, queue_count=UNKNOWN, unit_count=UNKNOWN)
-        content = dataclasses.replace(saved, queue_time_ms=0, index_time_ms=0, mark=mark)
+        content = dataclasses.replace(saved, queue_time_ms=0, index_time_ms=0, mark=mark, reach=0)
         if smallfiles.known_checkpoint(self._files, self._paths) is None:
             smallfiles.write_empty_checkpoint(self._files, self._paths)
             self._note(f"wrote {self._paths.checkpoint.name} anew")
@@ -266,8 +326,7 @@ class _Repair:
         abortfile.write(self._files, self._paths.abort, failed=failed)
         now = self._left_open(known.identity, whole=not self._breaks_history(found))
         identity.save(self._files, self._paths.identity, now)
-        for path in (self._paths.consume_queue, self._paths.index):
-            self._files.remove_tree(path)
+        self._files.remove_tree(self._paths.index)
         self._files.sync_directory(self._paths.root)
 
     def _breaks_history(self, found: Survey) -> bool:
@@ -318,7 +377,31 @@ class _Repair:
         done.index_entry_count = opened.indexer.status.entry_count
         if self._accepted.restored:
             self._part_from_the_original(opened)
-        self._note(f"made {done.queue_count} queues and the key index anew")
+        if self._options.index_enabled:
+            self._note(f"made {done.queue_count} queues and the key index anew")
+        else:
+            self._note(f"made {done.queue_count} queues anew; the key index is left to the broker")
+
+    def _judge_state(
+        self, opened: OpenedStore, given_up: Sequence[Loss], observer: Observer | None
+    ) -> None:
+        """What stood behind the log's new end, nothing in the log tells any more; what is missing
+        before it a start notices, unless there is nothing else.
+        """
+        topics = frozenset[str]() if observer is None else observer.topics
+        end = opened.log.end[0]
+        is_cut = any(loss.topic in topics and loss.log_offset >= end for loss in given_up)
+        left = [queue.next_offset for name in topics for queue in opened.dispatcher.queues_of(name)]
+        is_lost = bool(topics) and bool(given_up or opened.losses) and not any(left)
+        if is_cut or is_lost or self._accepted.rebuild_tables:
+            before = opened.state_lost or {}
+            found = {name: n for name, n in self._topics.items() if name not in topics}
+            opened.state_lost = {**before, **found}
+            self._note(
+                "the next writer makes topics, groups and committed offsets anew: from what the "
+                "log still tells, config/*.json and the queues; its log says what it assumed. "
+                "Consumers get messages again"
+            )
 
     def _part_from_the_original(self, opened: OpenedStore) -> None:
         """A lease that names the original says nothing of its copy: neither that it has everything
@@ -331,6 +414,16 @@ class _Repair:
     def _note(self, action: str) -> None:
         logger.warning("%s: %s", self._paths.root, action)
         self._done.actions.append(action)
+
+
+def _last_before(log: Segments, offset: int) -> LastRecord:
+    """The last record of the files before ``offset``, as far as they are whole."""
+    last = LastRecord(log.start)
+    for stretch in LogScan(log, log.start):
+        if stretch.start >= offset:
+            break
+        last = LastRecord(stretch.last_offset, stretch.run.last_bytes, stretch.run.last_time_ms)
+    return last
 
 
 def _known_end(log: Segments, found: Survey) -> int:

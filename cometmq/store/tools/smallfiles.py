@@ -8,6 +8,7 @@ import re
 import uuid
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.model import EPOCH_MAX
 from cometmq.store import layout
 from cometmq.store.disk.files import Files, replace
 from cometmq.store.folder import checkpoint, epochs, identity
@@ -80,6 +81,8 @@ def check_epoch(files: Files, paths: layout.StorePaths, number: int | None) -> N
             f"{complaint}. Nothing was changed. Put it back from a copy; or give --epoch a number "
             f"above every epoch that the group ever had{so_far} (cometmq broker status)"
         )
+    if number is not None and number > EPOCH_MAX:
+        raise StoreDamaged(f"--epoch {number} is above {EPOCH_MAX}: nothing was changed")
     if number is not None and number <= seen:
         raise StoreDamaged(
             f"--epoch {number} is not above {seen}, which the folder's files name: nothing was "

@@ -22,7 +22,8 @@ from cometmq.store.folder.logmark import LogMark
 from cometmq.store.log.lost import LOST_TOPIC
 from cometmq.store.log.scanning import LogScan, Stretch, find_good
 from cometmq.store.restart.recovery import LOOK_AHEAD_BYTES, Damage, Progress
-from cometmq.store.restart.replay import LastRecord
+from cometmq.store.restart.replay import LastRecord, Loss
+from cometmq.store.restart.witness import Counted, Tails
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Survey:
     older: list[int] = field(default_factory=list)  # records older than the one before them, or so
     impossible: list[int] = field(default_factory=list)  # whose store time no clock gave, or so
     missing_bytes: int = 0  # between the end and where it was known to be
+    missing: list[Loss] = field(default_factory=list)  # messages behind it, as queues tell
 
     @property
     def ends_too_early(self) -> bool:
@@ -85,19 +87,24 @@ def survey(
     *,
     apart: Iterable[str] = (),
     begins_at: Callable[[], int] | None = None,
+    tails: Tails | None = None,
 ) -> Survey:
     """Read all of ``log``, which was on the disk up to ``known_end`` and to records of
     ``known_time_ms``. Records of the topics ``apart`` come by themselves.
+
+    ``tails``: what queues told of messages behind the mark, before the log was read.
 
     A log that somebody writes to may be read: its moving end is no fault. ``begins_at`` tells where
     it begins by now, when a file cannot be read that may have been removed.
     """
     found = Survey(log.start, log.start)
+    counted = Counted(tails or {})
     scan = LogScan(log, log.start, apart)
     while True:
         try:
             for stretch in scan:
                 _take(found, stretch)
+                counted.take(stretch)
                 if visit is not None:
                     visit(stretch, scan.raw(stretch.start, stretch.end))
                 if progress is not None:
@@ -113,7 +120,7 @@ def survey(
             scan.forget()
             continue
         found.end, found.reason = scan.end, scan.reason
-        behind = _behind(log, scan, found, known_end, known_time_ms)
+        behind = _behind(log, scan, found, known_end, known_time_ms, counted)
         if behind is None:
             return found
         damage = Damage(scan.end, behind, scan.reason, found.last.store_time_ms)
@@ -136,13 +143,21 @@ def _take(found: Survey, stretch: Stretch) -> None:
 
 
 def _behind(
-    log: Segments, scan: LogScan, found: Survey, known_end: int, known_time_ms: int
+    log: Segments,
+    scan: LogScan,
+    found: Survey,
+    known_end: int,
+    known_time_ms: int,
+    counted: Counted,
 ) -> int | None:
+    missing = counted.missing(scan.end)
     is_known = scan.end < known_end or found.last.store_time_ms < known_time_ms
-    if is_known:
+    if is_known or missing:
         behind = find_good(log, scan.end, log.end)
         if behind is None:
-            found.missing_bytes = max(1, known_end - scan.end)
+            found.missing = missing
+            told_end = max(known_end, counted.log_end if missing else 0)
+            found.missing_bytes = max(1, told_end - scan.end)
         return behind
     if scan.kind is record.Kind.BAD:
         return find_good(log, scan.end, scan.end + LOOK_AHEAD_BYTES)
@@ -184,13 +199,14 @@ def _sizes(files: Files, directory: Path) -> tuple[dict[int, int], list[str]]:
     """Bytes of each file by its start, and what does not belong there."""
     sizes: dict[int, int] = {}
     complaints = []
-    for entry in files.entries(directory):
-        if layout.is_ignored(entry.name):
-            continue
+    entries = [entry for entry in files.entries(directory) if not layout.is_ignored(entry.name)]
+    for entry in entries:
         if entry.is_directory or layout.OFFSET_NAME.fullmatch(entry.name) is None:
             complaints.append(f"{directory / entry.name} does not belong there")
         elif entry.size:
             sizes[int(entry.name)] = entry.size
+        elif entry is not entries[-1]:  # the last one may be in the making
+            complaints.append(f"{directory / entry.name} is empty and files follow it")
     return sizes, complaints
 
 

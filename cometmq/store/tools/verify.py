@@ -18,8 +18,10 @@ from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import epochs
 from cometmq.store.log.scanning import Stretch
+from cometmq.store.restart import witness
 from cometmq.store.restart.recovery import Progress
 from cometmq.store.restart.replay import Observer
+from cometmq.store.tools import losses
 from cometmq.store.tools.survey import Known, Survey, open_row, survey
 from cometmq.store.tools.verify_index import IndexCheck
 from cometmq.store.tools.verify_queues import Deletions, QueueChecks
@@ -85,7 +87,16 @@ class _Verification:
         self._deletions = Deletions(observer)
 
     def run(self, progress: Progress | None) -> Report:
-        log, complaints = open_row(self._files, self._paths.commit_log, self._log_file_bytes)
+        try:
+            log, complaints = open_row(self._files, self._paths.commit_log, self._log_file_bytes)
+        except StoreForeignFile as error:
+            if self._known.identity is None:
+                raise
+            self._add(
+                "log", self._paths.commit_log, None, f"all files are missing: {error.message}"
+            )
+            return self._report
+        self._tell_start(log)
         try:
             self._complain("file", self._paths.commit_log, complaints)
             self._read(log, progress)
@@ -122,6 +133,7 @@ class _Verification:
             return start
 
         known_time_ms = self._known.checkpoint.known_time_ms
+        tails = losses.tails(self._files, self._paths, self._known)  # before the log is read
         found = survey(
             log,
             mark_end,
@@ -130,6 +142,7 @@ class _Verification:
             progress,
             apart=self._deletions.topics,
             begins_at=begins_at,
+            tails=tails,
         )
         queues.finish(_start_by_now(self._files, log), found.end)
         self._tell_log(found)
@@ -139,6 +152,12 @@ class _Verification:
         self._tell_epochs(found)
 
     # --- the log ----------------------------------------------------------------------------------
+
+    def _tell_start(self, log: Segments) -> None:
+        known = self._known.checkpoint.log_start
+        if 0 <= known < log.start and self._known.identity is not None:
+            what = f"is missing: the log began there, and begins at {log.start} now"
+            self._add("log", log.path(known), known, what)
 
     def _mark_end(self, log: Segments) -> int:
         """Up to where the log should be whole."""
@@ -163,12 +182,13 @@ class _Verification:
             what = f"damaged up to {damage.end}: {damage.reason}"
             self._add("log", path, damage.start, what)
         if found.ends_too_early:
+            named = f": {witness.in_words(found.missing)}" if found.missing else ""
             self._add(
                 "log",
                 path,
                 found.end,
                 f"ends here ({found.reason}), but was on the disk at least {found.missing_bytes} "
-                "bytes further",
+                f"bytes further{named}",
             )
         if found.older and self._known.identity is not None:
             what = f"a record is older than one before it; so in {len(found.older)} places"
@@ -231,7 +251,7 @@ class _Verification:
         try:
             known = epochs.load(self._files, path)
         except (StoreDamaged, StoreForeignFile) as error:
-            self._add("file", path, None, str(error))
+            self._add("file", path, None, error.message)
             return
         if not known:
             self._add("file", path, None, "is missing although the store has a log")

@@ -53,6 +53,8 @@ class QueueCheck:
         self.next = 0
 
     def _jump(self, offset: int) -> None:
+        if self.queue is None:  # there is nothing that could tell of a loss
+            return
         units = self._units(self.next, offset - self.next) if offset > self.next else b""
         if not units or any(size != queueunit.LOST_SIZE for _, size, _ in queueunit.iterate(units)):
             self._add(self.next, f"the log goes on with message {offset}")
@@ -89,7 +91,7 @@ class QueueCheck:
         try:
             self.queue.measure(log_start, log_end)
         except StoreDamaged as error:
-            self._add(self.next, str(error))
+            self._add(self.next, error.message)
             return
         if self.first is None:
             self.first = self.next = 0
@@ -152,7 +154,7 @@ class QueueChecks:
                     row, complaints = open_queue_row(self._files, folder, self._file_bytes)
                 except StoreForeignFile as error:
                     if self._files.entries(folder):
-                        self.faults.append((folder, None, str(error)))
+                        self.faults.append((folder, None, error.message))
                     continue
                 self.faults += [(folder, None, complaint) for complaint in complaints]
                 queue = ConsumeQueue(name, number, folder, row.file_bytes)

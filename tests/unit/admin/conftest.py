@@ -29,7 +29,7 @@ Context = Any
 
 async def refuse(context: Context, error: CometError) -> None:
     metadata = ((ERROR_METADATA, to_proto(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode[error.status], str(error), metadata)
+    await context.abort(grpc.StatusCode[error.status], error.message, metadata)
 
 
 @dataclass
@@ -47,6 +47,7 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
     indexed_offsets: list[int] = field(default_factory=list)  # the same
     unreadable_count: int = 0  # appended to every queue, but not on disk yet
     refusal: CometError | None = None  # of whoever asks how it stands
+    idle_ms: int = 0  # of groups without members
 
     def put(self, name: str, queue_count: int = 2) -> None:
         self.topics[name] = c.TopicConfig(
@@ -112,7 +113,24 @@ class FakeBroker(broker_pb2_grpc.BrokerServiceServicer, broker_pb2_grpc.BrokerAd
     async def ListGroups(
         self, request: b.ListGroupsRequest, context: Context
     ) -> b.ListGroupsResponse:
-        return b.ListGroupsResponse(groups=sorted(self.groups))
+        names = sorted(self.groups)
+        summaries = [
+            b.GroupSummary(
+                group=name,
+                member_count=len(self.groups[name].members),
+                queue_count=len(self.groups[name].progress),
+                idle_ms=0 if self.groups[name].members else self.idle_ms,
+            )
+            for name in names
+        ]
+        return b.ListGroupsResponse(groups=names, summaries=summaries)
+
+    async def DeleteGroup(
+        self, request: b.DeleteGroupRequest, context: Context
+    ) -> b.DeleteGroupResponse:
+        if self.groups.pop(request.group, None) is None:
+            await refuse(context, GroupNotFound(f"no {request.group}"))
+        return b.DeleteGroupResponse()
 
     async def DescribeGroup(
         self, request: b.DescribeGroupRequest, context: Context

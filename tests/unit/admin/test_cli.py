@@ -41,9 +41,11 @@ def test_the_commands_are_these() -> None:
         "broker step-down",
         "cluster members",
         "cluster status",
+        "group delete",
         "group list",
         "group progress",
         "local down",
+        "local env",
         "local status",
         "local up",
         "message consume",
@@ -112,6 +114,31 @@ def test_a_refusal_as_json() -> None:
     assert json.loads(result.stderr)["error"]["name"] == "PEER_UNAVAILABLE"
 
 
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_options_of_the_way_may_stand_before_the_command(form: str) -> None:
+    here = ("--namesrv", SILENT, "--output", form)
+    before = run(*here, "cluster", "members", COMETMQ_NAMESRV="elsewhere:1")
+    behind = run("cluster", "members", *here, COMETMQ_NAMESRV="elsewhere:1")
+    assert before.exit_code == 1
+    assert SILENT in before.stderr
+    assert before.stderr == behind.stderr
+    both = run("--namesrv", "elsewhere:1", "cluster", "members", "--namesrv", SILENT)
+    assert SILENT in both.stderr, "what stands nearer counts"
+
+
+def test_a_secret_may_be_named_before_the_command(tmp_path: Path) -> None:
+    missing = ("--internal-secret-file", str(tmp_path / "missing"), "--namesrv", SILENT)
+    told = run(*missing, "broker", "status").stderr
+    assert "missing" in told
+    assert told == run("broker", "status", *missing).stderr
+
+
+def test_only_a_table_with_more_columns_takes_wide() -> None:
+    assert "--wide" in run("cluster", "members", "--help").output
+    assert run("topic", "list", "--wide").exit_code == 2
+    assert "PEER_UNAVAILABLE" in run("cluster", "members", "--wide", "--namesrv", SILENT).stderr
+
+
 def test_a_bad_address_is_told_as_such() -> None:
     result = run("cluster", "members", "--namesrv", "nonsense")
     assert result.exit_code == 1
@@ -131,6 +158,9 @@ def test_a_bad_address_is_told_as_such() -> None:
         ["message", "consume", "T", "--count", "0"],
         ["message", "consume", "T", "--queue", "g1/x"],
         ["local", "up", "--brokers", "-1"],
+        ["topic", "create", "T", "--queues", "0"],
+        ["topic", "create", "T", "--read-queues", "0"],
+        ["topic", "create", "T", "--write-queues", "-1"],
         ["local", "up", "--option", "=x"],
         ["cluster", "members", "--output", "xml"],
         ["nonsense"],
@@ -144,6 +174,13 @@ def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
     assert result.stderr
 
 
+@pytest.mark.parametrize("bodies", [[], ["x", "--file", "-"]])
+def test_one_body_is_sent(bodies: list[str]) -> None:
+    result = run("message", "send", "T", *bodies, COMETMQ_NAMESRV=SILENT)
+    assert result.exit_code == 2
+    assert "one body: as an argument, or as --file (- is standard input)" in result.stderr
+
+
 def test_a_topic_is_deleted_only_after_a_yes() -> None:
     result = CliRunner().invoke(cli, ["topic", "delete", "T", "--namesrv", SILENT], input="n\n")
     assert result.exit_code == 1
@@ -155,7 +192,12 @@ def test_status_of_nothing(tmp_path: Path) -> None:
     assert table.exit_code == 0
     assert "cometmq local up" in table.stdout
     document = run("local", "status", "--dir", str(tmp_path), "--output", "json")
-    expected = {"directory": str(tmp_path), "namesrv": "", "processes": []}
+    expected = {
+        "directory": str(tmp_path),
+        "namesrv": "",
+        "internal_secret_file": "",
+        "processes": [],
+    }
     assert json.loads(document.stdout) == expected
 
 
@@ -164,6 +206,7 @@ def test_up_again_says_what_the_cluster_was_started_with(
 ) -> None:
     async def refused(*_: object, **given: object) -> None:
         assert given.pop("options") == {}
+        assert given.pop("own_secret") is True
         assert set(given.values()) == {None}
         raise ClusterRunning("it is enough to know how it was called")
 
@@ -210,6 +253,9 @@ def test_the_local_clusters_secret_goes_with_its_name_servers(nowhere: Path) -> 
     options = {"internal_secret_file": str(secret)}
     (folder / "local.json").write_text(json.dumps({"options": options, "processes": [process]}))
     assert commandline.connection_to(None, None)._secret is not None
+    told = run("local", "status", "--dir", str(folder)).stdout
+    assert f"export COMETMQ_INTERNAL_SECRET_FILE='{secret}'" in told
+    assert commandline.connection_to("h:1", None)._secret is not None, "the same, by its name"
     assert commandline.connection_to("other:2", None)._secret is None, "another cluster's"
     assert commandline.connection_to("other:2", secret)._secret is not None
 

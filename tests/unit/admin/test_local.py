@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cometmq.admin import local, processes
 from cometmq.admin.local import LocalCluster, LocalProcess
-from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed
+from cometmq.errors import ClusterRunning, InvalidRequest, ProcessFailed, ShapeConflict
+from cometmq.rpc.secret import read_secrets
 
 # Stands in for a service: announces itself as the real ones do, then waits to be stopped.
 PRETENDER = """
@@ -140,6 +142,50 @@ async def test_what_has_failed_is_not_gone_by(directory: Path) -> None:
     assert cluster.broker_groups == ("g1", "g2")
 
 
+@pytest.mark.parametrize("wrong", [{"broken": "yes"}, {"mute": "yes"}])
+async def test_after_a_start_that_failed_all_come_up_on_the_ports_they_had(
+    directory: Path, wrong: dict[str, str]
+) -> None:
+    before = await local.up(directory, broker_count=2, slave_count=1, pullhold_count=1)
+    await local.down(directory)
+    with pytest.raises(ProcessFailed):
+        await local.up(directory, options=wrong, deadline_s=0.5)
+    failed = local.status(directory)
+    assert failed is not None
+    assert not any(process.alive for process in failed.processes)
+    after = await local.up(directory)
+    assert {p.name: p.address for p in after.processes} == {
+        p.name: p.address for p in before.processes
+    }
+
+
+@pytest.mark.parametrize("had", [{}, {"broker_count": 1}])
+async def test_stores_that_a_failed_start_made_do_not_forbid_the_next(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, had: dict[str, int]
+) -> None:
+    real = local._ready
+
+    async def stores_only(
+        cluster: LocalCluster, wave: Sequence[LocalProcess], deadline_s: float
+    ) -> list[LocalProcess]:
+        if wave[0].kind == "namesrv":
+            return await real(cluster, wave, deadline_s)
+        with_data(directory)
+        raise ProcessFailed("its index has another size")
+
+    if had:
+        await local.up(directory, **had)  # type: ignore[arg-type]
+        with_data(directory)
+        await local.down(directory)
+    monkeypatch.setattr(local, "_ready", stores_only)
+    with pytest.raises(ProcessFailed):
+        await local.up(directory, broker_count=3, options={"a": "b"})
+    monkeypatch.setattr(local, "_ready", real)
+    cluster = await local.up(directory)
+    assert cluster.broker_groups == ("g1", "g2", "g3")
+    assert cluster.options == {}
+
+
 async def test_a_process_that_dies_is_told_with_its_log(directory: Path) -> None:
     with pytest.raises(ProcessFailed, match="the disk is on fire"):
         await local.up(directory, broker_count=1, options={"broken": "yes"})
@@ -149,10 +195,10 @@ async def test_a_process_that_dies_is_told_with_its_log(directory: Path) -> None
 
 
 async def test_the_log_of_earlier_runs_is_not_told_again(directory: Path) -> None:
-    await local.up(directory, broker_count=1, options={"aforetime": "1"})
+    await local.up(directory, broker_count=1, options={"said": "aforetime"})
     await local.down(directory)
     with pytest.raises(ProcessFailed) as failed:
-        await local.up(directory, broker_count=1, options={"broken": "yes"})
+        await local.up(directory, broker_count=1, options={"said": "now", "broken": "yes"})
     assert "broken" in str(failed.value)
     assert "aforetime" not in str(failed.value)
 
@@ -171,6 +217,83 @@ async def test_down_keeps_data_unless_told_otherwise(directory: Path) -> None:
     assert not (directory / "g1").exists()
 
 
+def with_data(directory: Path) -> Path:
+    """Every member of the folder has a store, as real ones make it."""
+    for folder in directory.glob("g*"):
+        (folder / "store").mkdir(exist_ok=True)
+    return directory
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_after_down_it_comes_up_as_it_was(directory: Path) -> None:
+    options = {"a": "b"}
+    before = await local.up(directory, broker_count=1, slave_count=1, options=options)
+    with_data(directory)
+    await local.down(directory)
+    assert local.status(directory) is None
+    after = await local.up(directory)
+    assert (after.shape, after.options) == (before.shape, options)
+    assert [p.address for p in after.processes] == [p.address for p in before.processes]
+    assert not (directory / "stopped.json").exists()
+
+
+@pytest.mark.parametrize(
+    "other", [{"slave_count": 0}, {"broker_count": 1}, {"slave_count": 0, "broker_count": 3}]
+)
+@pytest.mark.parametrize("how", ["down", "dead", "forgotten"])
+async def test_no_cluster_starts_beside_the_messages(
+    directory: Path, how: str, other: dict[str, int]
+) -> None:
+    before = await local.up(directory, broker_count=2, slave_count=1)
+    with_data(directory)
+    await local.down(directory)
+    if how == "dead":  # the machine was switched off
+        (directory / "stopped.json").rename(directory / "local.json")
+    if how == "forgotten":  # a release before removed the file
+        (directory / "stopped.json").unlink()
+    with pytest.raises(ShapeConflict, match=r"messages of g.*with .*--brokers 2 --slaves 1") as no:
+        await local.up(directory, **other)  # type: ignore[arg-type]
+    assert "without these options" in str(no.value)
+    assert "--dir" in str(no.value)
+    again = await local.up(directory)
+    assert [p.name for p in again.processes] == [p.name for p in before.processes]
+    await local.down(directory, purge=True)
+    assert left_in(directory) == []
+    other_shape = await local.up(directory, **other)  # type: ignore[arg-type]
+    assert other_shape.shape != before.shape
+
+
+async def test_what_was_taken_down_can_be_purged_later(directory: Path) -> None:
+    await local.up(directory, broker_count=1)
+    with_data(directory)
+    await local.down(directory)
+    assert await local.down(directory, purge=True) == 0
+    assert left_in(directory) == []
+
+
+async def test_more_brokers_leave_nobody_out(directory: Path) -> None:
+    await local.up(directory, broker_count=1)
+    with_data(directory)
+    await local.down(directory)
+    grown = await local.up(directory, broker_count=2, namesrv_count=2)
+    assert grown.broker_groups == ("g1", "g2")
+
+
+def test_a_port_that_somebody_else_has_now_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert local._free_port(address) == "0"
+        process = LocalProcess("g1", "broker", 1, 1, address, metrics_address=address)
+        command = local._command(LocalCluster(Path("/data"), ()), "g1", "broker", process)
+        flags = dict(zip(command[4::2], command[5::2], strict=True))
+        assert (flags["--port"], flags["--metrics_port"]) == ("0", "0")
+    assert local._free_port(address) == address.rpartition(":")[2]
+    assert local._free_port("") == "0"
+
+
 async def test_down_of_nothing_is_no_error(tmp_path: Path) -> None:
     assert await local.down(tmp_path) == 0
 
@@ -182,18 +305,19 @@ async def test_impossible_shapes_are_refused(tmp_path: Path, namesrvs: int, brok
 
 
 def test_the_real_command_line() -> None:
-    process = LocalProcess("g1", "broker", 1, 1, "127.0.0.1:70", "127.0.0.1:71")
+    process = LocalProcess("g1", "broker", 1, 1, "127.0.0.1:70", "127.0.0.1:71", "127.0.0.1:72")
     cluster = LocalCluster(Path("/data"), (), {"flush_disk_type": "SYNC_FLUSH"})
     command = local._command(cluster, "g1", "broker", process)
     assert command[1:4] == ["-P", "-m", "services.broker"]
     flags = dict(zip(command[4::2], command[5::2], strict=True))
     assert flags["--port"] == "70"
     assert flags["--internal_port"] == "71"
+    assert flags["--metrics_port"] == "72"
     assert flags["--store_path"] == "/data/g1/store"
     assert flags["--flush_disk_type"] == "SYNC_FLUSH"
 
 
-async def test_the_secret_is_known_to_brokers_and_pullholds(
+async def test_the_secret_is_known_to_all(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -201,5 +325,33 @@ async def test_the_secret_is_known_to_brokers_and_pullholds(
     cluster = await local.up(directory, broker_count=1, pullhold_count=1, options=options)
     assert cluster.secret_file == tmp_path / "secret", "also for who stands elsewhere"
     for process in cluster.processes:
-        knows = str(tmp_path / "secret") in cluster.log(process.name).read_text()
-        assert knows == (process.kind != local.NAMESRV)
+        assert str(tmp_path / "secret") in cluster.log(process.name).read_text()
+    assert not (directory / local.SECRET_FILE).exists()
+
+
+async def test_a_cluster_has_a_secret_of_its_own(directory: Path) -> None:
+    """Made once, told to all, kept with the data, readable by nobody else."""
+    cluster = await local.up(directory, broker_count=1, pullhold_count=1, own_secret=True)
+    file = cluster.secret_file
+    assert file == cluster.directory / local.SECRET_FILE
+    (secret,) = read_secrets(file)
+    assert file.stat().st_mode & 0o077 == 0
+    for process in cluster.processes:
+        assert str(file) in cluster.log(process.name).read_text()
+        assert secret not in cluster.log(process.name).read_text()
+    await local.down(directory)
+    again = await local.up(directory, own_secret=True)
+    assert again.secret_file == file
+    assert read_secrets(file) == (secret,)
+    await local.down(directory, purge=True)
+    assert not file.exists()
+
+
+async def test_a_cluster_that_runs_without_a_secret_gets_none(directory: Path) -> None:
+    """Half of its processes would not speak with the other half."""
+    await local.up(directory, broker_count=1)
+    assert (await local.up(directory, own_secret=True)).secret_file is None
+    await local.down(directory)
+    options = {local.SECRET_OPTION: ""}
+    wanted_none = await local.up(directory, options=options, own_secret=True)
+    assert wanted_none.secret_file is None

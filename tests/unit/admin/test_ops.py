@@ -5,7 +5,7 @@ import pytest
 from cometmq.admin import brokers, ops
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import CreatedTopicView
-from cometmq.errors import GroupNotFound, RouteNotFound, TopicNotFound, Unauthenticated
+from cometmq.errors import GroupInUse, GroupNotFound, RouteNotFound, TopicNotFound, Unauthenticated
 from cometmq.model import FlushMode
 from cometmq.v1 import broker_pb2 as b
 from cometmq.v1 import common_pb2 as c
@@ -165,6 +165,26 @@ async def test_groups_are_listed_with_where_they_are_known(
     assert rows == [("A", ["g1"]), ("B", ["g1", "g2"])]
     with pytest.raises(GroupNotFound):
         await ops.group_progress(connection, "C")
+
+
+async def test_groups_that_are_left_over_are_listed_and_deleted(
+    connection: Connection, cluster: FakeCluster
+) -> None:
+    used = b.DescribeGroupResponse(members=[b.GroupMember(client_id="c")])
+    cluster.g1.groups = {"idle": b.DescribeGroupResponse(), "used": b.DescribeGroupResponse()}
+    cluster.g2.groups = {"used": used, "idle": b.DescribeGroupResponse()}
+    cluster.g1.idle_ms, cluster.g2.idle_ms = 9_000, 7_000
+    rows = [(row.group, row.member_count, row.idle_ms) for row in await ops.list_groups(connection)]
+    assert rows == [("idle", 0, 7_000), ("used", 1, 0)]
+    assert [row.group for row in await ops.list_groups(connection, idle_ms=7_000)] == ["idle"]
+    assert not await ops.list_groups(connection, idle_ms=7_001)
+    with pytest.raises(GroupInUse):
+        await ops.delete_group(connection, "used")
+    assert "used" in cluster.g1.groups, "a member anywhere keeps it everywhere"
+    deleted = await ops.delete_group(connection, "idle")
+    assert [(row.group, row.broker_group) for row in deleted] == [("idle", "g1"), ("idle", "g2")]
+    with pytest.raises(GroupNotFound):
+        await ops.delete_group(connection, "idle")
 
 
 async def test_waiting_for_brokers_ends_with_the_missing_one(

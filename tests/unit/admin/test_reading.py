@@ -4,7 +4,7 @@ import pytest
 
 from cometmq.admin.connection import Connection
 from cometmq.admin.reading import TopicReader, open_reader
-from cometmq.errors import TopicNotFound
+from cometmq.errors import QueueNotFound
 
 from .conftest import FakeCluster
 
@@ -90,5 +90,5 @@ async def test_who_has_not_read_all_that_was_appended_has_not_caught_up(
 async def test_a_queue_that_is_not_there(
     connection: Connection, filled: FakeCluster, broker_group: str, queue_id: int | None
 ) -> None:
-    with pytest.raises(TopicNotFound, match="no such queue"):
+    with pytest.raises(QueueNotFound, match="that can be read"):
         await open_reader(connection, "T", broker_group=broker_group, queue_id=queue_id)

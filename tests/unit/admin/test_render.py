@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import inspect
 import io
 import json
+import os
+import pty
+import struct
+import termios
+from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from cometmq.admin import render, views
 from cometmq.errors import TopicNotFound
@@ -221,16 +226,118 @@ def test_a_warning_is_json_where_errors_are(capsys: pytest.CaptureFixture[str]) 
     assert line == "warning: it is not"
 
 
-def test_groups_fit_into_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_fit_into_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With names and numbers of a usual length."""
-    terminal = Console(width=80, file=io.StringIO())
-    monkeypatch.setattr(render, "_console", lambda: terminal)
+    monkeypatch.setattr(render, "_width", lambda stream: 80)
     usual = dataclasses.replace(HEALTHY, broker_group="broker-a", status="no writer", min_in_sync=1)
     render._print_table([usual])
-    assert isinstance(terminal.file, io.StringIO)
-    assert [line for line in terminal.file.getvalue().splitlines() if "broker-a" in line] == [
-        " broker-a   no writer        0       7   0 1       0 1 2       0 1 2      1,500 "
-    ]
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "broker-a  no writer       0      7  0 1      0 1 2      0 1 2     1,500"
+    )
+
+
+# What a wide row holds, by the name of a field, else by its type.
+WIDE_VALUES: dict[str, Any] = {
+    "topic": "orders_of_the_northern_region",
+    "group": "billing_of_the_northern_region",
+    "client_id": "billing-7d9c5b6f4-x2x9k@1234567@a1b2c3",
+    "subscriptions": {"orders_of_the_northern_region": ["new", "changed"], "prices": []},
+    "address": "cometmq-a-0.cometmq-a.default.svc.cluster.local:10911",
+    "writer": "cometmq-a-0.cometmq-a.default.svc.cluster.local:10911",
+    "followers": ["cometmq-a-1.cometmq-a.default.svc.cluster.local:10911", "127.0.0.1:10911"],
+    "sha256": "0123456789abcdef" * 4,
+    "path": "/data/store/commitlog/00000000001073741824",
+    "what": "offset 7 of queue 0 points to log offset 1,073,741,824, where no record stands",
+    "refusal": "the volume is 96% full, sends are refused above 95%",
+    "error": None,
+    "broker_group": "broker-a",
+    "status": "no writer",
+    "permission": "rw",
+    "flush_mode": "async",
+    "replication_mode": "appended",
+    "reserve_time_ms": 259_200_000,
+    "member_id": 10,
+    "queue_id": 1023,
+    "generation": 3,
+    "epoch": 12,
+    "pid": 4_194_304,
+}
+COUNTS_OF_FEW = ("read_queue_count", "write_queue_count", "topic_count", "min_in_sync")
+WIDTHS = (80, 100, 160)
+SNAPSHOTS = Path(__file__).with_name("tables.txt")
+TABLES = sorted(render._COLUMNS, key=lambda kind: kind.__name__)
+
+
+def wide_value(field: dataclasses.Field[Any], kind: type) -> Any:
+    if field.name in WIDE_VALUES and not (field.name == "writer" and kind is views.GroupStatusView):
+        return WIDE_VALUES[field.name]
+    by_type = {"bool": True, "str": "follower", "list[int]": [0, 1, 2], "list[str]": ["broker-a"]}
+    if field.name in COUNTS_OF_FEW:
+        return 1024
+    return by_type.get(str(field.type).removesuffix(" | None"), 12_345_678_901)
+
+
+def shown_in(width: int | None, kind: type, form: str, shown: Any) -> str:
+    row = kind(**{f.name: wide_value(f, kind) for f in dataclasses.fields(kind)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "_width", lambda stream: width)
+        patch.setattr(render, "_time", lambda ms: "2026-12-31 23:59:59.123")
+        render._print_table([row, row], wide=form == render.WIDE)
+    return str(shown.readouterr().out)
+
+
+def test_tables_are_as_they_were_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
+    """TEST_ACCEPT=1 writes them anew: look at every change, and take new views in."""
+    parts = {
+        f"=== {kind.__name__}, {form}, {width} columns": shown_in(width, kind, form, capsys)
+        for kind in TABLES
+        for form in (render.TABLE, *((render.WIDE,) if kind in render._WIDE_ONLY else ()))
+        for width in WIDTHS
+    }
+    if os.environ.get("TEST_ACCEPT"):
+        SNAPSHOTS.write_text("".join(f"{t}\n{p}\n" for t, p in parts.items()), encoding="utf-8")
+    text = SNAPSHOTS.read_text(encoding="utf-8")
+    titles = [line for line in text.splitlines() if line.startswith("=== ")]
+    assert text == "".join(f"{title}\n{parts[title]}\n" for title in titles)
+
+
+@pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
+def test_a_terminal_shows_what_a_pipe_gets(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every word of every cell, whatever the width: none is broken, none is missing."""
+    whole = shown_in(None, kind, render.WIDE, capsys).splitlines()
+    assert len(whole) == 4, "a pipe gets a line a row"
+    for width in (1, 20, *WIDTHS, 4000):
+        words = shown_in(width, kind, render.WIDE, capsys).split()
+        assert not set(whole[-1].split()) - set(words), width
+
+
+@pytest.mark.parametrize(
+    ("columns", "variable", "width"),
+    [(100, None, 100), (0, None, None), (0, "120", 120), (80, "0", 80), (80, "nonsense", 80)],
+)
+def test_the_width_is_the_terminals(
+    columns: int, variable: str | None, width: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("COLUMNS", variable)
+    master, slave = pty.openpty()
+    try:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with open(slave, "w", closefd=False) as stream:
+            assert render._width(stream) == width
+    finally:
+        os.close(slave)
+        os.close(master)
+
+
+def test_without_a_terminal_there_is_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert render._width(io.StringIO()) is None
+    with open(os.devnull, "w") as stream:
+        assert render._width(stream) is None
 
 
 @pytest.mark.parametrize("time_ms", [2**48, 2**60, 2**63 - 1, -(2**63)])

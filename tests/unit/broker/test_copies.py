@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import logging
 from unittest import mock
 
 import pytest
 
 from cometmq.errors import StaleEpoch
 from cometmq.member.tenure import Deposed
-from services.broker.copies import EPOCH_TOLD_MAX, Copies
+from cometmq.model import EPOCH_LEAP_MAX
+from cometmq.telemetry import Rarely
+from services.broker.copies import Copies
+from tests.support.stores import WallClock
 
 
 class Told:
@@ -17,6 +21,7 @@ class Told:
         self.copies = Copies.__new__(Copies)
         self.copies._ended = self.ended.append
         self.copies._storage = mock.Mock(is_only_writer=lambda: only_writer)
+        self.copies._storage.store.epoch = 5
         self.copies._holder = mock.Mock(pass_over=mock.AsyncMock(return_value=passes))
 
     async def epoch(self, epoch: int | None) -> list[str]:
@@ -27,7 +32,7 @@ class Told:
 
 async def test_whose_lease_it_is_begins_again_above() -> None:
     assert await Told().epoch(13) == ["epoch"]
-    assert await Told(only_writer=False).epoch(EPOCH_TOLD_MAX) == ["epoch"]
+    assert await Told(only_writer=False).epoch(5 + EPOCH_LEAP_MAX) == ["epoch"]
 
 
 async def test_who_cannot_reach_the_lease_goes_on_only_while_nobody_else_may_write() -> None:
@@ -37,7 +42,19 @@ async def test_who_cannot_reach_the_lease_goes_on_only_while_nobody_else_may_wri
 
 
 async def test_what_is_no_epoch_is_not_followed() -> None:
-    assert await Told().epoch(EPOCH_TOLD_MAX + 1) == []
+    assert await Told().epoch(6 + EPOCH_LEAP_MAX) == []
+
+
+async def test_who_stands_alone_goes_on_and_says_so_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Told()
+    told.copies._holder = None
+    told.copies._unregistered = Rarely(logging.getLogger("x"), logging.ERROR, WallClock())
+    for _ in range(3):
+        assert await told.epoch(13) == []
+    (line,) = caplog.records
+    assert "internal_secret_file" in f"{vars(line)}"
 
 
 async def test_a_name_server_that_tells_no_epoch_deposes_as_it_did() -> None:

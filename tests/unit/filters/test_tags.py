@@ -31,9 +31,37 @@ def test_expressions(expression: str, expected: set[str]) -> None:
     assert tags.parse(expression) == expected
 
 
-@given(tag_sets)
+plain_sets = st.frozensets(st.text("abcÄß-_.:/ *0", min_size=1).map(str.strip), max_size=5)
+
+
+@given(plain_sets.filter(lambda names: not {"", "*"} & names))
 def test_a_joined_expression_names_its_tags(wanted: frozenset[str]) -> None:
     assert tags.parse(" || ".join(wanted)) == wanted
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *(
+            "amount > 5",
+            "amount>=5",
+            "a = 'b'",
+            "a IS NOT NULL",
+            "a in (1, 2)",
+            "a and b",
+            "a AND b",
+        ),
+        *("a BETWEEN 1 AND 2", "a,b", "a; b", "a && b", "(a)", "x || amount > 5"),
+    ],
+)
+def test_what_was_meant_otherwise_is_refused_in_words(expression: str) -> None:
+    with pytest.raises(FilterInvalid, match=r"like 'a \|\| b'; SQL92 is not understood"):
+        tags.parse(expression)
+
+
+@pytest.mark.parametrize("tag", ["in", "or", "android", "in-stock", "and_more", "two words"])
+def test_words_that_only_look_alike_are_tags(tag: str) -> None:
+    assert tags.parse(tag) == {tag}
 
 
 @pytest.mark.parametrize(

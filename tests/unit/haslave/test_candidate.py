@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -210,3 +211,21 @@ async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level("INFO", logger="services.haslave.candidate"):
         assert await looking.look() is None
     assert caplog.messages[-1] == "somebody else has written the lease first"
+
+
+async def test_who_does_not_take_a_lease_that_is_not_there_says_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A folder taken over from RocketMQ is not new, and without peers nobody else can be asked."""
+    caplog.set_level(logging.INFO)
+    lease = MemoryLease()
+    lease.record = None
+    looking = candidate(lease)
+    for _ in range(3):
+        assert isinstance(await looking.look(), Follow)
+    told = [r for r in caplog.records if "does not take it" in r.getMessage()]
+    assert len(told) == 1
+    assert "option peers" in str(told[0].fields["error"])  # type: ignore[attr-defined]
+    lease.record = HELD
+    await looking.look()
+    assert caplog.records[-1].getMessage() == "led again"

@@ -38,6 +38,12 @@ class SlowStream:
     async def read(self) -> Any:
         return await self.requests.get()
 
+    async def room(self, size_bytes: int) -> None:
+        """As much as it wants."""
+
+    def leave_room(self) -> None:
+        """There was enough."""
+
     async def write(self, message: member_pb2.WatchArrivalsResponse) -> None:
         self.written.append(message)
         await self.flowing.wait()

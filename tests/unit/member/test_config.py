@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from cometmq.config import MIB
 from cometmq.errors import ConfigInvalid
-from cometmq.member.config import MIB, FlushDiskType, MemberConfig
+from cometmq.member.config import FlushDiskType, MemberConfig
 from cometmq.model import ReplicationMode
 
 

@@ -13,6 +13,7 @@ from cometmq.member.flushing import FlushPolicy
 from cometmq.member.opening import open_copy, open_writer
 from cometmq.member.statelog import append_now, encode_record
 from cometmq.messaging.changes import Change
+from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import Marks
@@ -36,7 +37,14 @@ class Pair:
     def open(self) -> None:
         found = open_copy(config_for(self._directory / "copy"), WallClock())
         self.copied = found.state.state
-        self.copy = CopyStorage(found.store, found.state, FlushPolicy(), WallClock())
+        self.dropped_groups: list[str] = []
+        self.copy = CopyStorage(
+            found.store,
+            found.state,
+            FlushPolicy(),
+            WallClock(),
+            on_drop_group=self.dropped_groups.append,
+        )
         found.store.adopt_epochs(self.writer.epochs)
 
     def close(self) -> None:
@@ -181,6 +189,17 @@ def test_a_topic_that_is_deleted_and_comes_again(tmp_path: Path) -> None:
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert bodies(pair.copy.store, "T", 0) == [b"new"]
     assert list(pair.copied.as_changes()) == list(pair.state.as_changes())
+    pair.close()
+
+
+def test_a_group_that_is_deleted_goes_from_the_copy_too(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.change(pair.state.plan_group(GroupSettings("g")))
+    end = pair.change(pair.state.plan_group_drop("g"))
+    pair.follow()
+    pair.show(end)
+    assert pair.dropped_groups == ["g"]
+    assert not pair.copied.groups
     pair.close()
 
 

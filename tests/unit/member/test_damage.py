@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import StoreDamaged
-from cometmq.format import record
+from cometmq.format import queueunit, record
 from cometmq.format.taghash import tags_code
 from cometmq.member.reading import PullAnswer, PullQuery
 from cometmq.messaging.pull import PullStatus
@@ -29,7 +29,11 @@ async def member(tmp_path: Path) -> AsyncIterator[Member]:
 
 async def pull(member: Member, offset: int, tag: str = "", count: int = 0) -> PullAnswer:
     codes = frozenset({tags_code(tag.encode()) & 0xFFFFFFFF}) if tag else frozenset[int]()
-    return await member.reader.pull(PullQuery("T", 0, Position(0, offset), codes, count, 0))
+
+    async def room(size_bytes: int) -> None:
+        """As much as anybody wants."""
+
+    return await member.reader.pull(PullQuery("T", 0, Position(0, offset), codes, count, 0), room)
 
 
 def damage(member: Member, *offsets: int) -> None:
@@ -58,6 +62,18 @@ async def test_what_comes_before_is_answered_and_what_follows_is_named(member: M
     behind = await pull(member, 5)
     assert numbers(behind) == [5, 6, 7]
     assert member.storage.damaged_pulls == 3
+
+
+@pytest.mark.parametrize("place", [1 << 45, (1 << 64) - 100])
+async def test_a_unit_that_points_out_of_the_log_stops_nobody_for_ever(
+    member: Member, place: int
+) -> None:
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    next(iter(queue.segments)).pwrite(2 * queueunit.UNIT_BYTES, place.to_bytes(8, "big"))
+    assert numbers(await pull(member, 1)) == [1]
+    with pytest.raises(StoreDamaged, match=r"message 2 of queue 0 of T.* is 3: go on"):
+        await pull(member, 2)
 
 
 async def test_nothing_good_may_follow(member: Member) -> None:

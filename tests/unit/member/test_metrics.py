@@ -67,6 +67,19 @@ def test_messages_are_counted_by_topic_and_group(
     assert values == [5, 500, 4, 400]
 
 
+def test_a_deleted_group_leaves_no_series(
+    metrics: MemberMetrics, registry: CollectorRegistry
+) -> None:
+    metrics.messages_in("T", 1, 1)
+    metrics.messages_out("T", "g", 1, 1)
+    metrics.messages_out("T", "gg", 1, 1)
+    metrics.forget_group("g")
+    metrics.forget_group("never counted")
+    text = generate_latest(registry).decode()
+    assert 'consumer_group="g"' not in text
+    assert 'consumer_group="gg"' in text
+
+
 def test_a_deleted_topic_leaves_no_series(
     metrics: MemberMetrics, registry: CollectorRegistry
 ) -> None:

@@ -16,6 +16,7 @@ from cometmq.messaging.generations import EPOCH_SHIFT
 from cometmq.messaging.state import STATE_TOPIC, change_records
 from cometmq.model import Position
 from cometmq.replication.lineage import Branch
+from cometmq.store.layout import offset_name
 from tests.support.broker import config_for
 from tests.support.members import living_member, opened
 from tests.support.stores import HOST, START_MS, WallClock, append
@@ -49,6 +50,28 @@ async def test_an_unclean_start_raises_all_generations_at_their_maxima(tmp_path:
     histories = found.state.generations.topic("T")
     assert all(h.current > generation for h in histories)
     assert [h.pairs[-1][1] for h in histories] == [2, 0]
+    found.store.abandon()
+
+
+async def test_damage_that_is_passed_over_raises_generations_after_a_clean_stop_too(
+    tmp_path: Path,
+) -> None:
+    """The last message of a queue is gone with it, and the next one gets its offset."""
+    generation = await make(tmp_path)
+    found = opened(tmp_path)
+    place, size, _ = queueunit.unit_at(found.store.read_units("T", 0, 1, 1), 0)
+    found.store.close()
+    root = config_for(tmp_path).store_path
+    log = root / "commitlog" / offset_name(0)
+    with log.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\xff" * size)
+    shutil.rmtree(root / "consumequeue")
+    found = opened(tmp_path)
+    assert found.store.clean_start
+    assert found.store.queue_bounds("T", 0) == (0, 1)
+    with pytest.raises(PositionFenced):
+        found.state.generations.of("T", 0).validate(Position(generation, 2))
     found.store.abandon()
 
 

@@ -39,7 +39,10 @@ def query(offset: int, generation: int = 0, tag: str = "", **changes: object) ->
 
 
 async def pull(member: Member, offset: int, **fields: object) -> PullAnswer:
-    return await member.reader.pull(query(offset, **fields))  # type: ignore[arg-type]
+    async def room(size_bytes: int) -> None:
+        """As much as anybody wants."""
+
+    return await member.reader.pull(query(offset, **fields), room)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cold", [False, True])

@@ -8,6 +8,7 @@ import pytest
 
 from cometmq.errors import (
     DiskFull,
+    GroupNotFound,
     LimitExceeded,
     NoPermission,
     SlaveNotAvailable,
@@ -17,7 +18,7 @@ from cometmq.member import statekeeper
 from cometmq.member.statelog import load
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_TOPIC, BrokerState
-from cometmq.model import Position, ReplicationMode, TopicConfig
+from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.engine import MessageStore
 from tests.support.broker import until
@@ -171,6 +172,89 @@ async def test_offsets_reach_the_log_together(
         member.keeper.write_offsets()  # nothing new
         assert state_records(member) == records + 1
         assert same_as_log(member)
+
+
+def commit(member: Member, group: str, offset: int, topic: str = "T") -> None:
+    history = member.state.generations.of(topic, 0)
+    member.state.offsets.commit(group, (topic, 0), Position(0, offset), history, 9)
+
+
+async def test_commits_of_one_turn_are_one_record_and_as_safe_as_their_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        await member.put("S", mode=FlushMode.SYNC)
+        records = state_records(member)
+        held.hold()
+        for group in ("a", "b", "c"):
+            commit(member, group, 1)
+        await asyncio.gather(*[member.keeper.offsets_stored({"T"}) for _ in range(3)])
+        assert state_records(member) == records + 1, "in the log, and no disk was waited for"
+        commit(member, "a", 2)
+        commit(member, "a", 2, "S")
+        waiting = asyncio.create_task(member.keeper.offsets_stored({"T", "S"}))
+        again = asyncio.create_task(member.keeper.offsets_stored({"S"}))  # repeated: nothing new
+        await until(lambda: state_records(member) == records + 2)
+        await until(lambda: held.waiting)
+        assert not waiting.done()
+        assert not again.done()
+        held.release()
+        await asyncio.gather(waiting, again)
+        assert same_as_log(member)
+
+
+async def test_commits_that_cannot_be_stored_count_and_are_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        commit(member, "g", 1)
+
+        def full(*_: object, **__: object) -> None:
+            raise DiskFull("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageStore, "append", full)
+            with pytest.raises(DiskFull):
+                await member.keeper.offsets_stored({"T"})
+        assert member.state.offsets.get("g", ("T", 0)) is not None
+        await member.keeper.offsets_stored({"T"})
+        assert same_as_log(member)
+
+        await member.keeper.put_topic(TopicConfig("R", replication_mode=ReplicationMode.APPENDED))
+
+        def too_few() -> None:
+            raise SlaveNotAvailable("alone")
+
+        member.keeper.check_copies = too_few
+        commit(member, "g", 1, "R")
+        with pytest.raises(SlaveNotAvailable):
+            await member.keeper.offsets_stored({"R"})
+        assert same_as_log(member), "written all the same"
+        await member.keeper.offsets_stored({"T"})
+
+
+async def test_what_a_group_committed_does_not_outlive_it_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldFlush(monkeypatch)
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        await member.keeper.put_group(GroupSettings("g"))
+        commit(member, "g", 1)
+        held.hold()
+        dropping = asyncio.create_task(member.keeper.drop_group("g"))
+        await until(lambda: member.keeper.closing_groups == {"g"} and held.waiting)
+        member.keeper.write_offsets()
+        held.release()
+        await dropping
+        assert not member.keeper.closing_groups
+        assert not list(member.state.offsets)
+        assert same_as_log(member)
+        with pytest.raises(GroupNotFound):
+            await member.keeper.drop_group("g")
 
 
 async def test_a_copy_knows_the_changes_on_their_way(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StateTooNew
+from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.format import record
 from cometmq.member import statelog
 from cometmq.member.statelog import append_now, encode_record, keep_from, load
@@ -89,7 +89,22 @@ def test_a_copy_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
 def test_a_unit_with_a_strange_tag_is_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store, (STATE_TOPIC, 0, [b"x"]), tag="STRANGE")
-    with pytest.raises(StateTooNew, match="tag hash"):
+    with pytest.raises(StateTooNew, match=r"'STRANGE'.* --write-off 0-"):
+        load(store, BrokerState)
+    store.abandon()
+
+
+@pytest.mark.parametrize(("at", "damage"), [(2, b"@"), (15, b"@"), (0, b"\x51" * 20)])
+def test_a_damaged_unit_is_no_sign_of_a_newer_release(
+    tmp_path: Path, at: int, damage: bytes
+) -> None:
+    """Of its place in the log, of the tag, or of all."""
+    store, state = open_store(tmp_path), BrokerState()
+    append_now(store, state.full_copy(), HOST, START_MS)
+    queue = store._dispatcher.find(STATE_TOPIC, STATE_QUEUE_ID)
+    assert queue is not None
+    next(iter(queue.segments)).pwrite(at, damage)
+    with pytest.raises(StoreDamaged, match=r"cometmq store repair DIRECTORY"):
         load(store, BrokerState)
     store.abandon()
 

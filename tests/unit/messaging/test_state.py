@@ -226,6 +226,17 @@ def test_a_large_state_is_copied_in_many() -> None:
     assert same(loaded(copy), state)
 
 
+@pytest.mark.parametrize("count", [0, 1, 100, 2_000])
+def test_the_size_of_a_copy_is_known_without_making_one(count: int) -> None:
+    state = BrokerState()
+    for number in range(count):
+        created(state, f"a-topic-of-{number}", 1 + number % 8)
+        state.apply(state.plan_group(GroupSettings(f"a-group-of-{number}")))
+        commit(state, f"a-group-of-{number}", f"a-topic-of-{number}", 1_000)
+    copied = sum(len(one.body) for one in state.full_copy(next_offset_of=lambda *_: 10**9))
+    assert copied <= state.copy_bytes() <= 4 * copied + 8192
+
+
 def test_what_is_in_flight_is_part_of_the_copy() -> None:
     state = created(BrokerState(), "orders")
     plan = state.plan_drop("orders")

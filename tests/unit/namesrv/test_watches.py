@@ -109,3 +109,24 @@ def test_all_are_woken_to_look_around(watchers: Watchers) -> None:
     watchers.open(wakes)
     watchers.wake_all()
     assert wakes.count == 1
+
+
+def test_one_address_has_its_share_whatever_its_connections() -> None:
+    watchers = Watchers(streams_max=10, topics_max=3, streams_per_peer_max=2, topics_per_peer_max=4)
+    one, same = (watchers.open(Wakes(), "10.0.0.1") for _ in range(2))
+    with pytest.raises(LimitExceeded, match="watch_streams_per_peer_max"):
+        watchers.open(Wakes(), "10.0.0.1")
+    other = watchers.open(Wakes(), "10.0.0.2")
+    watchers.add(one, ["a", "b", "c"])
+    watchers.add(one, ["a", "b"])  # known ones count once
+    with pytest.raises(LimitExceeded, match="watch_topics_per_peer_max"):
+        watchers.add(same, ["a", "b"])
+    assert not same.topics
+    watchers.add(same, ["a"])
+    watchers.add(other, ["a", "b"])
+    watchers.remove(one, ["c", "d"])
+    watchers.add(same, ["b"])
+    watchers.close(one)
+    watchers.close(one)  # twice is no matter
+    watchers.add(same, ["c"])
+    watchers.open(Wakes(), "10.0.0.1")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from services.pullhold.directory import Member, _merged, ranked
+from cometmq.clock import SystemClock
+from services.pullhold.directory import Directory, Member, _merged, ranked
+from tests.support.fake_cluster import FakeBroker
 
 
 def member(number: int, epoch: int, *, writes: bool = False) -> Member:
@@ -33,3 +35,18 @@ def test_several_name_servers_are_believed_by_the_newest_they_know() -> None:
 def test_a_member_that_was_promoted_is_the_writer() -> None:
     as_follower, as_writer = member(0, 5), member(0, 5, writes=True)
     assert ranked(_merged([{"g": [as_writer]}, {"g": [as_follower]}])["g"]) == [as_writer]
+
+
+async def test_while_no_name_server_answers_members_tell_who_writes() -> None:
+    old, new = await FakeBroker().start(), await FakeBroker().start()
+    directory = Directory(["127.0.0.1:1"], SystemClock())
+    try:
+        directory._members = {
+            "g1": [Member(old.address, "", 1, True), Member(new.address, "", 1, False)]
+        }
+        await old.stop()
+        new.epoch = 2
+        assert (await directory.member("g1")).address == new.address
+    finally:
+        await directory.close()
+        await new.stop()

@@ -20,7 +20,7 @@ def hold(offset: int = 5, *, generation: int = 3, codes: tuple[int, ...] = (), *
     request = broker_pb2.PullRequest(group=more.pop("group", ""))
     fields = {"limits": LIMITS, "request": request, **more}
     want = Want(QueueKey("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields)
-    return Hold(Session("c", None), 1, want, 0.0)
+    return Hold(Session("c", "c", None), 1, want, 0.0)
 
 
 def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullResponse:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cometmq.errors import InvalidRequest, LimitExceeded
-from services.pullhold.holds import EMPTY_PULLS_MAX, Holds
+from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, Holds
 from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
 from services.pullhold.queues import WANTED_ARRIVALS
 
@@ -36,7 +36,7 @@ def holds_with(*keys: QueueKey, maximum: int = 0, limits: HoldLimits | None = No
     session = holds.open("setup")
     for number, key in enumerate(keys):
         hold = holds.park(session, number, want(key), 0.0)
-        holds.told(key, 1, maximum, ANY)
+        holds.told(key, 1, maximum, ANY, 0.0)
         holds.end(hold, 0.0)
     holds.close(session, 0.0)
     return holds
@@ -53,14 +53,14 @@ def test_parks_what_is_at_the_maximum_and_wakes_above_it() -> None:
     holds = holds_with(A0, maximum=5)
     waiting, ready = park(holds, want(offset=5)), park(holds, want(offset=4))
     assert (waiting.state, ready.state) == (HoldState.WAITING, HoldState.PULLING)
-    assert holds.told(A0, 1, 6, ANY) == [waiting]
+    assert holds.told(A0, 1, 6, ANY, 0.0) == [waiting]
     assert waiting.state is HoldState.PULLING
 
 
 def test_wakes_in_order_of_parking_and_only_the_queue_that_moved() -> None:
     holds = holds_with(A0, A1)
     first, other, second = (park(holds, want(key)) for key in (A0, A1, A0))
-    assert holds.told(A0, 1, 1, ANY) == [first, second]
+    assert holds.told(A0, 1, 1, ANY, 0.0) == [first, second]
     assert other.state is HoldState.WAITING
 
 
@@ -68,28 +68,39 @@ def test_tags_that_nobody_wants_move_the_hold_on_without_a_pull() -> None:
     holds = holds_with(A0)
     red = park(holds, want(codes=RED))
     everything = park(holds, want())
-    assert holds.told(A0, 1, 3, BLUE) == [everything]
+    assert holds.told(A0, 1, 3, BLUE, 0.0) == [everything]
     assert (red.state, red.offset) == (HoldState.WAITING, 3)
-    assert holds.told(A0, 1, 4, ANY) == [red]
+    assert holds.told(A0, 1, 4, ANY, 0.0) == [red]
+
+
+def test_a_hold_that_passed_messages_is_answered_soon_so_that_its_group_commits() -> None:
+    holds = holds_with(A0, A1)
+    by_tags, by_pull = park(holds, want(codes=RED)), park(holds, want(A1, codes=RED))
+    holds.told(A0, 1, 3, BLUE, 1.0)
+    assert holds.told(A1, 1, 3, ANY, 1.0) == [by_pull]
+    holds.pulled(by_pull, 1, 3, 1.0)
+    holds.told(A0, 1, 4, frozenset({9}), 2.0)  # the time counts from the first message passed
+    assert list(holds.due(1.0 + PASSED_S_MAX)) == [(by_tags, Due.DEADLINE), (by_pull, Due.DEADLINE)]
+    assert (by_tags.offset, by_pull.offset) == (4, 3)
 
 
 def test_an_unknown_queue_wakes_nobody_until_it_is_told() -> None:
     holds = Holds(HoldLimits(), grace_s=GRACE_S)
     hold = park(holds, want(offset=2))
     assert hold.state is HoldState.WAITING
-    assert holds.told(A0, 1, 3, RED) == [hold]
+    assert holds.told(A0, 1, 3, RED, 0.0) == [hold]
 
 
 def test_the_first_telling_does_not_speak_of_all_tags() -> None:
     holds = Holds(HoldLimits(), grace_s=GRACE_S)
     hold = park(holds, want(codes=RED))
-    assert holds.told(A0, 1, 3, BLUE) == [hold]
+    assert holds.told(A0, 1, 3, BLUE, 0.0) == [hold]
 
 
 def test_another_generation_wakes_all() -> None:
     holds = holds_with(A0, maximum=9)
     same, untracked = park(holds, want(offset=9, generation=1)), park(holds, want(offset=9))
-    assert holds.told(A0, 2, 0, ANY) == [same, untracked]
+    assert holds.told(A0, 2, 0, ANY, 0.0) == [same, untracked]
 
 
 def test_a_position_of_another_generation_is_for_the_broker_to_decide() -> None:
@@ -100,14 +111,14 @@ def test_a_position_of_another_generation_is_for_the_broker_to_decide() -> None:
 def test_old_news_change_nothing() -> None:
     holds = holds_with(A0, maximum=5)
     park(holds, want(offset=5))
-    assert holds.told(A0, 1, 4, ANY) == []
+    assert holds.told(A0, 1, 4, ANY, 0.0) == []
     assert holds.queues.known(A0)[1] == 5
 
 
 def test_a_forgotten_queue_is_told_in_vain() -> None:
     holds = holds_with(A0)
     assert holds.queues.drop_idle("a", 10.0, 1.0) == [A0]
-    assert holds.told(A0, 1, 1, ANY) == []
+    assert holds.told(A0, 1, 1, ANY, 0.0) == []
     assert holds.queues.find(A0) is None
 
 
@@ -119,13 +130,13 @@ def test_a_pull_that_found_nothing_parks_again_at_its_position() -> None:
     hold = park(holds, want(codes=RED))
     assert holds.pulled(hold, 1, 5, 0.0) is HoldState.WAITING
     assert (hold.generation, hold.offset) == (1, 5)
-    assert holds.told(A0, 1, 6, ANY) == [hold]
+    assert holds.told(A0, 1, 6, ANY, 0.0) == [hold]
 
 
 def test_what_came_during_the_pull_is_pulled_at_once() -> None:
     holds = holds_with(A0, maximum=5)
     hold = park(holds, want())
-    assert holds.told(A0, 1, 7, ANY) == []
+    assert holds.told(A0, 1, 7, ANY, 0.0) == []
     assert holds.pulled(hold, 1, 5, 0.0) is HoldState.PULLING
 
 
@@ -133,7 +144,7 @@ def test_a_newer_generation_than_the_watch_told_of_waits_for_the_watch() -> None
     holds = holds_with(A0, maximum=5)
     hold = park(holds, want())
     assert holds.pulled(hold, 2, 0, 0.0) is HoldState.WAITING
-    assert holds.told(A0, 2, 0, ANY) == [hold]
+    assert holds.told(A0, 2, 0, ANY, 0.0) == [hold]
 
 
 def test_a_broker_that_denies_what_it_told_is_not_asked_for_ever() -> None:
@@ -171,7 +182,7 @@ def test_a_broker_that_is_back_in_time_keeps_its_holds() -> None:
     holds = holds_with(A0)
     hold = park(holds, want(A0))
     holds.lost("a", 3.0)
-    assert holds.told(A0, 1, 0, ANY) == []
+    assert holds.told(A0, 1, 0, ANY, 0.0) == []
     assert list(holds.due(10.0)) == []
     assert hold.state is HoldState.WAITING
 
@@ -244,6 +255,22 @@ def test_limits_are_exact_and_free_what_ended() -> None:
     holds.open("e")
 
 
+def test_one_address_has_its_share_whatever_its_connections() -> None:
+    holds = Holds(HoldLimits(holds_per_peer_max=2, streams_per_peer_max=2))
+    one, same = holds.open("ipv4:10.0.0.1:1"), holds.open("ipv4:10.0.0.1:2")
+    other = holds.open("ipv4:10.0.0.2:1")
+    with pytest.raises(LimitExceeded, match="streams_per_peer_max"):
+        holds.open("ipv4:10.0.0.1:3")
+    assert [refused(holds, session, 1) for session in (one, same)] == [False, False]
+    assert refused(holds, one, 2)
+    assert not refused(holds, other, 1)
+    holds.end(same.holds[1], 0.0)
+    assert not refused(holds, one, 2)
+    holds.close(same, 0.0)
+    holds.open("ipv4:10.0.0.1:3")
+    holds.validate()
+
+
 def test_no_more_queues_are_waited_for_than_a_broker_tells_of() -> None:
     holds = holds_with(A0, limits=HoldLimits(queues_per_broker_max=1))
     park(holds, want(A0))
@@ -295,7 +322,7 @@ def test_a_broker_is_asked_for_messages_seldom_and_before_they_end() -> None:
         if queue.want():
             asked, coming = asked + 1, WANTED_ARRIVALS
         assert coming > 0, "somebody waits, and the arrival comes without its messages"
-        holds.told(A0, 1, maximum, ANY)
+        holds.told(A0, 1, maximum, ANY, 0.0)
         coming -= 1
     assert asked == 1 + 99 // (WANTED_ARRIVALS // 2)
 
@@ -349,7 +376,7 @@ class HoldsMachine(RuleBasedStateMachine):
         key=keys,
         back=st.integers(0, 3),
         codes=st.frozensets(st.integers(1, 3), max_size=2),
-        hold_s=st.floats(0.1, 3.0),
+        hold_s=st.floats(0.1, 9.0),
     )
     def park(self, key: QueueKey, back: int, codes: frozenset[int], hold_s: float) -> Hold:
         truth = self.truth[key]
@@ -388,7 +415,7 @@ class HoldsMachine(RuleBasedStateMachine):
         codes = frozenset(truth.tags[truth.told or 0 :]) if known else ANY
         truth.told = len(truth.tags)
         waiting = {h for h in self.parked - self.pulling if h.key == key}
-        woken = self.holds.told(key, truth.generation, truth.told, codes)
+        woken = self.holds.told(key, truth.generation, truth.told, codes, self.now_s)
         for hold in woken:
             self.woken(hold)
         if known:  # then exactly those whose tags came
@@ -400,7 +427,7 @@ class HoldsMachine(RuleBasedStateMachine):
         self.truth[key] = Truth(self.truth[key].generation + 1)
         if self.holds.queues.find(key):
             self.truth[key].told = 0
-            for hold in self.holds.told(key, self.truth[key].generation, 0, ANY):
+            for hold in self.holds.told(key, self.truth[key].generation, 0, ANY, self.now_s):
                 self.woken(hold)
 
     @rule(hold=live, scan=st.integers(1, 3))

@@ -9,7 +9,9 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from cometmq import errors
+from cometmq.clock import SystemClock
 from cometmq.errors import CometError, Retry
+from cometmq.rpc.calls import Calls, SilentPeers
 from cometmq.rpc.interceptors import (
     ERROR_METADATA,
     ERROR_TEXT_BYTES_MAX,
@@ -20,6 +22,7 @@ from cometmq.rpc.interceptors import (
     to_proto,
     wire_errors,
 )
+from cometmq.rpc.unread import UnreadLimits
 from cometmq.v1 import common_pb2
 
 
@@ -34,6 +37,20 @@ class FakeContext:
         self.status: grpc.StatusCode | None = None
         self.details = ""
         self.metadata: dict[str, bytes] = {}
+        self.request = b""
+        self.written: list[bytes] = []
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4711"
+
+    def add_done_callback(self, callback: object) -> None:
+        """The call never ends here."""
+
+    async def read(self) -> bytes:
+        return self.request
+
+    async def write(self, message: bytes) -> None:
+        self.written.append(message)
 
     async def abort(
         self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, bytes], ...]
@@ -68,7 +85,18 @@ def _parse(raw: bytes) -> str:
 
 def _unary(behavior: Any, observer: Counts | None = None) -> Any:
     handler = grpc.unary_unary_rpc_method_handler(behavior, _parse, str.encode)
-    return guard("/s/M", handler, observer).unary_unary
+    guarded: Any = guard("/s/M", handler, observer, _calls()).stream_unary
+
+    async def call(request: bytes, context: FakeContext) -> Any:
+        context.request = request
+        return await guarded(None, context)
+
+    return call
+
+
+def _calls() -> Calls:
+    clock = SystemClock()
+    return Calls(UnreadLimits(), clock, SilentPeers(clock))
 
 
 def _failing(error: Exception) -> Any:
@@ -185,7 +213,7 @@ async def test_streams_are_guarded_once_and_left_alone() -> None:
 
     counts = Counts()
     handler = grpc.stream_stream_rpc_method_handler(method, _parse, str.encode)
-    guarded = guard("/s/M", handler, counts)
+    guarded = guard("/s/M", handler, counts, _calls())
     context = await _end_of(guarded.stream_stream)
 
     assert isinstance(context.error, errors.LimitExceeded)
@@ -193,11 +221,16 @@ async def test_streams_are_guarded_once_and_left_alone() -> None:
     assert counts.heard[-1] == ("ended", "/s/M", 7.0, "LIMIT_EXCEEDED", True)
 
 
-def test_what_a_stream_has_serialized_itself_goes_as_it_is() -> None:
-    handler = grpc.stream_stream_rpc_method_handler(_echo, _parse, str.encode)
-    serialize = guard("/s/M", handler, None).response_serializer
-    assert serialize is not None
-    assert (serialize("made here"), serialize(b"\xff as it is")) == (b"made here", b"\xff as it is")
+async def test_what_a_stream_has_serialized_itself_goes_as_it_is() -> None:
+    async def method(request_iterator: object, context: Any) -> None:
+        await context.write("made here")
+        await context.write(b"\xff as it is")
+
+    handler = grpc.stream_stream_rpc_method_handler(method, _parse, str.encode)
+    guarded: Any = guard("/s/M", handler, None, _calls()).stream_stream
+    context = FakeContext()
+    await guarded(None, context)
+    assert context.written == [b"made here", b"\xff as it is"]
 
 
 @pytest.mark.parametrize("make", ["unary_stream", "stream_stream"])
@@ -207,18 +240,14 @@ def test_generators_are_refused_at_start(make: str) -> None:
 
     handler = getattr(grpc, f"{make}_rpc_method_handler")(method, _parse, str.encode)
     with pytest.raises(TypeError, match=r"/s/M .*context\.write"):
-        guard("/s/M", handler, None)
+        guard("/s/M", handler, None, _calls())
 
 
-async def test_unary_stream_and_stream_unary_are_guarded() -> None:
+async def test_unary_stream_is_guarded() -> None:
     failing = _failing(errors.NoPermission("closed"))
-    out = grpc.unary_stream_rpc_method_handler(failing, _parse, str.encode)
-    into = grpc.stream_unary_rpc_method_handler(failing, _parse, str.encode)
-
-    first = await _end_of(guard("/s/M", out, None).unary_stream)
-    second = await _end_of(guard("/s/M", into, None).stream_unary)
-    assert isinstance(first.error, errors.NoPermission)
-    assert isinstance(second.error, errors.NoPermission)
+    handler = grpc.unary_stream_rpc_method_handler(failing, _parse, str.encode)
+    context = await _end_of(guard("/s/M", handler, None, _calls()).unary_stream)
+    assert isinstance(context.error, errors.NoPermission)
 
 
 async def test_refuse_answers_any_call_with_the_error() -> None:
@@ -245,7 +274,17 @@ def _rpc_error(status: grpc.StatusCode, *metadata: tuple[str, bytes]) -> grpc.ai
 def test_statuses_without_an_error_get_the_nearest(status: str, kind: type[CometError]) -> None:
     error = error_from(_rpc_error(grpc.StatusCode[status]))
     assert type(error) is kind
-    assert str(error) == f"{status}: words"
+    assert error.message == f"{status}: words"
+
+
+def test_a_write_that_the_streams_end_has_overtaken_is_no_fault_of_the_server() -> None:
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.INTERNAL,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        details="Internal error from Core",
+    )
+    assert isinstance(error_from(error), errors.PeerUnavailable)
 
 
 def test_the_error_in_the_metadata_counts() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.errors import ConfigInvalid, Unauthenticated
+from cometmq.errors import ConfigInvalid, InvalidRequest, PeerUnproven, Unauthenticated
 from cometmq.rpc.metrics import RefusedCallers
 from cometmq.rpc.secret import (
     FILE_BYTES_MAX,
     LOOK_INTERVAL_S,
+    PROOF_METADATA,
     SECRET_BYTES_MAX,
+    Metadata,
     SharedSecret,
     open_secret,
     read_secrets,
@@ -21,6 +23,7 @@ from cometmq.rpc.secret import (
 from tests.support.stores import WallClock
 
 OLD, NEW = "o" * 16, "NewSecret/+=0123456789"
+NONCE, METHOD = b"n" * 32, "/a.Service/Method"
 
 
 def write(path: Path, *secrets: str) -> Path:
@@ -42,8 +45,24 @@ def later(clock: WallClock) -> None:
     clock.now_ms += int(LOOK_INTERVAL_S * 1000)
 
 
-def bearer(secret: str) -> tuple[tuple[str, str], ...]:
-    return (("user-agent", "x"), ("authorization", f"Bearer {secret}"))
+def proof_for(
+    server: SharedSecret, caller: SharedSecret, method: str = METHOD
+) -> tuple[tuple[str, bytes], ...]:
+    """What ``caller`` brings with a call once ``server`` has proven itself."""
+    challenge, proofs = server.challenge(NONCE)
+    return caller.prove("s:1", method, NONCE, challenge, proofs)
+
+
+def agree(server: SharedSecret, caller: SharedSecret) -> bool:
+    try:
+        return server.check(METHOD, proof_for(server, caller)) is None
+    except PeerUnproven:
+        return False
+
+
+def knows(server: SharedSecret, secret: str, path: Path, clock: WallClock) -> bool:
+    """Whether a caller with just this one comes in."""
+    return agree(server, SharedSecret(write(path.with_name("caller"), secret), clock))
 
 
 @pytest.mark.parametrize(
@@ -90,67 +109,86 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, clock: WallClock)
 
 
 def test_who_knows_one_of_them_comes_in(path: Path, clock: WallClock) -> None:
-    secret = SharedSecret(write(path, NEW, OLD), clock)
-    assert secret.metadata() == (("authorization", f"Bearer {NEW}"),)
-    assert secret.check(secret.metadata()) is None
-    assert secret.check(bearer(OLD)) is None
-    assert secret.check([("authorization", f"Bearer {OLD}".encode())]) is None
-    assert secret.refused == {"missing": 0, "wrong": 0}
+    server = SharedSecret(write(path, NEW, OLD), clock)
+    assert knows(server, OLD, path, clock)
+    assert knows(server, NEW, path, clock)
+    assert server.refused == {"missing": 0, "wrong": 0, "replayed": 0}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "Bearer ",
-        "Bearer",
-        OLD,
-        f"bearer {OLD}",
-        f"Bearer {OLD}o",
-        f"Bearer {OLD[1:]}",
-        "ü\ud800",
-    ],
-)
-def test_who_does_not_stays_out(path: Path, clock: WallClock, value: str) -> None:
-    secret = SharedSecret(path, clock)
-    refusal = secret.check([("authorization", value)])
-    assert isinstance(refusal, Unauthenticated)
-    assert OLD not in str(refusal)
-    assert secret.check([("x-authorization", f"Bearer {OLD}")]) is not None
-    assert secret.check(()) is not None
-    assert secret.refused == {"missing": 2, "wrong": 1}
+def test_who_does_not_stays_out(path: Path, clock: WallClock) -> None:
+    server = SharedSecret(path, clock)
+    brought = proof_for(server, server)
+    ((name, words),) = brought
+    assert server.check(METHOD, brought) is None
+    refusals: list[Metadata] = [
+        (),
+        (("authorization", f"Bearer {OLD}"),),
+        ((name, f"{OLD}"),),
+        ((name, OLD.encode()),),
+        ((name, b""),),
+        brought,
+        proof_for(server, server, "/a.Service/Other"),
+        (*proof_for(server, server), *proof_for(server, server)),
+    ]
+    for metadata in refusals:
+        refusal = server.check(METHOD, metadata)
+        assert isinstance(refusal, Unauthenticated)
+        assert OLD not in str(refusal)
+    assert server.refused == {"missing": 4, "wrong": 3, "replayed": 1}
+    assert OLD.encode() not in words
+
+
+def test_a_caller_tells_a_server_that_does_not_know_the_secret_nothing(
+    path: Path, clock: WallClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller, server = SharedSecret(path, clock), SharedSecret(write(path.with_name("s"), NEW), clock)
+    for _ in range(5):
+        with pytest.raises(PeerUnproven) as refused:
+            proof_for(server, caller)
+        assert OLD not in str(refused.value)
+    assert len(caplog.records) == 1, "one line a minute"
+    clock.now_ms += 60_000
+    assert not agree(server, caller)
+    assert len(caplog.records) == 2
+    assert OLD not in "".join(f"{record.__dict__}" for record in caplog.records)
+
+
+@pytest.mark.parametrize("nonce", [b"", b"x" * 31, b"x" * 33, b"x" * 1_000_000])
+def test_a_nonce_of_another_size_is_refused(path: Path, clock: WallClock, nonce: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        SharedSecret(path, clock).challenge(nonce)
 
 
 def test_refusals_are_counted_for_prometheus(path: Path, clock: WallClock) -> None:
     secret = SharedSecret(path, clock)
-    secret.check(bearer(NEW))
+    secret.check(METHOD, ((PROOF_METADATA, b"x"),))
     for given, wrong in ((secret, 1), (None, 0)):
         (family,) = RefusedCallers(given).collect()
         assert family.name == "cometmq_internal_calls_refused"
         found = {sample.labels["reason"]: sample.value for sample in family.samples}
-        assert found == {"missing": 0, "wrong": wrong}
+        assert found == {"missing": 0, "wrong": wrong, "replayed": 0}
 
 
 def test_a_secret_is_changed_while_everything_runs(path: Path, clock: WallClock) -> None:
-    """The three steps of the runbook: two processes, whose files change one after the other."""
+    """The steps of the runbook: two processes, whose files change one after the other."""
     other_path = write(path.with_name("other"), OLD)
     here, there = SharedSecret(path, clock), SharedSecret(other_path, clock)
-    for step in ((OLD, NEW), (NEW, OLD), (NEW,)):
+    for step in ((OLD, NEW), (NEW,)):
         for file in (path, other_path):
             write(file, *step)
             later(clock)
-            assert here.check(there.metadata()) is None
-            assert there.check(here.metadata()) is None
-    assert here.check(bearer(OLD)) is not None, "the old one is no good any more"
+            assert agree(here, there)
+            assert agree(there, here)
+    assert not knows(here, OLD, path, clock), "the old one is no good any more"
 
 
 def test_a_file_is_not_looked_at_for_every_call(path: Path, clock: WallClock) -> None:
     secret = SharedSecret(path, clock)
     write(path, NEW)
     clock.now_ms += int(LOOK_INTERVAL_S * 1000) - 1
-    assert secret.check(bearer(NEW)) is not None
+    assert not knows(secret, NEW, path, clock)
     clock.now_ms += 1
-    assert secret.check(bearer(NEW)) is None
+    assert knows(secret, NEW, path, clock)
 
 
 def test_a_file_that_was_replaced_is_noticed(path: Path, clock: WallClock) -> None:
@@ -161,7 +199,7 @@ def test_a_file_that_was_replaced_is_noticed(path: Path, clock: WallClock) -> No
     os.utime(swapped, ns=(before.st_atime_ns, before.st_mtime_ns))
     swapped.replace(path)
     later(clock)
-    assert secret.check(bearer("p" * 16)) is None
+    assert knows(secret, "p" * 16, path, clock)
 
 
 def test_what_was_read_last_holds_while_the_file_is_no_good(
@@ -173,11 +211,11 @@ def test_what_was_read_last_holds_while_the_file_is_no_good(
             path.unlink() if content is None else path.write_text(content)
             for _ in range(3):
                 later(clock)
-                assert secret.check(bearer(OLD)) is None
+                assert knows(secret, OLD, path, clock)
         assert len(caplog.records) == 3, "each trouble is told once"
         write(path, NEW)
         later(clock)
-        assert secret.check(bearer(OLD)) is not None
+        assert knows(secret, NEW, path, clock)
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 3 + ["INFO"]
     told = "".join(f"{record.__dict__}" for record in caplog.records)
     assert "too short" not in told

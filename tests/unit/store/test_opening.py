@@ -11,14 +11,17 @@ import pytest
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format.batch import BatchLimits
-from cometmq.store.disk.files import OsFiles, StrPath
+from cometmq.store import opening
+from cometmq.store.disk.files import File, OsFiles, StrPath
+from cometmq.store.engine import MessageStore
 from cometmq.store.folder import checkpoint
-from cometmq.store.folder.reserve import RESERVE_BYTES
+from cometmq.store.folder.reserve import COPIES, RESERVE_BYTES
 from cometmq.store.opening import StoreOptions
 from tests.support.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SMALL,
+    FaultyFile,
     FaultyFiles,
     append,
     bodies,
@@ -147,8 +150,8 @@ def test_a_mark_speaks_of_no_unit_that_came_after_the_queues_were_synced(
     flush, dispatch = store._dispatcher.flush, store._dispatch
 
     def late(segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
-        def flush_then_dispatch() -> tuple[int, int]:
-            done = flush()
+        def flush_then_dispatch(*, at_once: bool) -> tuple[int, int]:
+            done = flush(at_once=at_once)
             dispatch(segments, units)
             return done
 
@@ -269,3 +272,113 @@ def test_nothing_is_reserved_where_there_is_little(tmp_path: Path) -> None:
     store = open_store(tmp_path, files=FaultyFiles(room=3 * RESERVE_BYTES))
     store.close()
     assert not (tmp_path / "cometmq.reserve").exists()
+
+
+def test_what_is_reserved_grows_with_the_state(tmp_path: Path) -> None:
+    reserve = tmp_path / "cometmq.reserve"
+    store = open_store(tmp_path)
+    store.keep_room(100_000)
+    assert reserve.read_bytes() == bytes(RESERVE_BYTES + COPIES * 100_000)
+    store.keep_room(1_000)
+    store.close()
+    assert reserve.stat().st_size == RESERVE_BYTES + COPIES * 100_000
+    store = open_store(tmp_path, files=FaultyFiles(room=100_000))
+    assert not reserve.exists(), "it may be needed"
+    store.close()
+
+
+def test_a_log_file_that_is_due_has_no_zeros_where_there_is_no_room(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    append(store, ("T", 0, [bytes(LOG_FILE_BYTES - 1000)]))
+    files.room = LOG_FILE_BYTES - 1
+    with pytest.raises(DiskFull):
+        store.prepare_next_file()  # it is not due yet
+    files.room = LOG_FILE_BYTES - 1
+    append(store, ("T", 0, [bytes(2000)]))
+    assert [len(body) for body in bodies(store, "T", 0)] == [LOG_FILE_BYTES - 1000, 2000]
+    files.room = None
+    store.close()
+
+
+# --- how far the log's files were written ---------------------------------------------------------
+
+
+class CountedFiles(FaultyFiles):
+    """Counts the bytes that are read of log files."""
+
+    log_bytes_read = 0
+
+    def open(self, path: StrPath) -> File:
+        return CountedFile(super().open(path), self)
+
+
+class CountedFile(FaultyFile):
+    def __init__(self, file: File, files: CountedFiles) -> None:
+        super().__init__(file, files)
+        self._files = files
+
+    def pread(self, size: int, offset: int, *, nowait: bool = False) -> bytes:
+        found = super().pread(size, offset, nowait=nowait)
+        if "/commitlog/" in self.path:
+            self._files.log_bytes_read += len(found)
+        return found
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+def test_a_start_after_a_crash_reads_what_may_have_been_written_not_whole_files(
+    tmp_path: Path, boot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_bytes = 48 * 1024 * 1024
+    monkeypatch.setattr(opening, "REACH_BYTES", 256 * 1024)
+    options = replace(SMALL, commit_log_file_bytes=file_bytes)
+    store = open_store(tmp_path, options, files=FaultyFiles(boot="boot-1"))
+    append(store, ("A", 0, [b"1", b"2", b"3"]))
+    store.flush_log()
+    store.abandon()
+    with (tmp_path / "commitlog" / "0".zfill(20)).open("r+b") as log:
+        log.seek(200_000)
+        log.write(b"torn")  # of a write that was never synced
+    files = CountedFiles(boot=boot)
+    store = open_store(tmp_path, options, files=files)
+    assert bodies(store, "A", 0) == [b"1", b"2", b"3"]
+    assert files.log_bytes_read < file_bytes // 8  # one piece of the scan, and what was written
+    assert not any(store._log.segments.pread(store.appended_offset, 300_000))
+    store.abandon()
+
+
+def test_the_checkpoint_says_how_far_before_the_log_is_written(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    for number in range(3 * LOG_FILE_BYTES // 1000):
+        append(store, ("A", 0, [b"%d" % number + bytes(900)]))
+        assert checkpoint.load(files, tmp_path / "checkpoint").reach >= store.appended_offset
+    files.sync_fails_for = "checkpoint"
+    end = store._log.reach
+    with pytest.raises(StoreFailed):
+        append_for_ever(store)
+    assert store.appended_offset <= end
+    store.abandon()
+    row = b"".join(path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir()))
+    assert not any(row[end:])
+
+
+def append_for_ever(store: MessageStore) -> None:
+    while True:
+        append(store, ("A", 0, [bytes(900)]))
+
+
+def test_a_reach_that_nobody_knows_is_all_of_the_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"1"]))
+    end = store.appended_offset
+    store.abandon()
+    path = tmp_path / "checkpoint"
+    saved = checkpoint.load(OsFiles(), path)
+    path.write_bytes(replace(saved, reach=0).encode())  # as a version before wrote it
+    with (tmp_path / "commitlog" / "0".zfill(20)).open("r+b") as log:
+        log.seek(LOG_FILE_BYTES - 10)
+        log.write(b"old")
+    store = open_store(tmp_path, files=FaultyFiles(boot="boot-2"))
+    assert not any(store._log.segments.pread(end, LOG_FILE_BYTES - end))
+    store.abandon()

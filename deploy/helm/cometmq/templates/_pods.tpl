@@ -69,7 +69,19 @@ affinity:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .settings.tolerations }}
+{{- $tolerations := .settings.tolerations | default list -}}
+{{- if hasKey .settings "evictAfterSeconds" -}}
+{{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
+{{- $said := false -}}
+{{- range $.settings.tolerations -}}
+{{- if eq (.key | default $taint) $taint }}{{ $said = true }}{{ end -}}
+{{- end -}}
+{{- if not $said -}}
+{{- $tolerations = append $tolerations (dict "key" $taint "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" (int $.settings.evictAfterSeconds)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

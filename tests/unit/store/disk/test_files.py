@@ -19,6 +19,7 @@ from cometmq.store.disk.files import (
     store_error,
     write_zeros,
 )
+from tests.support.stores import FaultyFiles
 
 
 @pytest.fixture
@@ -263,3 +264,14 @@ def test_a_mapping_that_cannot_be_synced_has_failed(
 def test_a_missing_file_cannot_be_mapped(files: OsFiles, tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="nowhere"):
         files.map(tmp_path / "nowhere", 10)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_all_are_synced_and_one_that_fails_is_told(tmp_path: Path, count: int) -> None:
+    files = FaultyFiles()
+    some = [files.create(tmp_path / str(number), 1) for number in range(count)]
+    files.sync_all(some, [tmp_path])
+    assert sorted(files.synced) == sorted([*(file.path for file in some), str(tmp_path)])
+    files.sync_fails_for = some[-1].path
+    with pytest.raises(StoreFailed):
+        files.sync_all(some, [])

@@ -67,6 +67,9 @@ def test_an_empty_last_file_is_removed(tmp_path: Path) -> None:
     segments = made(tmp_path, 0)
     (tmp_path / offset_name(100)).touch()
     segments.load(OsFiles())
+    assert (len(segments), segments.is_unfinished) == (1, True)
+    assert (tmp_path / offset_name(100)).exists(), "looking changes nothing"
+    segments.mend(OsFiles())
     assert [path.name for path in tmp_path.iterdir()] == [offset_name(0)]
 
 
@@ -107,6 +110,9 @@ def test_a_short_last_file_is_filled_up(tmp_path: Path) -> None:
     (tmp_path / offset_name(100)).write_bytes(b"abc")
     segments = Segments(tmp_path, SIZE)
     assert segments.load(OsFiles())
+    assert segments.pread(100, SIZE) == b"abc".ljust(SIZE, b"\0")
+    assert (tmp_path / offset_name(100)).read_bytes() == b"abc", "looking changes nothing"
+    segments.mend(OsFiles())
     assert segments.pread(100, SIZE) == b"abc".ljust(SIZE, b"\0")
     assert (tmp_path / offset_name(100)).stat().st_size == SIZE
 

@@ -35,6 +35,14 @@ def test_a_mark_that_does_not_fit_its_seal_is_none(tmp_path: Path, at: int) -> N
     assert decode(bytes(content), tmp_path) == Checkpoint(1, 2)
 
 
+@pytest.mark.parametrize("at", [304, 311, 312, 315])
+def test_a_reach_that_does_not_fit_its_seal_is_not_known(tmp_path: Path, at: int) -> None:
+    content = bytearray(Checkpoint(1, 2, mark=MARK, reach=77).encode())
+    assert decode(bytes(content), tmp_path) == Checkpoint(1, 2, mark=MARK, reach=77)
+    content[at] ^= 1
+    assert decode(bytes(content), tmp_path) == Checkpoint(1, 2, mark=MARK)
+
+
 def test_restart_time_has_a_margin() -> None:
     assert Checkpoint(10_000, 9_000).restart_time_ms == 6_000
     assert Checkpoint(10_000, 0).restart_time_ms == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cometmq.format import record
 from cometmq.format.indexfile import TIME_MS_MAX, Sizes, key_hash
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import File, StrPath
@@ -410,3 +411,23 @@ def test_a_copy_that_begins_anew_has_an_empty_index(tmp_path: Path) -> None:
     assert names(tmp_path / "copy") == []
     copy.abandon()
     writer.abandon()
+
+
+def test_damage_within_a_record_that_was_on_the_disk_stops_it_too(tmp_path: Path) -> None:
+    """The record's length is right, that of its body is not."""
+    store = open_store(tmp_path)
+    first = append_keyed(store, "T", 0, "k")
+    damaged = append_keyed(store, "T", 0, "k")
+    append_keyed(store, "T", 0, "k")
+    store.close()
+    shutil.rmtree(tmp_path / "index")
+    body_bytes_at = damaged.log_offset + record.LAYOUTS[0].head_bytes - 4
+    with (tmp_path / "commitlog" / "0".zfill(20)).open("r+b") as log:
+        log.seek(body_bytes_at)
+        log.write(b"\x00\xff\xff\xff")
+    store = open_store(tmp_path)
+    index_all(store)
+    assert store.index.status.position == damaged.log_offset
+    assert str(damaged.log_offset) in store.index.status.stalled
+    assert places(store, "k") == [first.log_offset]
+    store.abandon()

@@ -49,7 +49,12 @@ def test_only_committed_messages_get_a_unit(transaction: int, queues: int) -> No
 @pytest.mark.parametrize("flag", [64, 128, 192])
 def test_a_record_that_holds_a_batch_is_refused_by_name(flag: int) -> None:
     with pytest.raises(StoreForeignFile, match="BatchCQ"):
-        run_of(made(sys_flag=flag), 0)
+        run_of(made(sys_flag=flag, INNER_NUM="3"), 0)
+
+
+@pytest.mark.parametrize("flag", [64, 128, 192])
+def test_the_bits_of_a_batch_alone_are_flipped_bits_of_one_message(flag: int) -> None:
+    assert run_of(made(sys_flag=flag), 0).queues == run_of(made(), 0).queues
 
 
 @pytest.mark.parametrize(

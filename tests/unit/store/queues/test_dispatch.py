@@ -132,6 +132,7 @@ def test_what_may_not_be_on_the_disk_is_synced_after_loading(
     files = FaultyFiles()
     again = fresh(tmp_path, files)
     again.load(0, 1000, durable=durable)
+    again.carry_out()
     again.flush()
     names = [Path(path).name for path in files.synced]
     assert sorted(name[-3:] for name in names if name.isdigit() and len(name) == 20) == synced

@@ -200,7 +200,7 @@ def test_queues_that_only_rocketmq_can_read_are_refused(tmp_path: Path, folder: 
     appended_by_another(tmp_path)
     (tmp_path / folder).mkdir(parents=True)
     before = (tmp_path / "cometmq.json").read_bytes()
-    with pytest.raises(StoreForeignFile, match="nothing was changed"):
+    with pytest.raises(StoreForeignFile, match="Nothing was changed"):
         open_store(tmp_path)
     assert (tmp_path / "cometmq.json").read_bytes() == before
 
@@ -243,3 +243,28 @@ def test_leftovers_are_ours_alone(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_leftovers(OsFiles(), StorePaths(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["abort.bak", "lost"]
+
+
+def test_a_file_under_the_name_of_a_folder_in_deletion_stays(tmp_path: Path) -> None:
+    """It was not ours, and must not stop a start for ever."""
+    stranger = tmp_path / "cometmq.trash.1"
+    stranger.write_bytes(b"")
+    open_store(tmp_path).close()
+    assert stranger.exists()
+
+
+@pytest.mark.parametrize("content", [bytes(300), b"\xff{garbage", b'{"dataVersion":'])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_table_that_does_not_read_is_nobodys_sign(
+    tmp_path: Path, content: bytes, clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ours was damaged; without any other trace of RocketMQ what our log tells counts."""
+    store = open_store(tmp_path)
+    append(store, ("A", 0, [b"a"]))
+    store.close() if clean else store.abandon()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/topics.json").write_bytes(content)
+    store = open_store(tmp_path)
+    assert store.takeover is None
+    assert "topics.json does not read: what our log tells counts" in caplog.text
+    store.close()

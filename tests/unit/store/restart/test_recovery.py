@@ -11,6 +11,7 @@ from cometmq.store.engine import MessageStore
 from cometmq.store.layout import StorePaths, offset_name
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.restart.recovery import cut_tail
+from cometmq.store.tools.repair import Accepted, repair
 from tests.support.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
@@ -230,7 +231,7 @@ def change_clean(root: Path, field: str, by: int) -> None:
     path.write_text(json.dumps(fields))
 
 
-@pytest.mark.parametrize("field", ["end", "last_crc32", "last_offset", "last_bytes"])
+@pytest.mark.parametrize("field", ["end", "last_crc32", "last_bytes"])
 def test_where_a_clean_mark_does_not_hold_all_is_read(tmp_path: Path, field: str) -> None:
     end = filled(tmp_path, 5, clean=True)
     change_clean(tmp_path, field, -8)
@@ -239,6 +240,15 @@ def test_where_a_clean_mark_does_not_hold_all_is_read(tmp_path: Path, field: str
     assert (store.takeover is not None and store.takeover.log_changed) == is_another
     assert store.appended_offset == end
     store.abandon()
+    assert numbers(tmp_path) == list(range(5))
+
+
+def test_a_clean_mark_that_good_records_run_across_may_be_another_logs(tmp_path: Path) -> None:
+    filled(tmp_path, 5, clean=True)
+    change_clean(tmp_path, "last_offset", -8)
+    with pytest.raises(StoreForeignFile, match="run across that place"):
+        open_store(tmp_path)
+    assert repair(tmp_path, Accepted()).losses == []
     assert numbers(tmp_path) == list(range(5))
 
 

@@ -393,3 +393,19 @@ def test_what_retention_removes_meanwhile_is_no_fault(
     assert report.log_start > 0 or report.record_count == MESSAGES
     assert calls > when
     opened.abandon()
+
+
+def test_a_queue_without_a_folder_does_not_end_it_where_the_log_is_damaged(tmp_path: Path) -> None:
+    closing, starts = filled(tmp_path)
+    closing.close()
+    shutil.rmtree(tmp_path / "consumequeue" / "A" / "1")
+    flip(tmp_path / "commitlog" / "0".zfill(20), starts[4] + 300)  # a message of that queue
+    assert faults_of(tmp_path)["log"] == 1
+
+
+def test_an_empty_file_before_others_is_told(store: Path) -> None:
+    path = store / "commitlog" / "0".zfill(20)
+    path.write_bytes(b"")
+    assert f"{path} is empty and files follow it" in [
+        fault.what for fault in report_of(store).faults
+    ]

@@ -1,0 +1,267 @@
+"""A start that is refused leaves the folder as it was, byte for byte, ours and Apache RocketMQ's;
+so ``cometmq store repair`` tells afterwards what it would have told before.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.clock import SystemClock
+from cometmq.errors import CometError, StateTooNew, StoreDamaged, StoreForeignFile
+from cometmq.format.batch import BatchLimits
+from cometmq.member.config import MemberConfig
+from cometmq.member.opening import open_copy, open_writer
+from cometmq.messaging.queuechanges import QueueChanges
+from cometmq.model import Position
+from cometmq.store import layout
+from cometmq.store.disk.files import OsFiles
+from cometmq.store.engine import MessageStore
+from cometmq.store.folder import checkpoint
+from cometmq.store.queues import dispatch
+from cometmq.store.tools.repair import Accepted, repair
+from tests.compat.golden import GOLDEN, LOG_FILE_BYTES, STORES
+from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
+from tests.support.broker import config_for, until
+from tests.support.members import living_member
+from tests.support.refusals import fingerprint
+from tests.support.stores import HOST, WallClock
+
+FILE_BYTES = 16 * 1024
+OPTIONS: dict[str, Any] = {"mapped_file_size_commit_log": FILE_BYTES}
+BODY = bytes(1000)
+MESSAGES = 60
+RECORD_V2 = struct.pack(">i", 200) + bytes.fromhex("daa320ab")
+
+
+async def grown(root: Path, *, clean: bool) -> None:
+    """Messages in three queues over five log files, with commits among them."""
+    async with living_member(root, clean=clean, store_path=root, **OPTIONS) as member:
+        await member.put("orders", 3)
+        for number in range(MESSAGES):
+            member.append("orders", number % 3, b"%06d" % number + BODY)
+            if number % 20 == 19:
+                history = member.state.generations.of("orders", 0)
+                member.state.offsets.commit("g", ("orders", 0), Position(0, 3), history, 9)
+                member.keeper.write_offsets()
+                await member.on_disk()
+        await until(lambda: _is_marked(root, member.store))
+
+
+def _is_marked(root: Path, store: MessageStore) -> bool:
+    mark = checkpoint.load(OsFiles(), root / layout.CHECKPOINT).mark
+    return mark is not None and mark.end == store.appended_offset
+
+
+def log_files(root: Path) -> list[Path]:
+    return sorted((root / "commitlog").iterdir())
+
+
+def last_records(root: Path, count: int) -> int:
+    """Where the last ``count`` messages of the queues begin in the log."""
+    units = [
+        struct.unpack_from(">q", content, at)[0]
+        for path in sorted((root / "consumequeue" / "orders").rglob("0*"))
+        if path.is_file() and (content := path.read_bytes())
+        for at in range(0, len(content), 20)
+        if struct.unpack_from(">i", content, at + 8)[0] > 0
+    ]
+    return int(sorted(units)[-count])
+
+
+def overwrite(root: Path, start: int, end: int | None = None, filler: bytes = b"\0") -> None:
+    """The log from ``start`` to ``end``, or all that follows."""
+    for path in log_files(root):
+        first, size = int(path.name), path.stat().st_size
+        low = max(start, first)
+        high = first + size if end is None else min(end, first + size)
+        if low < high:
+            with path.open("r+b") as file:
+                file.seek(low - first)
+                file.write((filler * (high - low))[: high - low])
+
+
+def cut_short(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def edited(path: Path, change: Callable[[dict[str, object]], None]) -> None:
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
+def _zero_tail(root: Path) -> None:
+    overwrite(root, last_records(root, 10))
+
+
+def _remove_last(root: Path) -> None:
+    for path in log_files(root)[-2:]:
+        path.unlink()
+
+
+def _zero_tail_and_shorten(root: Path) -> None:
+    _zero_tail(root)
+    cut_short(log_files(root)[-1], 100)
+
+
+def _shorten_the_middle(root: Path) -> None:
+    cut_short(log_files(root)[2], 5_000)
+
+
+def _empty_the_middle(root: Path) -> None:
+    cut_short(log_files(root)[2], 0)
+
+
+def _wrong_queue_offset(root: Path) -> None:
+    at = last_records(root, 5)
+    overwrite(root, at + 20, at + 28, b"\0\0\0\0\0\0\xff\xff")
+    shutil.rmtree(root / "consumequeue" / "orders" / "0")  # so that all of the log is read
+
+
+def _version_2(root: Path) -> None:
+    at = last_records(root, 1)
+    overwrite(root, at, at + 8, RECORD_V2)
+
+
+def _queue_of_nothing(root: Path) -> None:
+    (root / "consumequeue" / "orders" / "notes.txt").write_text("x")
+
+
+def _light_queue(root: Path) -> None:
+    (root / "consumequeue" / "%LMQ%x" / "0").mkdir(parents=True)
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text('{"topicConfigTable":{}}')
+
+
+def _table_of_batches(root: Path) -> None:
+    table = {"T": {"attributes": {"queue.type": "BatchCQ"}}}
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+
+
+def _torn_table(root: Path) -> None:
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text('{"topicConfigTable":{')
+
+
+def _no_epochs(root: Path) -> None:
+    (root / layout.EPOCHS).unlink()
+
+
+def _identity_does_not_read(root: Path) -> None:
+    (root / layout.IDENTITY).write_text("{")
+
+
+def _checkpoint_cut(root: Path) -> None:
+    cut_short(root / layout.CHECKPOINT, 100)
+
+
+def _foreign_index(root: Path) -> None:
+    (root / "index").mkdir(exist_ok=True)
+    (root / "index" / "20260101000000000").write_bytes(bytes(100))
+
+
+DAMAGES = [
+    _zero_tail,
+    _remove_last,
+    _zero_tail_and_shorten,
+    _shorten_the_middle,
+    _empty_the_middle,
+    _wrong_queue_offset,
+    _version_2,
+    _queue_of_nothing,
+    _light_queue,
+    _table_of_batches,
+    _no_epochs,
+    _identity_does_not_read,
+    _checkpoint_cut,
+    _foreign_index,
+]
+FOR_THE_WRITER = (_table_of_batches,)  # to refuse: no other looks into tables
+
+
+def config_of(root: Path) -> MemberConfig:
+    return config_for(root, store_path=root, **OPTIONS)
+
+
+def told_by_repair(root: Path) -> str:
+    try:
+        done = repair(root, Accepted(), observer=QueueChanges())
+    except CometError as error:
+        return str(error).replace(str(root), "")
+    return str([*done.losses, done.log_end])
+
+
+@pytest.mark.parametrize("lock", [True, False], ids=["", "without its lock file"])
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__[1:])
+async def test_a_refused_start_changes_nothing(
+    tmp_path: Path, damage: Callable[[Path], None], *, clean: bool, lock: bool
+) -> None:
+    root, untouched = tmp_path / "store", tmp_path / "untouched"
+    await grown(root, clean=clean)
+    damage(root)
+    if not lock:
+        (root / layout.LOCK).unlink()
+    shutil.copytree(root, untouched)
+    before = fingerprint(root)
+    for _ in range(2):
+        with pytest.raises((StoreDamaged, StoreForeignFile, StateTooNew)):
+            open_writer(config_of(root), BatchLimits(), HOST, WallClock())
+        assert fingerprint(root) == before
+    if damage not in FOR_THE_WRITER:
+        with pytest.raises((StoreDamaged, StoreForeignFile, StateTooNew)):
+            open_copy(config_of(root), WallClock())
+        assert fingerprint(root) == before
+    assert told_by_repair(root) == told_by_repair(untouched)
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    "damage", [_table_of_batches, _torn_table, _version_2], ids=lambda damage: damage.__name__[1:]
+)
+def test_a_folder_of_rocketmq_that_is_refused_is_still_its_own(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "store"
+    damage(root)
+    for backup in (root / "config").glob("*.bak"):
+        backup.unlink()
+    config = MemberConfig(
+        store_path=root,
+        mapped_file_size_commit_log=LOG_FILE_BYTES,
+        mapped_file_size_consume_queue=QUEUE_FILE_BYTES,
+        max_hash_slot_num=INDEX.hash_slots,
+        max_index_num=INDEX.entries,
+    )
+    before = fingerprint(root)
+    with pytest.raises((StoreDamaged, StoreForeignFile)):
+        open_writer(config, BatchLimits(), HOST, SystemClock())
+    assert fingerprint(root) == before
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("units_max", [1, 25])
+async def test_what_is_too_much_for_memory_is_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, units_max: int, *, clean: bool
+) -> None:
+    """The queues are as those that were made from memory."""
+    await grown(tmp_path / "one", clean=clean)
+    shutil.rmtree(tmp_path / "one" / "consumequeue" / "orders" / "1")
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    open_writer(config_of(tmp_path / "one"), BatchLimits(), HOST, WallClock()).store.abandon()
+    monkeypatch.setattr(dispatch, "HELD_UNITS_MAX", units_max)
+    open_writer(config_of(tmp_path / "other"), BatchLimits(), HOST, WallClock()).store.abandon()
+    one, other = (fingerprint(tmp_path / name / "consumequeue") for name in ("one", "other"))
+    assert one == other
