@@ -158,6 +158,8 @@ def _note(lines: Iterable[str]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.stats.get("skipped", [])
     _note([f"{report.nodeid}: {_reason(report)}" for report in skipped])
+    played_again = terminalreporter.stats.get("rerun", [])
+    _note([f"{report.nodeid}: failed and was played once more" for report in played_again])
     if tally.TALLY:
         terminalreporter.section("stores and what was done to them")
         for line in tally.lines():
