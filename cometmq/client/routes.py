@@ -59,8 +59,9 @@ class RouteWatcher:
         self._on_change = on_change
         self._clock = clock or SystemClock()
         self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # told last comes last
-        # by broker group; None: to be looked up in the routes
-        self._members: dict[str, Sequence[namesrv_pb2.Member]] | None = None
+        self._members: dict[
+            str, Sequence[namesrv_pb2.Member]
+        ] = {}  # by broker group, of the routes
         self._epochs: dict[str, int] = {}  # of writers, by address
         # (topic, broker group) that no stream tells of any more, since when
         self._missing: dict[tuple[str, str], float] = {}
@@ -97,8 +98,6 @@ class RouteWatcher:
 
     def members(self, broker_group: str) -> Sequence[namesrv_pb2.Member]:
         """The group's live members, as the route says that was told last."""
-        if self._members is None:
-            self._members = self._look_up()
         return self._members.get(broker_group, ())
 
     def _look_up(self) -> dict[str, Sequence[namesrv_pb2.Member]]:
@@ -313,30 +312,30 @@ class RouteWatcher:
             self._completed(route, self._routes.get(route.topic), told) for route in routes
         )
 
-    def _replace(self, changed: Iterable[namesrv_pb2.TopicRoute]) -> None:
-        routes = list(changed)
+    def _replace(self, answered: Iterable[namesrv_pb2.TopicRoute]) -> None:
+        """An answer that changes nothing wakes nobody: it must not cut short a back-off."""
+        routes = list(answered)
+        changed = [route for route in routes if route != self._routes.get(route.topic)]
         for route in routes:
             self._routes.pop(route.topic, None)
             self._routes[route.topic] = route
-        self._members = None
+        members = self._look_up()
+        if not changed and members == self._members:
+            return
+        self._members = members
         self._forget_deposed()
-        for route in routes:
+        for route in changed:
             self._on_change(route.topic)
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _forget_deposed(self) -> None:
         """A writer of another epoch is another process; its name may stand for another machine."""
-        writers = {w.address: w.epoch for w in map(self.writing, self._known_groups()) if w}
+        writers = {w.address: w.epoch for w in map(self.writing, self._members) if w}
         for address, epoch in writers.items():
             if self._epochs.get(address, epoch) < epoch:
                 self._connections.forget(address)
         self._epochs.update(writers)
-
-    def _known_groups(self) -> Iterable[str]:
-        if self._members is None:
-            self._members = self._look_up()
-        return self._members
 
     def _completed(
         self,

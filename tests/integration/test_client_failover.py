@@ -5,6 +5,7 @@ servers that do as ordered.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,8 +26,11 @@ from cometmq.client import (
     ReceivedMessage,
     routes,
 )
+from cometmq.client.connections import Connections
+from cometmq.client.tasks import Tasks
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import redial
+from cometmq.rpc.retry import Backoff, BackoffPolicy
 from tests.support.fake_cluster import FakeBroker, FakeNameServer, until
 from tests.support.names import Names, Relay, dialled_by, silent_socket
 
@@ -430,3 +434,27 @@ async def test_a_group_that_a_new_name_server_does_not_know_yet_stays(
                 assert {q.broker_group for q in await consumer.queues("T")} == {"g1"}
     finally:
         await other.stop()
+
+
+async def test_an_answer_that_changes_no_route_wakes_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "SILENCE_S", 0.01)
+    async with group() as on:
+        connections, tasks = Connections(on.namesrv.address), Tasks("test")
+        watcher = routes.RouteWatcher(
+            connections, Backoff(BackoffPolicy(0.01, 0.01), random.Random(1)), lambda _: None
+        )
+        watcher.start(tasks)
+        try:
+            await watcher.wait_for("T", 5.0)
+            waiting = asyncio.create_task(watcher.wait_change(60.0))
+            while len(on.namesrv.asked) < 5:
+                watcher.doubt("g1")
+                await asyncio.sleep(0.01)
+            assert not waiting.done(), "a producer would give up its back-off for it"
+            await on.take_over()
+            assert await waiting
+        finally:
+            await tasks.stop()
+            await connections.close()
