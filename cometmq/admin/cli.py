@@ -7,6 +7,8 @@ line is wrong; 130 interrupted. docs/cli.md shows every command and its JSON.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -468,5 +470,14 @@ cli.add_command(store_cli.store_group)
 
 
 def main() -> None:
-    """Run the command line; the process ends with its exit code."""
-    cli()
+    """Run the command line; the process ends with its exit code, 1 if the output has no room."""
+    try:
+        try:
+            cli()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
+        sys.exit("error: the output is not complete: no space is left where it goes")

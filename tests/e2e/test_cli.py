@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,3 +207,17 @@ def test_down_stops_everything_and_keeps_the_data(shell: Shell) -> None:
     assert "--dir" in refused["advice"]
     assert shell.cometmq("local", "up").returncode == 0
     assert shell.json("message", "get", sent["message_id"])["body_text"] == "kept"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "topic list --help", "--version"])
+def test_output_without_room_is_an_error_and_a_closed_pipe_is_none(arguments: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m cometmq.admin {arguments}"
+    full = subprocess.run(
+        f"{command} >/dev/full", shell=True, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    assert full.returncode == 1
+    assert full.stderr == "error: the output is not complete: no space is left where it goes\n"
+    closed = subprocess.run(
+        f"{command} | true", shell=True, stderr=subprocess.PIPE, text=True, timeout=30
+    )
+    assert closed.stderr == ""
