@@ -9,16 +9,27 @@ from dataclasses import dataclass, replace
 
 from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
 from cometmq.member import takeover
 from cometmq.member.config import MemberConfig
 from cometmq.member.copying import StateCopy
-from cometmq.member.statelog import append_now, load, load_what_is_left, lost_changes
+from cometmq.member.statelog import (
+    REBUILD,
+    Counted,
+    append_now,
+    deleted_topics,
+    load,
+    load_what_is_left,
+    lost_changes,
+    refuse_short_queues,
+)
 from cometmq.messaging import rebuilding
+from cometmq.messaging.changes import TopicDropped
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.rebuilding import Commits
-from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState
+from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
 from cometmq.messaging.takeover import Tables
 from cometmq.messaging.topics import is_system
 from cometmq.replication.lineage import Branches, common_end
@@ -85,12 +96,17 @@ def open_writer(
                 takeover.take_over(store, store.takeover, look.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
-        _drop_orphans(store, state)
+        orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
         copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
+        if orphans:
+            copy = [*change_records(map(TopicDropped, sorted(orphans))), *copy]
         append_now(store, copy, host, clock.wall_ms())
+        # The process ended between the record of a deletion and the removal of the files, or
+        # another program deleted the topic. A new topic of the name would go on in them.
+        for topic in orphans:
+            store.drop_topic(topic)
         store.keep_room(state.copy_bytes())
-        if store.state_lost is not None:
-            store.settle_state()
+        store.settle_state()
         if store.takeover is not None:
             takeover.settle(store, state, config, clock)
     except BaseException:
@@ -127,8 +143,13 @@ class _WriterLook:
             self.state, self.commits = left
             self.exported = takeover.read_exported(self._config.store_path / "config")
         else:
-            _refuse_lost_changes(store)
-            self.state = _load_state(store, self._config)
+            _refuse_lost_state(store)
+            counted: Counted = {}
+            self.state = _load_state(store, self._config, counted)
+            if store.may_lack_queues and not store.takeover:
+                refuse_short_queues(store, counted)
+            if store.takeover is None:
+                _refuse_unknown_queues(store, self.state)
         if store.takeover is not None:
             try:
                 self.tables = takeover.read(store.takeover.tables)
@@ -137,15 +158,41 @@ class _WriterLook:
                 raise StoreForeignFile(said) from error
 
 
+def _refuse_lost_state(store: Preview) -> None:
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    if low == high and store.has_state and store.takeover is None:
+        raise StoreDamaged(f"the log has lost its copies of the state. {REBUILD}")
+    _refuse_lost_changes(store)
+
+
+def _is_known(topic: str, state: BrokerState) -> bool:
+    return topic in state.topics or is_system(topic)
+
+
+def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
+    """Messages of a topic that the state neither knows nor tells the deletion of: they would go."""
+    for topic, queue_id in store.queues():
+        low, high = store.queue_bounds(topic, queue_id)
+        if _is_known(topic, state) or low == high:
+            continue
+        last, _, _ = next(queueunit.iterate(store.read_units(topic, queue_id, high - 1, 1)))
+        if last >= store.min_offset and topic not in deleted_topics(store, last):
+            raise StoreDamaged(
+                f"queue {queue_id} of {topic} has messages, and the state in the log neither knows "
+                f"the topic nor tells of its deletion: a part of the log is lost, or another "
+                f"store's. {REBUILD}"
+            )
+
+
 def _refuse_lost_changes(store: Preview) -> None:
     complaint = lost_changes(store)
     if complaint and store.takeover is None:
         raise StoreDamaged(complaint)
 
 
-def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
+def _load_state(store: Preview, config: MemberConfig, counted: Counted) -> BrokerState:
     try:
-        return load(store, lambda: _new_state(config))
+        return load(store, lambda: _new_state(config), counted)
     except StoreDamaged:
         # RocketMQ's retention does not know what of our log has to stay; its tables have it all.
         if store.takeover is None:
@@ -250,18 +297,6 @@ def _log_opened(store: BaseStore, seconds: float) -> float:
         ),
     )
     return seconds
-
-
-def _drop_orphans(store: MessageStore, state: BrokerState) -> None:
-    """Remove the queues of topics that the state does not know.
-
-    A deletion is first a record and then a change of files. When the process ended between the two,
-    and recovery had no reason to read as far back as the record, the files are still there; a new
-    topic of the name would go on in them.
-    """
-    for topic in {topic for topic, _ in store.queues()}:
-        if topic not in state.topics and not is_system(topic):
-            store.drop_topic(topic)
 
 
 def _rebuild(

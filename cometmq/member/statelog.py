@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cometmq.errors import CometError, MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
-from cometmq.messaging.changes import OffsetsCommitted, TopicDropped, decode
+from cometmq.messaging.changes import OffsetsCommitted, QueuesCounted, TopicDropped, decode
 from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
@@ -29,6 +29,8 @@ REBUILD = (
     "from what is left of them, config/*.json and the queues: cometmq store repair DIRECTORY "
     "--rebuild-tables"
 )
+Counted = dict[str, tuple[int, ...]]  # by topic, the next offset of each queue
+
 _TAG_OF_CODE = {taghash.tags_code(tag.encode()): tag for tag in STATE_TAGS}
 _UNITS_AT_ONCE = 1_000
 _RECORD_BYTES_AT_ONCE = 4 * 1024 * 1024
@@ -72,17 +74,19 @@ class Source(Protocol):
     def read_records(self, spans: Sequence[tuple[int, int]], *, nowait: bool = False) -> bytes: ...
 
 
-def load(store: Source, new_state: Callable[[], BrokerState]) -> BrokerState:
-    """The state as the log tells it: the newest complete copy and the changes after it. Raises
-    StoreDamaged, StateTooNew.
+def load(
+    store: Source, new_state: Callable[[], BrokerState], counted: Counted | None = None
+) -> BrokerState:
+    """The state as the log tells it: the newest complete copy and the changes after it. Into
+    ``counted`` comes how far queues had counted then. Raises StoreDamaged, StateTooNew.
     """
     try:
-        return _load(store, new_state)
+        return _load(store, new_state, {} if counted is None else counted)
     except MessageNotFound as error:
         raise _damaged_queue(error.message) from error
 
 
-def _load(store: Source, new_state: Callable[[], BrokerState]) -> BrokerState:
+def _load(store: Source, new_state: Callable[[], BrokerState], counted: Counted) -> BrokerState:
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if high == low:
         return new_state()
@@ -92,12 +96,31 @@ def _load(store: Source, new_state: Callable[[], BrokerState]) -> BrokerState:
     loader = StateLoader(new_state() if first == 0 else None, new_state)
     for found in _records(store, first, high):
         try:
-            loader.feed(found.tag, found.body)
+            for change in loader.feed(found.tag, found.body):
+                match change:
+                    case QueuesCounted(topic, next_offsets):
+                        counted[topic] = next_offsets
+                    case TopicDropped(topic):
+                        counted.pop(topic, None)
         except (StateTooNew, StoreDamaged) as error:
             raise type(error)(f"{error.message}{_way_on(found)}") from error
     if not loader.complete:
         raise StoreDamaged(f"the log holds no complete copy of the state. {REBUILD}")
     return loader.state
+
+
+def refuse_short_queues(store: Source, counted: Counted) -> None:
+    """Raise StoreDamaged when a queue ends before what it had counted when the state was copied:
+    all that it had then stands before that copy in the log.
+    """
+    for topic, next_offsets in counted.items():
+        for queue_id, next_offset in enumerate(next_offsets):
+            _, high = store.queue_bounds(topic, queue_id)
+            if high < next_offset:
+                raise StoreDamaged(
+                    f"queue {queue_id} of {topic} ends at {high}, but had counted to {next_offset}"
+                    ". Make the queues anew from the log: cometmq store repair DIRECTORY"
+                )
 
 
 def lost_changes(store: Source) -> str:
@@ -219,14 +242,15 @@ def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:
         first += len(spans)
 
 
-def deletes_a_topic(store: BaseStore, log_offset: int) -> bool:
-    """Whether the log, from ``log_offset`` on, has the deletion of a topic."""
+def deleted_topics(store: Source, log_offset: int) -> set[str]:
+    """The topics of whose deletion the log tells from ``log_offset`` on."""
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     first = high
     while first > low and _units(store, first - 1, first)[0][0] >= log_offset:
         first -= 1
-    return any(
-        isinstance(change, TopicDropped)
+    return {
+        change.topic
         for found in _records(store, first, high)
         for change in decode(found.body)
-    )
+        if isinstance(change, TopicDropped)
+    }

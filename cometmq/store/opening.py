@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -97,9 +97,11 @@ class OpenedStore:
         self._checkpoint: checkpoint.CheckpointFile | None = None
         self._marker = Marker(self.log, self.dispatcher)
         self.state_lost: Mapping[str, int] | None = None  # a part of it: see Identity
+        self.has_state = False  # see Identity
         self.why_anew = ""  # all queues are to be made anew, whatever they hold; set before opening
         self.losses: list[Loss] = []  # that recovery found
         self.has_damage = False  # which recovery passed over
+        self.may_lack_queues = False  # see Preview
         self._is_changed = False  # the folder, by us
         self._lock: DirectoryLock | None = DirectoryLock(self.paths.lock)
 
@@ -130,7 +132,7 @@ class OpenedStore:
         known = identity.load(files, paths.identity)
         if known is not None:
             self._last_options, self._clean = known.options, known.clean
-            self.state_lost = known.state_lost
+            self.state_lost, self.has_state = known.state_lost, known.has_state
         saved = checkpoint.load(files, paths.checkpoint)
         self.epochs = self._load_epochs(known)
         self.log.segments.load(files)
@@ -160,6 +162,7 @@ class OpenedStore:
         rebuild = todo.rebuild
         self.losses, self.last = rebuild.losses, rebuild.last
         self.has_damage = bool(rebuild.damages)
+        self.may_lack_queues = todo.may_lack_queues
         self.log.end = (rebuild.end, self.last.store_time_ms)
         self.log.flushed = (min(plan.start, rebuild.end), 0)
         # Where damage was passed over, not all that is behind the plan's start was good.
@@ -359,9 +362,10 @@ class OpenedStore:
         self.save_epochs([*kept, epochs.Epoch(number, verified)])
 
     def settle_state(self) -> None:
-        """The state is whole again, in the log and on the disk."""
-        self.state_lost = None
-        self._save_identity(None)
+        """The state is whole, in the log and on the disk."""
+        if self.state_lost is not None or not self.has_state:
+            self.state_lost, self.has_state = None, True
+            self._save_identity(None)
 
     def settle_takeover(self) -> None:
         """All that the other program left is ours now: its tables, too, are in our log and in our
@@ -453,6 +457,9 @@ class OpenedStore:
         self._rewind_checkpoint(offset, last.store_time_ms)
         self.dispatcher.truncate(self.log.segments.start, (offset, last.store_time_ms))
         self.log.truncate(offset, last.store_time_ms)
+        if offset == self.log.start and self.has_state:
+            self.has_state = False
+            self._save_identity(None)
         self.log.reach = offset
         self.last = last
         self.flush_queues(self._last_span)
@@ -461,6 +468,7 @@ class OpenedStore:
         """Forget the whole log and all queues; the next log begins at ``offset``."""
         # First of all: whoever counts on this store for what it has must not find it again.
         self.store_id, self.former_store_id = _new_store_id(), ""
+        self.has_state = False
         self._save_identity(None)
         self._rewind_checkpoint(-1, 0)
         self.dispatcher.drop_all((offset, 0))  # before the log: units without records mean a loss
@@ -536,6 +544,7 @@ class OpenedStore:
             self._last_options,
             self.former_store_id,
             self.state_lost,
+            self.has_state,
         )
         identity.save(self.files, self.paths.identity, now)
 
@@ -557,12 +566,24 @@ class Preview:
         return self._opened.state_lost
 
     @property
+    def has_state(self) -> bool:
+        return self._opened.has_state
+
+    @property
+    def may_lack_queues(self) -> bool:
+        """Queues are missing, and the deletion of a topic may not be all that explains it."""
+        return self._opened.may_lack_queues
+
+    @property
     def min_offset(self) -> int:
         return self._opened.log.start
 
     @property
     def appended_offset(self) -> int:
         return self._opened.log.end[0]
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        return ((queue.topic, queue.queue_id) for queue in self._opened.dispatcher.queues())
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         queue = self._opened.dispatcher.find(topic, queue_id)

@@ -106,6 +106,35 @@ async def test_what_is_left_is_there_and_what_is_lost_was_told(
     again.store.close()
 
 
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+async def test_with_the_first_file_of_another_log_nothing_goes_in_silence(
+    tmp_path: Path, *, clean: bool
+) -> None:
+    root, other = tmp_path / "store", tmp_path / "other"
+    await grown(root, clean=clean)
+    await grown(other, clean=True, topic="audit")
+    shutil.copyfile(log_files(other)[0], log_files(root)[0])
+    opened, told = obeyed(root)
+    left = left_in(opened)
+    stored = {(n % 3, n // 3): b"%06d" % n for n in range(MESSAGES)}
+    assert left.items() <= stored.items()
+    assert stored.keys() - left.keys() == told
+    opened.store.close()
+
+
+async def test_a_log_without_a_state_is_refused_where_one_was(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    await grown(root, clean=False)
+    for path in log_files(root):
+        path.write_bytes(bytes(path.stat().st_size))
+    shutil.rmtree(root / "consumequeue")
+    (root / "checkpoint").unlink()
+    with pytest.raises(StoreDamaged, match="lost its copies of the state"):
+        started(root)
+    opened, _ = obeyed(root)
+    opened.store.close()
+
+
 async def test_exports_tell_what_the_log_does_not(tmp_path: Path) -> None:
     root = tmp_path / "store"
     await grown(root, clean=True)

@@ -41,15 +41,15 @@ MESSAGES = 60
 RECORD_V2 = struct.pack(">i", 200) + bytes.fromhex("daa320ab")
 
 
-async def grown(root: Path, *, clean: bool) -> None:
+async def grown(root: Path, *, clean: bool, topic: str = "orders") -> None:
     """Messages in three queues over five log files, with commits among them."""
     async with living_member(root, clean=clean, store_path=root, **OPTIONS) as member:
-        await member.put("orders", 3)
+        await member.put(topic, 3)
         for number in range(MESSAGES):
-            member.append("orders", number % 3, b"%06d" % number + BODY)
+            member.append(topic, number % 3, b"%06d" % number + BODY)
             if number % 20 == 19:
-                history = member.state.generations.of("orders", 0)
-                member.state.offsets.commit("g", ("orders", 0), Position(0, 3), history, 9)
+                history = member.state.generations.of(topic, 0)
+                member.state.offsets.commit("g", (topic, 0), Position(0, 3), history, 9)
                 member.keeper.write_offsets()
                 await member.on_disk()
         await until(lambda: _is_marked(root, member.store))

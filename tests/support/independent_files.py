@@ -172,6 +172,7 @@ def read_identity(path: Path) -> Identity:
     lost = fields.pop("state_lost", None)
     counted = lost is None or all(type(count) is int and count > 0 for count in lost.values())
     expect(counted, path, f"state_lost is {lost!r}")
+    expect(type(fields.pop("has_state", False)) is bool, path, "has_state is no bool")
     known = {"version", "store_id", "boot_id", "clean"}
     expect(set(fields) == known and fields["version"] == 1, path, f"fields {sorted(fields)}")
     expect(type(recovered) is bool, path, f"recovered is {recovered!r}")

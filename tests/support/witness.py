@@ -31,7 +31,7 @@ from cometmq.member.opening import Opened
 from cometmq.model import Position
 from tests.support.stores import HOST, encoded
 from tests.support.witness_damage import Damage
-from tests.support.witness_life import Life, Message, read, start
+from tests.support.witness_life import BEGAN_MS, Life, Message, read, start
 
 STEPS_MAX = 8  # that an operator takes before giving up
 LOST_LINE = re.compile(r"lost: (\d+) messages from offset (\d+) on of queue (\d+) of (\S+?),")
@@ -43,6 +43,9 @@ VALUED = re.compile(
     r"|--(rebuild-tables)()"
 )
 ELSEWHERE = re.compile(r"named file out|[Rr]emove (?:it|the|that)|[Mm]ove (?:it|the|that)")
+
+# A topic without messages is nowhere but in the state: that the state goes is all there is to say.
+STATE_LOSS_SAID = ("makes topics, groups and", "either is another store's")
 
 PROBLEMS = (
     "silent loss",
@@ -68,6 +71,10 @@ class DeadEnd(Exception):
     """What was told does not lead to an open store."""
 
 
+class NothingLeft(Exception):
+    """No file of the log is there, and the operator was told so."""
+
+
 class Story:
     """``problems`` is empty when all promises were kept."""
 
@@ -86,6 +93,7 @@ class Story:
         # unless the damage has taken the queue with it.
         self._passed_over: list[tuple[int, int]] = []
         self._given_up: list[tuple[int, int]] = []
+        self._log_start = 0
         self._struck: list[str] = []  # paths that were damaged
         self._options: dict[str, list[str]] = {}
 
@@ -109,6 +117,9 @@ class Story:
                     self._tell(f"faults that stay: {faults}")
                 if not any(kind == "silent loss" for kind, _ in self.problems):
                     self._opens_again(gone)
+        except NothingLeft:
+            if any((self.root / "commitlog").glob("0*")):
+                self._problem("dead end", "files of the log are there")
         except DeadEnd as end:
             self._problem("dead end", str(end))
         except Exception:
@@ -221,6 +232,8 @@ class Story:
         depth = sum(line.startswith("told") for line in self.lines)
         if depth > STEPS_MAX:
             raise DeadEnd(f"repair goes on refusing: {text}")
+        if "a member that has nothing left starts on an empty folder" in text:
+            raise NothingLeft
         named = VALUED.search(text) or "--epoch" in text or "--store-id" in text
         if not named and not ELSEWHERE.search(text):
             raise DeadEnd(f"repair refuses and names no way on: {text}")
@@ -231,11 +244,13 @@ class Story:
 
     def _judge(self, opened: Opened) -> set[Place]:
         """Compare what was acknowledged with what is there. The places that are gone."""
-        gone = set()
+        if self._is_anothers():
+            return {message.place for message in self.life.acknowledged()}
+        gone: set[Place] = set()
+        self._log_start = opened.store.min_offset
         silent: list[Place] = []
         missing = sorted(t for t in self.life.topics if t not in opened.state.topics)
-        # A topic without messages may have stood in the lost part of the state alone: that is said.
-        said = any("makes topics, groups and" in line for line in self.lines)
+        said = any(words in line for line in self.lines for words in STATE_LOSS_SAID)
         if missing and not said and not any(line.startswith("ERROR") for line in self.lines):
             self._problem("silent loss", f"no topic {missing}")
         for message in self.life.acknowledged():
@@ -261,12 +276,25 @@ class Story:
         """Whether its loss was told: by its name, or by its place where no queue told its name."""
         queue = f"consumequeue/{message.topic}/{message.queue_id}/"
         ranges = list(self._passed_over)
+        if self.life.was_rocketmqs and any("another program was here" in o for o in self.lines):
+            ranges.append((0, self._log_start))  # its retention removes files, as a hand would
         if any(
             f"{path}/".startswith(queue) or queue.startswith(f"{path}/") for path in self._struck
         ):
             ranges += self._given_up
         return message.place in self._said or any(
             start <= message.log_offset < end for start, end in ranges
+        )
+
+    def _is_anothers(self) -> bool:
+        """The log is another store's, and there was no mark yet that could tell: see
+        docs/reliability.md.
+        """
+        swapped = any("another store's" in kind and "of log" in kind for kind in self.kinds)
+        return (
+            swapped
+            and not self.refusals
+            and any("from 0 on: without a checkpoint" in line for line in self.lines)
         )
 
     def _is_there(self, opened: Opened, message: Message) -> tuple[bool, bool]:
@@ -385,7 +413,8 @@ def another(number: int) -> Path:
     root = Path(tempfile.mkdtemp(prefix="witness-")) / "store"
     atexit.register(shutil.rmtree, root.parent)
     root.mkdir()
-    Life(root, random.Random(f"another {number}")).play()
+    # Stores that began in the same millisecond at the same address would have the same first bytes.
+    Life(root, random.Random(f"another {number}"), BEGAN_MS - 86_400_000).play()
     return root
 
 

@@ -78,13 +78,16 @@ def rocketmq_folder(name: str) -> Path:
     return target / "store"
 
 
+BEGAN_MS = 1_800_000_000_000  # after the golden stores
+
+
 class Life:
     """Everything from ``rng``. ``topics`` and ``messages`` are what readers may count on."""
 
-    def __init__(self, root: Path, rng: random.Random) -> None:
+    def __init__(self, root: Path, rng: random.Random, began_ms: int = BEGAN_MS) -> None:
         self.root = root
         self.rng = rng
-        self.clock = WallClock(1_800_000_000_000)  # after the golden stores
+        self.clock = WallClock(began_ms)
         self.messages: dict[tuple[str, int, int], Message] = {}
         self.positions: list[Message] = []  # all that ever had a place in a queue
         self.topics: dict[str, int] = {}  # how many queues each has

@@ -60,6 +60,8 @@ class Identity:
     # A repair gave up a part of the state in the log: the next writer makes it anew from what is
     # left and what else tells of it, as the topics that had queues then, with how many. None: not.
     state_lost: Mapping[str, int] | None = None
+    # The log has held a copy of the state, on the disk: without one it has lost its beginning.
+    has_state: bool = False
 
     def encode(self) -> bytes:
         fields = {"version": VERSION, **asdict(self)}
@@ -96,6 +98,7 @@ def decode(content: bytes, path: Path) -> Identity:
             None if options is None else _checked_options(options),
             str(fields.get("former_store_id", "")),
             _checked_topics(fields.get("state_lost")),
+            bool(fields.get("has_state", False)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreDamaged(

@@ -351,6 +351,8 @@ class Recovery:
         self.plan = plan
         self.rebuild = Rebuild(log, dispatcher, observer, plan)
         self.why_anew = ""  # all queues are to be made anew; empty: they are kept
+        # Some are missing: those of a topic that was deleted, and perhaps others.
+        self.may_lack_queues = False
         self._log = log
         self._dispatcher = dispatcher
         self._observer = observer
@@ -371,6 +373,7 @@ class Recovery:
                 if not plan.is_clean:
                     self.rebuild.run(plan.start, progress)
                 if fits or self.rebuild.explains_absence:
+                    self.may_lack_queues = not fits
                     return
                 missing = (
                     f"{found.queue_count} queues with {found.unit_count} units were found, "

@@ -4,7 +4,7 @@ made anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 
@@ -14,6 +14,7 @@ from cometmq.format.record import LAYOUTS
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segments
 from cometmq.store.folder import abortfile
 from cometmq.store.log.scanning import RECORD_BYTES_MAX, found_at
 from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue, Tail
@@ -57,6 +58,45 @@ def tails(files: Files, paths: layout.StorePaths, known: Known) -> dict[QueueKey
             tail = queue.tail()
             if tail is not None:
                 found[queue.topic, queue.queue_id] = tail
+    return found
+
+
+def of_another_log(
+    files: Files, paths: layout.StorePaths, log: Segments, end: int
+) -> Iterator[Loss]:
+    """The messages, before ``end`` of the log, of queues whose first or last unit names a record
+    that the log does not have.
+    """
+    for queue in _queues(files, paths):
+        try:
+            first, stop = _bounds(queue, log.start, end)
+        except StoreDamaged:
+            continue
+        ends = [next(_units(queue, at)) for at in sorted({first, stop - 1}) if first < stop]
+        if not all(_is_there(log, queue.topic, position, size) for position, size, _ in ends):
+            yield Loss(queue.topic, queue.queue_id, first, stop - first, ends[0][0])
+
+
+def _is_there(log: Segments, topic: str, position: int, size: int) -> bool:
+    segment = log.find(position)
+    one = None if segment is None else found_at(segment, position).record
+    return size == queueunit.LOST_SIZE or (
+        one is not None and (one.size, one.topic) == (size, topic)
+    )
+
+
+def merged(some: Iterable[Loss]) -> list[Loss]:
+    """Each message once."""
+    found: list[Loss] = []
+    for loss in sorted(some):
+        if found and found[-1][:2] == loss[:2]:
+            last = found[-1]
+            end = last.first_queue_offset + last.message_count
+            if loss.first_queue_offset <= end:
+                end = max(end, loss.first_queue_offset + loss.message_count)
+                found[-1] = last._replace(message_count=end - last.first_queue_offset)
+                continue
+        found.append(loss)
     return found
 
 
@@ -106,7 +146,7 @@ def known_end(files: Files, paths: layout.StorePaths) -> int:
 def _queues(files: Files, paths: layout.StorePaths) -> Iterator[ConsumeQueue]:
     """The queues as they were found, as far as they can be read."""
     for topic in files.entries(paths.consume_queue):
-        for entry in files.entries(paths.consume_queue / topic.name):
+        for entry in files.entries(paths.consume_queue / topic.name) if topic.is_directory else ():
             folder = paths.consume_queue / topic.name / entry.name
             try:
                 number = layout.parse_queue_id(entry.name, folder.parent)

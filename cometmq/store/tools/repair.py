@@ -115,7 +115,9 @@ def _queue_file_bytes(files: Files, directory: Path) -> int:
     sizes = Counter(
         entry.size
         for topic in files.entries(top)
+        if topic.is_directory
         for queue in files.entries(top / topic.name)
+        if queue.is_directory
         for entry in files.entries(top / topic.name / queue.name)
         if layout.OFFSET_NAME.fullmatch(entry.name) and entry.size % UNIT_BYTES == 0 < entry.size
     )
@@ -132,6 +134,8 @@ class _Repair:
         self._paths = layout.StorePaths(directory)
         self._accepted = accepted
         self._topics: dict[str, int] = {}  # that had queues, and how many
+        self._others: list[Loss] = []  # what queues tell of and the log does not have
+        self._with_units: set[str] = set()  # topics
 
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
         opened = OpenedStore(self._paths.root, self._options, self._files)  # holds the lock
@@ -147,7 +151,7 @@ class _Repair:
             while opened.indexer.step():
                 pass
             self._tell(opened, given_up)
-            self._judge_state(opened, given_up, observer)
+            self._judge_state(opened, observer)
             store.close()
         finally:
             opened.release()
@@ -172,6 +176,9 @@ class _Repair:
             if not found.damages:
                 self._rehearse(log, observer)
             given_up = self._lost(log, found)
+            end = _known_end(log, found)
+            self._others = list(losses.of_another_log(self._files, self._paths, log, end))
+            self._with_units = {loss.topic for loss in self._standing(log.start, end)}
             self._mend_epochs(log)
             self._forget(log, known, found)  # first: the marks do not speak of what is written now
             for action in write_off(log, found.damages):
@@ -371,7 +378,8 @@ class _Repair:
         done = self._done
         queues = list(opened.dispatcher.queues())
         after = {(q.topic, q.queue_id): (q.min_offset, q.next_offset) for q in queues}
-        done.losses += losses.all_of(opened.losses, given_up, after)
+        gone = losses.merged([*given_up, *self._others])
+        done.losses += losses.all_of(opened.losses, gone, after)
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count
@@ -382,17 +390,16 @@ class _Repair:
         else:
             self._note(f"made {done.queue_count} queues anew; the key index is left to the broker")
 
-    def _judge_state(
-        self, opened: OpenedStore, given_up: Sequence[Loss], observer: Observer | None
-    ) -> None:
+    def _judge_state(self, opened: OpenedStore, observer: Observer | None) -> None:
         """What stood behind the log's new end, nothing in the log tells any more; what is missing
         before it a start notices, unless there is nothing else.
         """
         topics = frozenset[str]() if observer is None else observer.topics
-        end = opened.log.end[0]
-        is_cut = any(loss.topic in topics and loss.log_offset >= end for loss in given_up)
-        left = [queue.next_offset for name in topics for queue in opened.dispatcher.queues_of(name)]
-        is_lost = bool(topics) and bool(given_up or opened.losses) and not any(left)
+        queues = [queue for name in topics for queue in opened.dispatcher.queues_of(name)]
+        left = max((queue.next_offset for queue in queues), default=0)
+        gone = self._done.losses
+        is_cut = any(loss.topic in topics and loss.first_queue_offset >= left for loss in gone)
+        is_lost = bool(topics and gone) and (not left or not topics & self._with_units)
         if is_cut or is_lost or self._accepted.rebuild_tables:
             before = opened.state_lost or {}
             found = {name: n for name, n in self._topics.items() if name not in topics}

@@ -11,10 +11,10 @@ from cometmq.format.batch import BatchLimits
 from cometmq.member import opening
 from cometmq.member.opening import open_writer
 from cometmq.member.statelog import append_now
-from cometmq.messaging.changes import TopicDropped
+from cometmq.messaging.changes import TopicDropped, TopicPut
 from cometmq.messaging.generations import EPOCH_SHIFT
 from cometmq.messaging.state import STATE_TOPIC, change_records
-from cometmq.model import Position
+from cometmq.model import Position, TopicConfig
 from cometmq.replication.lineage import Branch
 from cometmq.store.layout import offset_name
 from tests.support.broker import config_for
@@ -155,6 +155,8 @@ async def test_a_deletion_that_only_reached_the_log_counts(tmp_path: Path, rolle
     records = change_records([TopicDropped("T")])
     append_now(found.store, records, HOST, START_MS)
     if rolled:
+        other = change_records([TopicPut(TopicConfig("other"), found.state.generations.allocate())])
+        append_now(found.store, other, HOST, START_MS)
         start = found.store.appended_offset
         while found.store.appended_offset < start + 2 * 256 * 1024:
             append(found.store, ("other", 0, [b"." * 10_000]))

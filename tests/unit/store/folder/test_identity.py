@@ -18,10 +18,13 @@ OPEN = Identity("ab" * 16, "boot", None)
 CLOSED = Identity("ab" * 16, "boot", LogMark.of(100, 0, b"record", Tally(2, 7)))
 RENAMED = replace(OPEN, former_store_id="cd" * 16)
 LOST = replace(OPEN, state_lost={"orders": 3})
+WHOLE = replace(OPEN, has_state=True)
 TOLD = replace(OPEN, options=LastOptions(1, 2, 3, 4, 5))
 
 
-@pytest.mark.parametrize("known", [OPEN, CLOSED, TOLD, replace(OPEN, foreign=7), RENAMED, LOST])
+@pytest.mark.parametrize(
+    "known", [OPEN, CLOSED, TOLD, replace(OPEN, foreign=7), RENAMED, LOST, WHOLE]
+)
 def test_what_is_encoded_is_decoded(known: Identity) -> None:
     assert identity.decode(known.encode(), PATH) == known
 
@@ -30,8 +33,8 @@ def test_the_fields_are_the_documents() -> None:
     fields = json.loads(CLOSED.encode())
     assert fields.pop("crc32") == zlib.crc32(
         b'{"boot_id":"boot","clean":{"end":100,"last_bytes":6,"last_crc32":%d,"last_offset":0,'
-        b'"queue_count":2,"unit_count":7},"foreign":null,"former_store_id":"","options":null,'
-        b'"recovered":false,"state_lost":null,"store_id":"%s","version":1}'
+        b'"queue_count":2,"unit_count":7},"foreign":null,"former_store_id":"",'
+        b'"has_state":false,"options":null,"recovered":false,"state_lost":null,"store_id":"%s","version":1}'
         % (zlib.crc32(b"record"), b"ab" * 16)
     )
     assert fields == {
@@ -51,6 +54,7 @@ def test_the_fields_are_the_documents() -> None:
         "options": None,
         "former_store_id": "",
         "state_lost": None,
+        "has_state": False,
     }
 
 
