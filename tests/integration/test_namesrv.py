@@ -142,7 +142,10 @@ Watch = Any  # grpc.aio.StreamStreamCall of the generated stub
 
 async def _watch(running: Running, *topics: str) -> Watch:
     call: Watch = running.stub.WatchRoutes()
-    await call.write(pb.WatchRoutesRequest(add=topics))
+    with contextlib.suppress(
+        grpc.aio.AioRpcError
+    ):  # the watch may have ended: whoever reads is told why
+        await call.write(pb.WatchRoutesRequest(add=topics))
     return call
 
 

@@ -26,7 +26,7 @@ class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):
         self.farewells: list[int] = []
         self.error: Exception | None = None
         self.told: namesrv_pb2.Member | None = None  # what it says is registered
-        self.woken = asyncio.Event()
+        self.changed = asyncio.Event()
 
     async def RegisterMember(self, request: Any, context: Any) -> Any:
         if self.error is not None:
@@ -44,9 +44,15 @@ class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):
     ) -> None:
         """Tells of ``told``, the latest first."""
         while True:
+            changed = self.changed
             await context.write(namesrv_pb2.WatchRegistrationResponse(member=self.told))
-            self.woken.clear()
-            await self.woken.wait()
+            await changed.wait()
+
+    def tell(self, member: Any) -> None:
+        """Let all watches be told of another registration."""
+        self.told = member
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def _not_asked(self, request: Any, context: Any) -> Any:
         raise AssertionError("a member does not ask this")
@@ -220,8 +226,7 @@ async def test_one_that_has_forgotten_it_is_told_again_at_once() -> None:
         for said in (None, other, namesrv_pb2.Member()):
             before = len(namesrv.counters)
             await until(lambda: namesrv.told == Teller()().member)
-            namesrv.told = said
-            namesrv.woken.set()
+            namesrv.tell(said)
             await until(lambda n=before: len(namesrv.counters) > n)  # type: ignore[misc]
 
 
