@@ -2,6 +2,10 @@
 
 The members that count for a topic are those told by the first broker group of its route (by name)
 that answers; so all clients that reach the same brokers divide the queues by the same list.
+
+A broker that has just become the writer, or has started, knows the members that have joined it so
+far. Those that were there before count for a while more: else the first to join would take the
+queues of all others, and get again what these have not committed.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from cometmq.v1 import broker_pb2, common_pb2
 
 JoinStream: TypeAlias = "Stream[broker_pb2.JoinGroupRequest, broker_pb2.JoinGroupResponse]"
 
+REJOIN_S_MAX = 3.0  # a member joins a new writer by then, or has gone
+
 _log = logger(__name__)
 
 
@@ -30,6 +36,7 @@ class _Seat:
     def __init__(self) -> None:
         # client → topics; None = no stream is up
         self.members: dict[str, frozenset[str]] | None = None
+        self.absent: dict[str, frozenset[str]] = {}  # members of before, not told of again yet
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
 
@@ -74,7 +81,8 @@ class Membership:
         for group in sorted(broker_groups):
             seat = self._seats.get(group)
             if seat is not None and seat.members is not None:
-                return [client for client, topics in seat.members.items() if topic in topics]
+                members = {**seat.absent, **seat.members}
+                return [client for client, topics in members.items() if topic in topics]
         return None
 
     async def leave(self) -> None:
@@ -91,7 +99,8 @@ class Membership:
                 _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
                 self._calls.doubt(broker_group, error)
             finally:
-                seat.members = None
+                if seat.members is not None:
+                    seat.absent, seat.members = {**seat.absent, **seat.members}, None
                 self._on_change()
             await self._calls.wait(backoff.next_s())
 
@@ -101,8 +110,13 @@ class Membership:
     async def _join(self, broker_group: str, seat: _Seat, backoff: Backoff) -> None:
         call = self._calls.broker(broker_group).JoinGroup()
         seat.resend.set()
-        parts = [self._tell(call, seat), self._hear(call, seat, backoff)]
-        parts.append(self._calls.until_deposed(broker_group))
+        answered = asyncio.Event()
+        parts = [
+            self._tell(call, seat),
+            self._hear(call, seat, backoff, answered),
+            self._forget_absent(seat, answered),
+            self._calls.until_deposed(broker_group),
+        ]
         tasks = [asyncio.create_task(part, name=f"join at {broker_group}") for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -112,15 +126,29 @@ class Membership:
         for task in done:
             task.result()
 
-    async def _hear(self, call: JoinStream, seat: _Seat, backoff: Backoff) -> None:
+    async def _hear(
+        self, call: JoinStream, seat: _Seat, backoff: Backoff, answered: asyncio.Event
+    ) -> None:
         while (response := await read(call)) is not None:
             backoff.reset()
             seat.members = {
                 member.client_id: frozenset(s.topic for s in member.subscriptions)
                 for member in response.members
             }
+            for client in seat.members.keys() & seat.absent.keys():
+                del seat.absent[client]
+            answered.set()
             self._on_change()
         raise PeerUnavailable("The broker ended the stream.")
+
+    async def _forget_absent(self, seat: _Seat, answered: asyncio.Event) -> None:
+        """Who has not joined again in time has gone."""
+        await answered.wait()
+        await asyncio.sleep(REJOIN_S_MAX)
+        if seat.absent:
+            seat.absent = {}
+            self._on_change()
+        await asyncio.Event().wait()
 
     async def _tell(self, call: JoinStream, seat: _Seat) -> None:
         try:

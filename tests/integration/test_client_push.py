@@ -18,6 +18,7 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
+    membership,
 )
 from cometmq.errors import ClientClosed, FilterInvalid, FlowControl, GroupNameInvalid
 from tests.support.fake_cluster import FakeBroker, fake_cluster, until
@@ -324,6 +325,27 @@ async def test_a_broker_that_restarts_is_joined_and_read_again() -> None:
         await fill(namesrv, 5)
         await until(lambda: len(listener.got) == 15)
         await until(lambda: len(broker.members["G"]) == 1)
+
+
+@pytest.mark.parametrize("rejoin_s", [3600.0, 0.01])
+async def test_a_member_has_time_to_join_a_broker_that_restarts(
+    monkeypatch: pytest.MonkeyPatch, rejoin_s: float
+) -> None:
+    monkeypatch.setattr(membership, "REJOIN_S_MAX", rejoin_s)
+    async with consuming(0, client_id="b") as (push, _, [broker], namesrv):
+        await broker.add_member("G", "a", "T")
+        half = [QueueRef("T", 2, "g1"), QueueRef("T", 3, "g1")]
+        await until(lambda: push.assigned == half)
+        await broker.stop()
+        del broker.members["G"]["a"]
+        await broker.start()
+        await namesrv.put("T", broker)
+        await until(lambda: "b" in broker.members.get("G", {}))
+        if rejoin_s < 1:
+            await until(lambda: len(push.assigned) == 4)
+        else:
+            await asyncio.sleep(0.3)  # for many times what a rebalance takes
+            assert push.assigned == half
 
 
 async def test_bad_names_and_filters_are_refused_at_once() -> None:
