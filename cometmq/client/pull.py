@@ -20,7 +20,7 @@ from cometmq.client.options import PullConsumerOptions, backoff_policy, options_
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
 from cometmq.client.tasks import Tasks, stop_all
-from cometmq.errors import ClientClosed, CometError, InvalidRequest, QueueNotFound
+from cometmq.errors import ClientClosed, CometError, InvalidRequest, QueueNotFound, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff
 
@@ -131,8 +131,8 @@ class PullConsumer:
         self, positions: Mapping[QueueRef, Position] | None = None
     ) -> dict[QueueRef, Position | None]:
         """Commits; without ``positions`` everything that :meth:`poll` has handed out. Answers the
-        positions that the broker keeps now. Raises the first queue's error, after all queues were
-        tried.
+        positions that the broker keeps now. A queue whose broker group has no writer for a moment
+        is tried again until the time for one request is over. Raises the first queue's error.
         """
         if positions is not None and not isinstance(positions, Mapping):
             raise InvalidRequest(
@@ -143,6 +143,12 @@ class PullConsumer:
             check_position(position)
         await self._know(positions)
         answers = await self._calls.commit(positions)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._timeout_s
+        backoff = Backoff(backoff_policy(self._options), random.Random())
+        while (again := _to_try_again(answers)) and loop.time() < deadline_s:
+            await self._calls.wait(min(backoff.next_s(), deadline_s - loop.time()))
+            answers.update(await self._calls.commit({q: positions[q] for q in again}))
         for queue, answer in answers.items():
             if not isinstance(answer, CometError) and self._polled.get(queue) == positions[queue]:
                 del self._polled[queue]
@@ -240,6 +246,14 @@ async def stop_fetching(
     """Cancels fetches that run and forgets those that ended."""
     queues = [queue for queue in fetching if only is None or queue == only]
     await stop_all([fetching.pop(queue) for queue in queues])
+
+
+def _to_try_again(answers: Mapping[QueueRef, Position | CometError | None]) -> list[QueueRef]:
+    return [
+        queue
+        for queue, answer in answers.items()
+        if isinstance(answer, CometError) and answer.retry is not Retry.NEVER
+    ]
 
 
 def _good(answer: Answer | CometError) -> Answer:

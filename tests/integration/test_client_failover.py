@@ -137,7 +137,7 @@ async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
     async with group() as on:
         await on.fill(b"0", b"1", b"2")
         show = on.hide_last(2)
-        async with reading(on.namesrv.address) as consumer:
+        async with reading(on.namesrv.address, request_timeout_ms=200) as consumer:
             await on.tell(on.follower)
             await until(lambda: on.follower.pulls)
             show()
@@ -148,9 +148,12 @@ async def test_without_a_writer_a_follower_is_read_and_commits_wait() -> None:
                 await consumer.commit()
             assert got == [b"1", b"2"]
             assert not on.follower.commits
+            consumer._timeout_s = 20.0
+            committing = asyncio.create_task(consumer.commit())
+            await asyncio.sleep(0.05)
+            assert not committing.done()
             await on.tell(on.writer, on.follower)
-            await until(lambda: consumer._routes.writer("g1"))
-            assert await consumer.commit() == {QUEUE: Position(1, 3)}
+            assert await committing == {QUEUE: Position(1, 3)}
 
 
 async def test_a_writer_that_died_unseen_is_passed_over() -> None:

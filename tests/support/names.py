@@ -26,7 +26,7 @@ class Names:
     def __init__(self) -> None:
         self.addresses: dict[str, str] = {}
         self.known: set[str] = set()  # all that there ever were
-        self.asked = 0
+        self.answered = 0  # questions for an address that got one
         self.prefix = ""
 
     async def __aenter__(self) -> Self:
@@ -48,7 +48,6 @@ class Names:
             self.addresses[name] = address
 
     def answer(self, question: bytes) -> bytes:
-        self.asked += 1
         number = question[:2]
         labels, at = [], _HEADER.size
         while length := question[at]:
@@ -63,6 +62,7 @@ class Names:
         if not told:
             return head + asked
         assert address is not None
+        self.answered += 1
         record = struct.pack(">3HIH", 0xC000 | _HEADER.size, _A, _IN, 0, 4)
         return head + asked + record + socket.inet_aton(address)
 

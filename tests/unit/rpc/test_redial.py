@@ -89,7 +89,7 @@ async def test_an_address_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPa
         names.move(NAME, "127.0.0.2")
         with silent_socket("127.0.0.2", server.port):
             asking = asyncio.create_task(ask(channels, server.port))
-            await asyncio.sleep(0.05)
+            await until(lambda: names.answered)
             names.move(NAME, "127.0.0.3")
             with pytest.raises(PeerUnavailable):
                 await asking
