@@ -3,9 +3,9 @@
 The members that count for a topic are those told by the first broker group of its route (by name)
 that answers; so all clients that reach the same brokers divide the queues by the same list.
 
-A broker that has just become the writer, or has started, knows the members that have joined it so
-far. Those that were there before count for a while more: else the first to join would take the
-queues of all others, and get again what these have not committed.
+A new writer, or one that has restarted, knows only the members that have joined it so far. The
+members that the last stream told of count for a while more. Else the first member to join would
+take the queues of all others, and get again what these have not committed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Seat:
     def __init__(self) -> None:
         # client → topics; None = no stream is up
         self.members: dict[str, frozenset[str]] | None = None
-        self.absent: dict[str, frozenset[str]] = {}  # members of before, not told of again yet
+        # of the stream before, and not told by this one yet
+        self.absent: dict[str, frozenset[str]] = {}
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
 
@@ -135,14 +136,13 @@ class Membership:
                 member.client_id: frozenset(s.topic for s in member.subscriptions)
                 for member in response.members
             }
-            for client in seat.members.keys() & seat.absent.keys():
-                del seat.absent[client]
+            seat.absent = {c: t for c, t in seat.absent.items() if c not in seat.members}
             answered.set()
             self._on_change()
         raise PeerUnavailable("The broker ended the stream.")
 
     async def _forget_absent(self, seat: _Seat, answered: asyncio.Event) -> None:
-        """Who has not joined again in time has gone."""
+        """Drops the members that have not joined again in time."""
         await answered.wait()
         await asyncio.sleep(REJOIN_S_MAX)
         if seat.absent:

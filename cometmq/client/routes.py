@@ -59,9 +59,8 @@ class RouteWatcher:
         self._on_change = on_change
         self._clock = clock or SystemClock()
         self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # told last comes last
-        self._members: dict[
-            str, Sequence[namesrv_pb2.Member]
-        ] = {}  # by broker group, of the routes
+        # of the routes, by broker group
+        self._members: dict[str, Sequence[namesrv_pb2.Member]] = {}
         self._epochs: dict[str, int] = {}  # of writers, by address
         # (topic, broker group) that no stream tells of any more, since when
         self._missing: dict[tuple[str, str], float] = {}

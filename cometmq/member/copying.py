@@ -17,7 +17,7 @@ from cometmq.clock import Clock
 from cometmq.errors import DiskFull
 from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
-from cometmq.member.statelog import deleted_topics
+from cometmq.member.statelog import topic_deletions
 from cometmq.member.storage import BaseStorage
 from cometmq.messaging.changes import Change, GroupDropped, TopicDropped, TopicPut, decode
 from cometmq.messaging.queuechanges import QueueChanges
@@ -250,7 +250,7 @@ def cut(store: FollowerStore, offset: int) -> None:
     bring them back: then everything is forgotten, and copied anew.
     """
     _keep_aside(store, offset)
-    if deleted_topics(store, offset):
+    if topic_deletions(store, offset):
         store.start_anew(store.min_offset)
     else:
         store.truncate(offset)

@@ -19,11 +19,11 @@ from cometmq.member.statelog import (
     REBUILD,
     Counted,
     append_now,
-    deleted_topics,
     load,
     load_what_is_left,
     lost_changes,
     refuse_short_queues,
+    topic_deletions,
 )
 from cometmq.messaging import rebuilding
 from cometmq.messaging.changes import TopicDropped
@@ -143,13 +143,8 @@ class _WriterLook:
             self.state, self.commits = left
             self.exported = takeover.read_exported(self._config.store_path / "config")
         else:
-            _refuse_lost_state(store)
-            counted: Counted = {}
-            self.state = _load_state(store, self._config, counted)
-            if store.may_lack_queues and not store.takeover:
-                refuse_short_queues(store, counted)
-            if store.takeover is None:
-                _refuse_unknown_queues(store, self.state)
+            _refuse_lost_changes(store)
+            self.state = _load_state(store, self._config)
         if store.takeover is not None:
             try:
                 self.tables = takeover.read(store.takeover.tables)
@@ -158,25 +153,24 @@ class _WriterLook:
                 raise StoreForeignFile(said) from error
 
 
-def _refuse_lost_state(store: Preview) -> None:
-    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
-    if low == high and store.has_state and store.takeover is None:
-        raise StoreDamaged(f"the log has lost its copies of the state. {REBUILD}")
-    _refuse_lost_changes(store)
-
-
 def _is_known(topic: str, state: BrokerState) -> bool:
     return topic in state.topics or is_system(topic)
 
 
 def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
-    """Messages of a topic that the state neither knows nor tells the deletion of: they would go."""
+    """Raise StoreDamaged when a queue has messages of a topic that is neither in the state nor
+    deleted by the log: a writer removes the queues of such topics.
+    """
+    ends: dict[tuple[str, int], int] = {}  # log offset of the last message, by topic and queue id
     for topic, queue_id in store.queues():
         low, high = store.queue_bounds(topic, queue_id)
-        if _is_known(topic, state) or low == high:
-            continue
-        last, _, _ = next(queueunit.iterate(store.read_units(topic, queue_id, high - 1, 1)))
-        if last >= store.min_offset and topic not in deleted_topics(store, last):
+        if low < high and not _is_known(topic, state):
+            last, _, _ = next(queueunit.iterate(store.read_units(topic, queue_id, high - 1, 1)))
+            if last >= store.min_offset:
+                ends[topic, queue_id] = last
+    deleted_at = topic_deletions(store, min(ends.values())) if ends else {}
+    for (topic, queue_id), last in ends.items():
+        if deleted_at.get(topic, -1) < last:
             raise StoreDamaged(
                 f"queue {queue_id} of {topic} has messages, and the state in the log neither knows "
                 f"the topic nor tells of its deletion: a part of the log is lost, or another "
@@ -190,15 +184,23 @@ def _refuse_lost_changes(store: Preview) -> None:
         raise StoreDamaged(complaint)
 
 
-def _load_state(store: Preview, config: MemberConfig, counted: Counted) -> BrokerState:
-    try:
-        return load(store, lambda: _new_state(config), counted)
-    except StoreDamaged:
-        # RocketMQ's retention does not know what of our log has to stay; its tables have it all.
-        if store.takeover is None:
-            raise
-        log.warning("the log tells no state of ours any more")
-        return _new_state(config)
+def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
+    if store.takeover is not None:
+        try:
+            return load(store, lambda: _new_state(config))
+        except StoreDamaged:
+            # RocketMQ's retention does not know what of our log has to stay; its tables have it.
+            log.warning("the log tells no state of ours any more")
+            return _new_state(config)
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    if low == high and store.has_state:
+        raise StoreDamaged(f"the log has lost its copies of the state. {REBUILD}")
+    counted: Counted = {}
+    state = load(store, lambda: _new_state(config), counted)
+    if store.may_lack_queues:
+        refuse_short_queues(store, counted)
+    _refuse_unknown_queues(store, state)
+    return state
 
 
 @dataclass(frozen=True, slots=True)

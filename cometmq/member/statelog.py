@@ -242,14 +242,16 @@ def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:
         first += len(spans)
 
 
-def deleted_topics(store: Source, log_offset: int) -> set[str]:
-    """The topics of whose deletion the log tells from ``log_offset`` on."""
+def topic_deletions(store: Source, log_offset: int) -> dict[str, int]:
+    """The topics that were deleted from ``log_offset`` on, each with where the last record of its
+    deletion stands in the log.
+    """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     first = high
     while first > low and _units(store, first - 1, first)[0][0] >= log_offset:
         first -= 1
     return {
-        change.topic
+        change.topic: found.log_offset
         for found in _records(store, first, high)
         for change in decode(found.body)
         if isinstance(change, TopicDropped)

@@ -114,11 +114,6 @@ class BaseStore:
         """
         return self._opened.state_lost
 
-    @property
-    def has_state(self) -> bool:
-        """The log has held a copy of the state, on the disk."""
-        return self._opened.has_state
-
     def queue_offset_at(self, topic: str, queue_id: int, log_offset: int) -> int:
         """Queue offset of the first message at ``log_offset`` or behind it. Right after opening."""
         queue = self._dispatcher.find(topic, queue_id)

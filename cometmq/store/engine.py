@@ -166,7 +166,7 @@ class MessageStore(BaseStore):
         dispatcher.reached(self._log.end)
 
     def settle_state(self) -> None:
-        """The log tells the whole state, on the disk: see ``state_lost`` and ``has_state``."""
+        """The log tells the whole state, on the disk: see ``Identity``."""
         self._guarded(self._opened.settle_state)
 
     def settle_takeover(self) -> None:

@@ -142,9 +142,8 @@ Watch = Any  # grpc.aio.StreamStreamCall of the generated stub
 
 async def _watch(running: Running, *topics: str) -> Watch:
     call: Watch = running.stub.WatchRoutes()
-    with contextlib.suppress(
-        grpc.aio.AioRpcError
-    ):  # the watch may have ended: whoever reads is told why
+    # The watch may have ended: the reader learns why.
+    with contextlib.suppress(grpc.aio.AioRpcError):
         await call.write(pb.WatchRoutesRequest(add=topics))
     return call
 

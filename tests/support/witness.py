@@ -93,7 +93,6 @@ class Story:
         # unless the damage has taken the queue with it.
         self._passed_over: list[tuple[int, int]] = []
         self._given_up: list[tuple[int, int]] = []
-        self._log_start = 0
         self._struck: list[str] = []  # paths that were damaged
         self._options: dict[str, list[str]] = {}
 
@@ -247,7 +246,9 @@ class Story:
         if self._is_anothers():
             return {message.place for message in self.life.acknowledged()}
         gone: set[Place] = set()
-        self._log_start = opened.store.min_offset
+        if self.life.was_rocketmqs and any("another program was here" in o for o in self.lines):
+            # RocketMQ's retention removes files, as a hand would.
+            self._passed_over.append((0, opened.store.min_offset))
         silent: list[Place] = []
         missing = sorted(t for t in self.life.topics if t not in opened.state.topics)
         said = any(words in line for line in self.lines for words in STATE_LOSS_SAID)
@@ -276,8 +277,6 @@ class Story:
         """Whether its loss was told: by its name, or by its place where no queue told its name."""
         queue = f"consumequeue/{message.topic}/{message.queue_id}/"
         ranges = list(self._passed_over)
-        if self.life.was_rocketmqs and any("another program was here" in o for o in self.lines):
-            ranges.append((0, self._log_start))  # its retention removes files, as a hand would
         if any(
             f"{path}/".startswith(queue) or queue.startswith(f"{path}/") for path in self._struck
         ):

@@ -35,6 +35,7 @@ from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
 from tests.support.stores import HOST, WallClock
 
 LOG_FILE_BYTES = 16 * 1024  # as the golden stores
+BEGAN_MS = 1_800_000_000_000  # after the golden stores
 TOPICS = ("orders", "rare", "audit")
 
 
@@ -76,9 +77,6 @@ def rocketmq_folder(name: str) -> Path:
     with tarfile.open(GOLDEN / f"{name}.tar.xz") as archive:
         archive.extractall(target, filter="data")
     return target / "store"
-
-
-BEGAN_MS = 1_800_000_000_000  # after the golden stores
 
 
 class Life:

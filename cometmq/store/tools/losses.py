@@ -31,13 +31,8 @@ Bounds = tuple[int, int]  # queue offsets of the first message and behind the la
 
 def standing(files: Files, paths: layout.StorePaths, start: int, end: int) -> Iterator[Loss]:
     """The messages of all queues that stand from ``start`` to ``end`` of the log."""
-    for queue in _queues(files, paths):
-        try:
-            first, stop = _bounds(queue, start, end)
-        except StoreDamaged:  # its units are not this log's
-            continue
-        if first < stop:
-            yield Loss(queue.topic, queue.queue_id, first, stop - first, start)
+    for queue, first, stop in _with_messages(files, paths, start, end):
+        yield Loss(queue.topic, queue.queue_id, first, stop - first, start)
 
 
 def tails(files: Files, paths: layout.StorePaths, known: Known) -> dict[QueueKey, Tail]:
@@ -61,42 +56,42 @@ def tails(files: Files, paths: layout.StorePaths, known: Known) -> dict[QueueKey
     return found
 
 
-def of_another_log(
+def by_log(
     files: Files, paths: layout.StorePaths, log: Segments, end: int
-) -> Iterator[Loss]:
-    """The messages, before ``end`` of the log, of queues whose first or last unit names a record
-    that the log does not have.
+) -> Iterator[tuple[Loss, bool]]:
+    """The messages of each queue before ``end`` of the log, and whether the log has the records
+    that the queue's first and last unit name.
     """
-    for queue in _queues(files, paths):
-        try:
-            first, stop = _bounds(queue, log.start, end)
-        except StoreDamaged:
-            continue
-        ends = [next(_units(queue, at)) for at in sorted({first, stop - 1}) if first < stop]
-        if not all(_is_there(log, queue.topic, position, size) for position, size, _ in ends):
-            yield Loss(queue.topic, queue.queue_id, first, stop - first, ends[0][0])
+    for queue, first, stop in _with_messages(files, paths, log.start, end):
+        units = [next(_units(queue, at)) for at in (first, stop - 1)]
+        found = Loss(queue.topic, queue.queue_id, first, stop - first, units[0][0])
+        yield found, all(_log_has(log, queue.topic, position, size) for position, size, _ in units)
 
 
-def _is_there(log: Segments, topic: str, position: int, size: int) -> bool:
+def _log_has(log: Segments, topic: str, position: int, size: int) -> bool:
     segment = log.find(position)
-    one = None if segment is None else found_at(segment, position).record
     return size == queueunit.LOST_SIZE or (
-        one is not None and (one.size, one.topic) == (size, topic)
+        segment is not None and _fits(segment, topic, position, size)
     )
 
 
+def _fits(segment: Segment, topic: str, position: int, size: int) -> bool:
+    """Whether the record of a unit stands where the unit says."""
+    one = found_at(segment, position).record
+    return one is not None and (one.size, one.topic) == (size, topic)
+
+
 def merged(some: Iterable[Loss]) -> list[Loss]:
-    """Each message once."""
+    """The same messages, sorted, each of them once."""
     found: list[Loss] = []
     for loss in sorted(some):
-        if found and found[-1][:2] == loss[:2]:
-            last = found[-1]
-            end = last.first_queue_offset + last.message_count
-            if loss.first_queue_offset <= end:
-                end = max(end, loss.first_queue_offset + loss.message_count)
-                found[-1] = last._replace(message_count=end - last.first_queue_offset)
-                continue
-        found.append(loss)
+        stop = loss.first_queue_offset + loss.message_count
+        last = found[-1] if found and found[-1][:2] == loss[:2] else None
+        if last is None or last.first_queue_offset + last.message_count < loss.first_queue_offset:
+            found.append(loss)
+        else:
+            count = max(last.message_count, stop - last.first_queue_offset)
+            found[-1] = last._replace(message_count=count)
     return found
 
 
@@ -123,8 +118,7 @@ def misfits(files: Files, paths: layout.StorePaths, segment: Segment) -> tuple[i
                 if position >= segment.end:
                     break
                 if size > 1 and position >= segment.start:
-                    one = found_at(segment, position).record
-                    wrong += one is None or (one.size, one.topic) != (size, queue.topic)
+                    wrong += not _fits(segment, queue.topic, position, size)
                     count += 1
     return wrong, count
 
@@ -132,15 +126,23 @@ def misfits(files: Files, paths: layout.StorePaths, segment: Segment) -> tuple[i
 def known_end(files: Files, paths: layout.StorePaths) -> int:
     """Log offset behind the last message of all queues."""
     found = 0
+    for queue, _, stop in _with_messages(files, paths, 0, layout.OFFSET_MAX):
+        position, size, _ = next(_units(queue, stop - 1))
+        found = max(found, position + size)
+    return found
+
+
+def _with_messages(
+    files: Files, paths: layout.StorePaths, start: int, end: int
+) -> Iterator[tuple[ConsumeQueue, int, int]]:
+    """The queues with messages from ``start`` to ``end`` of the log, and the bounds of these."""
     for queue in _queues(files, paths):
         try:
-            first, stop = _bounds(queue, 0, layout.OFFSET_MAX)
-        except StoreDamaged:
+            first, stop = _bounds(queue, start, end)
+        except StoreDamaged:  # its units are not this log's
             continue
         if first < stop:
-            position, size, _ = next(_units(queue, stop - 1))
-            found = max(found, position + size)
-    return found
+            yield queue, first, stop
 
 
 def _queues(files: Files, paths: layout.StorePaths) -> Iterator[ConsumeQueue]:

@@ -134,7 +134,6 @@ class _Repair:
         self._paths = layout.StorePaths(directory)
         self._accepted = accepted
         self._topics: dict[str, int] = {}  # that had queues, and how many
-        self._others: list[Loss] = []  # what queues tell of and the log does not have
         self._with_units: set[str] = set()  # topics
 
     def run(self, observer: Observer | None, progress: Progress | None) -> Repaired:
@@ -161,7 +160,7 @@ class _Repair:
 
     def _prepare(self, observer: Observer | None, progress: Progress | None) -> list[Loss]:
         """Mend what opening would refuse, or take for something else. Returns the messages that
-        stood where something is given up.
+        stood where something is given up, and those that only the queues tell of.
         """
         known = self._known()
         assert known.identity is not None
@@ -176,9 +175,9 @@ class _Repair:
             if not found.damages:
                 self._rehearse(log, observer)
             given_up = self._lost(log, found)
-            end = _known_end(log, found)
-            self._others = list(losses.of_another_log(self._files, self._paths, log, end))
-            self._with_units = {loss.topic for loss in self._standing(log.start, end)}
+            stood = list(losses.by_log(self._files, self._paths, log, _known_end(log, found)))
+            self._with_units = {loss.topic for loss, _ in stood}
+            not_in_log = [loss for loss, log_has_it in stood if not log_has_it]
             self._mend_epochs(log)
             self._forget(log, known, found)  # first: the marks do not speak of what is written now
             for action in write_off(log, found.damages):
@@ -186,7 +185,7 @@ class _Repair:
         finally:
             log.close()
         self._done.record_count = found.record_count
-        return given_up
+        return losses.merged([*given_up, *not_in_log])
 
     def _known(self) -> Known:
         """What the small files say; of one that does not read, what its absence would say."""
@@ -378,8 +377,7 @@ class _Repair:
         done = self._done
         queues = list(opened.dispatcher.queues())
         after = {(q.topic, q.queue_id): (q.min_offset, q.next_offset) for q in queues}
-        gone = losses.merged([*given_up, *self._others])
-        done.losses += losses.all_of(opened.losses, gone, after)
+        done.losses += losses.all_of(opened.losses, given_up, after)
         done.log_start, done.log_end = opened.log.start, opened.log.end[0]
         done.queue_count = sum(next_offset > 0 for _, next_offset in after.values())
         done.index_entry_count = opened.indexer.status.entry_count
