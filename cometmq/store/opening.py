@@ -453,13 +453,13 @@ class OpenedStore:
         damaged one, by a checkpoint or by the units of a queue; no log file may stand behind a gap.
         Queues that are behind the log are brought up to it, and the log is cut again.
         """
+        if offset == self.log.start and self.has_state:  # an empty log that had one is refused
+            self.has_state = False
+            self._save_identity(None)
         self.indexer.truncate(offset)
         self._rewind_checkpoint(offset, last.store_time_ms)
         self.dispatcher.truncate(self.log.segments.start, (offset, last.store_time_ms))
         self.log.truncate(offset, last.store_time_ms)
-        if offset == self.log.start and self.has_state:
-            self.has_state = False
-            self._save_identity(None)
         self.log.reach = offset
         self.last = last
         self.flush_queues(self._last_span)

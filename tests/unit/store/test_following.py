@@ -8,8 +8,11 @@ import pytest
 
 from cometmq.errors import DiskFull, ReplicationBroken, StoreFailed
 from cometmq.format import record
+from cometmq.store.disk.files import OsFiles
 from cometmq.store.engine import MessageStore
-from cometmq.store.following import FAR_BEHIND_BYTES
+from cometmq.store.folder import identity
+from cometmq.store.following import FAR_BEHIND_BYTES, FollowerStore
+from cometmq.store.log.commitlog import CommitLog
 from tests.support.copies import (
     Watcher,
     assert_copied,
@@ -21,6 +24,7 @@ from tests.support.copies import (
 )
 from tests.support.stores import (
     LOG_FILE_BYTES,
+    SMALL,
     FaultyFiles,
     WallClock,
     append,
@@ -234,6 +238,31 @@ def test_a_log_can_be_cut_anywhere_and_grows_again(
     copy_all(writer, copy)
     assert_copied(writer, copy)
     copy.abandon()
+
+
+def test_a_log_that_was_emptied_in_part_is_not_taken_for_one_that_lost_its_state(
+    tmp_path: Path, writer: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens an empty log to write refuses it where it had a state."""
+    writer.settle_state()
+    writer.close()
+    follower = FollowerStore.open(tmp_path / "writer", SMALL)
+
+    class Killed(BaseException):
+        pass
+
+    def killed_behind_it(log: CommitLog, offset: int, time_ms: int) -> None:
+        truncate(log, offset, time_ms)
+        raise Killed
+
+    truncate = CommitLog.truncate
+    monkeypatch.setattr(CommitLog, "truncate", killed_behind_it)
+    with pytest.raises(Killed):
+        follower.truncate(follower.min_offset)
+    follower.abandon()
+    known = identity.load(OsFiles(8), tmp_path / "writer" / "cometmq.json")
+    assert known is not None
+    assert not known.has_state
 
 
 def test_everything_can_be_forgotten(tmp_path: Path, writer: MessageStore) -> None:
