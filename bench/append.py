@@ -29,7 +29,7 @@ from bench.stats import Spread, spread
 from cometmq import native
 from cometmq.clock import SystemClock
 from cometmq.format import record
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 
 BODY_SIZES = (128, 1024)
 FILE_MIB = 512

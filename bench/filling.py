@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cometmq.clock import SystemClock
 from cometmq.format import ids, properties, record
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 
 MIB = 1024 * 1024
 HOST = record.host_bytes("127.0.0.1", 10911)

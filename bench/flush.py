@@ -32,7 +32,7 @@ from cometmq.format import record
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 
 FILE_MIB = 256
 TOPIC = "bench-flush"

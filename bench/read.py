@@ -30,7 +30,7 @@ from cometmq.client import Message, Producer, SendReceipt
 from cometmq.clock import SystemClock
 from cometmq.messaging.pull import choose
 from cometmq.model import FlushMode
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 
 PULL_COUNT = 256
 PULL_BYTES = 1024 * 1024

@@ -23,7 +23,7 @@ from bench.filling import HOST, MIB, Content, options, sync
 from bench.processes import REPOSITORY, Line, say
 from cometmq.clock import SystemClock
 from cometmq.format import record
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 
 CALL_S_MAX = 900.0
 SEGMENTS_PER_BATCH = 1000

@@ -22,10 +22,10 @@ from cometmq.clock import SystemClock
 from cometmq.format.indexfile import Sizes
 from cometmq.format.record import Record
 from cometmq.messaging.queuechanges import QueueChanges
-from cometmq.store.tools import dump
-from cometmq.store.tools import repair as repairing
-from cometmq.store.tools import verify as verification
-from cometmq.store.tools.repair import Accepted
+from cometmq.store.repair import dump
+from cometmq.store.repair import repair as repairing
+from cometmq.store.repair import verify as verification
+from cometmq.store.repair.repair import Accepted
 
 _CLOCK = SystemClock()
 

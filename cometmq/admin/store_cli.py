@@ -12,8 +12,8 @@ from cometmq.admin import inspection, render
 from cometmq.admin.commandline import EXIT_FAULTY, Group, output_option
 from cometmq.admin.views import LogFileView, PlaceView, RecordView, StoreView, UnitView
 from cometmq.format.indexfile import Sizes
-from cometmq.store.tools.repair import Accepted
-from cometmq.store.tools.smallfiles import NEW_STORE_ID, STORE_ID
+from cometmq.store.repair.repair import Accepted
+from cometmq.store.repair.smallfiles import NEW_STORE_ID, STORE_ID
 
 RANGE = re.compile(r"(\d+)-(\d+)")
 

@@ -37,7 +37,7 @@ from cometmq.replication.watermarks import (
     ReadableMaxima,
 )
 from cometmq.store.base import BaseStore
-from cometmq.store.following import FollowerStore
+from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ from cometmq.messaging.takeover import Tables
 from cometmq.messaging.topics import is_system
 from cometmq.replication.lineage import Branches, common_end
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import MessageStore, StoreOptions
-from cometmq.store.following import FollowerStore
-from cometmq.store.opening import Preview
-from cometmq.store.restart.recovery import Progress
+from cometmq.store.follower import FollowerStore
+from cometmq.store.recovery.opening import Preview
+from cometmq.store.recovery.recovery import Progress
+from cometmq.store.writer import MessageStore, StoreOptions
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)

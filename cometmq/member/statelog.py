@@ -22,7 +22,7 @@ from cometmq.messaging.state import (
     find_copy_start,
 )
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 
 REBUILD = (
     "Take the log from a copy or another member; or let topics, groups and offsets be made anew "

@@ -29,7 +29,7 @@ from cometmq.replication.watermarks import (
     Watermarks,
 )
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import Appended, MessageStore
+from cometmq.store.writer import Appended, MessageStore
 
 
 @dataclass(frozen=True, slots=True)

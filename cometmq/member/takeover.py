@@ -18,8 +18,8 @@ from cometmq.messaging.takeover import Queues, Tables
 from cometmq.messaging.topics import is_system
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import MessageStore
-from cometmq.store.restart.foreign import Takeover
+from cometmq.store.recovery.foreign import Takeover
+from cometmq.store.writer import MessageStore
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)

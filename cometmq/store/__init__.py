@@ -1,3 +1,3 @@
 """The storage engine: synchronous, one writer, bytes and offsets. Start reading at
-:mod:`cometmq.store.engine`.
+:mod:`cometmq.store.writer`.
 """

@@ -1,6 +1,6 @@
 """What the writer and a follower both do with an open store: look, read, flush, close.
 
-Synchronous. One thread writes (``engine.py`` and ``following.py`` tell how), one flushes, one
+Synchronous. One thread writes (``writer.py`` and ``follower.py`` tell how), one flushes, one
 prepares log files; any number read.
 
 Invariant: flushed_offset ≤ written_offset ≤ appended_offset; dispatched_offset ≤ appended_offset;
@@ -15,10 +15,10 @@ from typing import TypeVar
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.store.cleaner import Cleaner, store_time_ms
-from cometmq.store.keys.indexing import Indexer
+from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
-from cometmq.store.opening import OpenedStore
-from cometmq.store.restart.foreign import Takeover
+from cometmq.store.recovery.foreign import Takeover
+from cometmq.store.recovery.opening import OpenedStore
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
 
@@ -268,7 +268,7 @@ class BaseStore:
     def index_some(self) -> bool:
         """Put the keys of the next piece of the log into the index, less than a millisecond's work;
         False when there is nothing to do for now. See
-        :meth:`cometmq.store.keys.indexing.Indexer.step`.
+        :meth:`cometmq.store.index.indexer.Indexer.step`.
         """
         return self._guarded(self._opened.indexer.step)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from cometmq.errors import MessageNotFound, Shortage
 from cometmq.format import record
 from cometmq.store.log.commitlog import CommitLog
-from cometmq.store.opening import OpenedStore
+from cometmq.store.recovery.opening import OpenedStore
 from cometmq.store.retention import LogFile, Space, quota
 
 FILES_MIN = 3  # of the log: with one of them full, the oldest can go

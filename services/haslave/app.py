@@ -33,7 +33,7 @@ from cometmq.member.standing import Peers
 from cometmq.messaging.suggestion import Copy
 from cometmq.replication.candidacy import Follow, Lead, Standing
 from cometmq.replication.watermarks import Marks
-from cometmq.store.following import FollowerStore
+from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.haslave.candidate import Candidate

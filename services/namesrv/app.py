@@ -15,8 +15,8 @@ from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.namesrv_pb2_grpc import add_NameServiceServicer_to_server
 from services.namesrv.config import NamesrvConfig
-from services.namesrv.holds import HoldTable
 from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
+from services.namesrv.pullholds import HoldTable
 from services.namesrv.routes import RouteTable
 from services.namesrv.servicer import NameServicer
 from services.namesrv.values import Values

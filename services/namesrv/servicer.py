@@ -13,7 +13,7 @@ from cometmq.rpc.shares import address_of
 from cometmq.v1 import namesrv_pb2 as pb
 from cometmq.v1 import namesrv_pb2_grpc
 from services.namesrv import convert
-from services.namesrv.holds import HoldTable
+from services.namesrv.pullholds import HoldTable
 from services.namesrv.routes import RouteTable
 from services.namesrv.values import Values
 from services.namesrv.watches import Registrations, Watcher, Watchers

@@ -21,8 +21,8 @@ from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
 from services.pullhold.answers import AnswerLimits, Answers
 from services.pullhold.brokers import Brokers, LinkPolicy
 from services.pullhold.config import PullholdConfig
-from services.pullhold.desk import Desk
 from services.pullhold.directory import Directory
+from services.pullhold.hold_service import Desk
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import HoldLimits

@@ -28,8 +28,8 @@ from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
 from services.pullhold.directory import Directory, Member
-from services.pullhold.handing import Deliveries, Handout
 from services.pullhold.holds import Holds
+from services.pullhold.inline_delivery import Deliveries, Handout
 from services.pullhold.lookout import until_better
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, HoldState, QueueKey

@@ -17,7 +17,7 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
 from services.pullhold.answers import Answer
-from services.pullhold.desk import Desk
+from services.pullhold.hold_service import Desk
 from services.pullhold.model import PullLimits, QueueKey, Session, Want
 
 HOLD_MS_DEFAULT = 15_000

@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from cometmq.store.engine import StoreOptions
+from cometmq.store.writer import StoreOptions
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
 from tests.compat.rocketmq import HALT, Command, RocketMq, batch, group, offset, put, topic
 from tests.compat.scenes import everything_of_theirs

@@ -13,7 +13,7 @@ from cometmq.format import queueunit, record
 from cometmq.format.ids import parse_message_id
 from cometmq.format.indexfile import Sizes
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.compat.rocketmq import Listing, RocketMq
 from tests.support.stores import find_by_key
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cometmq.clock import SystemClock
 from cometmq.format import properties, record
-from cometmq.store.engine import MessageStore
-from cometmq.store.following import FollowerStore
+from cometmq.store.follower import FollowerStore
+from cometmq.store.writer import MessageStore
 from tests.compat.listing import LOG_FILE_BYTES, OPTIONS, open_ours
 from tests.compat.rocketmq import Command, batch, put
 from tests.support.copies import Watcher

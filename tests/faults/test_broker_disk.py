@@ -18,7 +18,7 @@ from cometmq.errors import (
     StoreForeignFile,
     StoreLocked,
 )
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.broker import (
     SYNC,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cometmq import native
-from cometmq.store.engine import StoreOptions
+from cometmq.store.writer import StoreOptions
 from tests.support.stores import FaultyFiles, append, bodies, open_store
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ from cometmq.errors import StoreFailed
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.faults.test_flush_crashes import OPTIONS
 from tests.support.stores import HOST, encoded
 

@@ -60,7 +60,7 @@ class Member:
         self._full_for = ""
 
     def start(self) -> Opened:
-        with patch("cometmq.store.engine.OsFiles", lambda *_: self._files()):
+        with patch("cometmq.store.writer.OsFiles", lambda *_: self._files()):
             return open_writer(self.config, BatchLimits(), HOST, self.clock)
 
     def grow_state(self, opened: Opened) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import queueunit
-from cometmq.store.engine import MessageStore
-from cometmq.store.tools.repair import Accepted, repair
-from cometmq.store.tools.verify import verify
+from cometmq.store.repair.repair import Accepted, repair
+from cometmq.store.repair.verify import verify
+from cometmq.store.writer import MessageStore
 from tests.support.stores import (
     LOG_FILE_BYTES,
     SMALL,

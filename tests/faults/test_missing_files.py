@@ -11,8 +11,8 @@ import pytest
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.store.layout import offset_name
-from cometmq.store.tools.repair import Accepted, repair
-from cometmq.store.tools.verify import verify
+from cometmq.store.repair.repair import Accepted, repair
+from cometmq.store.repair.verify import verify
 from tests.support.stores import LOG_FILE_BYTES, append, bodies, open_store
 
 MESSAGES = 50

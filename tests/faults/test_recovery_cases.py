@@ -18,12 +18,12 @@ import pytest
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import properties, record
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.engine import MessageStore
-from cometmq.store.folder import checkpoint, identity
 from cometmq.store.layout import offset_name
 from cometmq.store.log.lost import NO_HOST
-from cometmq.store.tools.repair import Accepted, repair
-from cometmq.store.tools.verify import verify
+from cometmq.store.metadata import checkpoint, identity
+from cometmq.store.repair.repair import Accepted, repair
+from cometmq.store.repair.verify import verify
+from cometmq.store.writer import MessageStore
 from tests.support.stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,

@@ -23,10 +23,10 @@ from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.model import Position
 from cometmq.store import layout
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.engine import MessageStore
-from cometmq.store.folder import checkpoint
+from cometmq.store.metadata import checkpoint
 from cometmq.store.queues import dispatch
-from cometmq.store.tools.repair import Accepted, repair
+from cometmq.store.repair.repair import Accepted, repair
+from cometmq.store.writer import MessageStore
 from tests.compat.golden import GOLDEN, LOG_FILE_BYTES, STORES
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
 from tests.support.broker import config_for, until

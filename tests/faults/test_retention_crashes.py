@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.disk_model import DiskModel
 from tests.support.simulated_files import Fault, Gone, Kind, SimulatedFiles
 from tests.support.stores import SMALL, WallClock, append, read_queue

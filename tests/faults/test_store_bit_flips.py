@@ -16,7 +16,7 @@ from cometmq.errors import MessageNotFound, StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit, record
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.support import tally
 from tests.support.disk_model import DiskModel, FileNode, FolderNode
 from tests.support.simulated_files import SimulatedFiles

@@ -13,7 +13,7 @@ import pytest
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format.indexfile import Sizes
-from cometmq.store.engine import StoreOptions
+from cometmq.store.writer import StoreOptions
 from tests.support import tally
 from tests.support.simulated_files import Fault, Gone, Kind
 from tests.support.trials import Trial, must_stay_failed

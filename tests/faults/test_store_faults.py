@@ -16,8 +16,8 @@ import pytest
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError, DiskFull, StoreDamaged, StoreForeignFile, StoreLocked
 from cometmq.format import record
-from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.layout import offset_name
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.support.stores import (
     HOST,
     LOG_FILE_BYTES,
@@ -86,7 +86,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from cometmq.clock import SystemClock
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.stores import SMALL, append
 store = MessageStore.open(Path(sys.argv[1]), SMALL, clock=SystemClock())
 first = sum(store.queue_bounds("A", queue)[1] for queue in range(3))

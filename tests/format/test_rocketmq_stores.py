@@ -16,7 +16,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
 from cometmq.member.opening import Opened, open_copy, open_writer
 from cometmq.model import FlushMode, Position
-from cometmq.store.tools.verify import verify
+from cometmq.store.repair.verify import verify
 from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES, assert_same, content_of
 from tests.compat.rocketmq import Listing

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 from cometmq.errors import BodyChecksumMismatch, DiskFull
 from cometmq.format import queueunit, taghash
 from cometmq.format.indexfile import Sizes
-from cometmq.store.engine import MessageStore, StoreOptions
 from cometmq.store.queries import Boundary, offset_by_time
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.support.disk_model import DiskModel
 from tests.support.ledger import Ledger, Message
 from tests.support.simulated_files import Fault, Gone, Kind, SimulatedFiles

@@ -10,10 +10,10 @@ import pytest
 from cometmq.errors import DiskFull, StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format import queueunit, record
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.engine import MessageStore
 from cometmq.store.layout import offset_name
 from cometmq.store.queues.consumequeue import ConsumeQueue
-from cometmq.store.tools.verify import verify
+from cometmq.store.repair.verify import verify
+from cometmq.store.writer import MessageStore
 from tests.support.disk_model import DiskModel
 from tests.support.simulated_files import Fault, Kind, SimulatedFiles
 from tests.support.stores import (

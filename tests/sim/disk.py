@@ -1,7 +1,7 @@
 """A member's data folder: a log of records with epochs, queues and an identity.
 
 What stands in the page cache survives the process, only what was synced survives the machine. The
-rules of identity are those of ``cometmq/store/opening.py``.
+rules of identity are those of ``cometmq/store/recovery/opening.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cometmq.messaging.generations import History
 from cometmq.replication.follower import LogView, owned
 from cometmq.replication.lease import Seat
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.folder import epochs
+from cometmq.store.metadata import epochs
 from tests.sim.world import Violation
 
 Histories = tuple[History, ...]  # the generations of all queues, one queue for each topic

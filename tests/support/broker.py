@@ -29,7 +29,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
 from cometmq.member.opening import Opened, open_writer
 from cometmq.rpc.interceptors import error_from, from_proto
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import broker_pb2_grpc
 from cometmq.v1 import common_pb2 as common

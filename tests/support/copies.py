@@ -9,8 +9,8 @@ from pathlib import Path
 from cometmq.format import record
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.engine import MessageStore
-from cometmq.store.following import FollowerStore
+from cometmq.store.follower import FollowerStore
+from cometmq.store.writer import MessageStore
 from tests.support.stores import LOG_FILE_BYTES, SMALL, WallClock, append, bodies, open_store
 
 

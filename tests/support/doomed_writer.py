@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from cometmq.errors import StoreFailed
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.support.ledger import Ledger
 from tests.support.stores import FaultyFiles, Run, WallClock, append
 

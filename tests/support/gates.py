@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 
 
 class HeldFlush:

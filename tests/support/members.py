@@ -19,7 +19,7 @@ from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.broker import config_for, encoded, until
 from tests.support.stores import HOST, WallClock
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cometmq.errors import CometError, StateTooNew, StoreDamaged, StoreForeignFile
-from cometmq.store.opening import OpenedStore
+from cometmq.store.recovery.opening import OpenedStore
 
 REFUSALS = (StoreDamaged, StoreForeignFile, StateTooNew)
 

@@ -14,9 +14,9 @@ from cometmq.format.properties import encode as encode_properties
 from cometmq.native.interface import Levels
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath, Usage
-from cometmq.store.engine import Appended, MessageStore, Observer, StoreOptions
-from cometmq.store.folder.checkpoint import CheckpointFile
+from cometmq.store.metadata.checkpoint import CheckpointFile
 from cometmq.store.queries import Found, KeySearch
+from cometmq.store.writer import Appended, MessageStore, Observer, StoreOptions
 
 HOST = record.host_bytes("127.0.0.1", 10911)
 LOG_FILE_BYTES = 16 * 1024

@@ -14,7 +14,7 @@ import pytest
 
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format.indexfile import Sizes
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 from tests.support import tally
 from tests.support.disk_model import DiskModel
 from tests.support.ledger import Ledger

@@ -29,7 +29,7 @@ from cometmq.messaging.state import BrokerState, change_records
 from cometmq.messaging.topics import is_system
 from cometmq.model import FlushMode, Position, TopicConfig
 from cometmq.store.base import BaseStore
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.compat.golden import GOLDEN, STORES
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
 from tests.support.stores import HOST, WallClock

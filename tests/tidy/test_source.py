@@ -61,7 +61,7 @@ def test_time_comes_from_the_clock() -> None:
 @pytest.mark.parametrize("module", ["os", "mmap", "fcntl"])
 def test_the_store_touches_the_machine_in_one_place(module: str) -> None:
     """Fault models live behind cometmq/store/disk/files.py; what goes past it is never tested."""
-    allowed = {"cometmq/store/disk/files.py", "cometmq/store/folder/dirlock.py"}
+    allowed = {"cometmq/store/disk/files.py", "cometmq/store/metadata/dirlock.py"}
     assert importers(module, "cometmq/store") <= allowed
 
 

@@ -23,7 +23,7 @@ from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
 from cometmq.store.disk.segment import Segment
 from cometmq.store.disk.segments import Segments
 from cometmq.store.log.levels import new_levels
-from cometmq.store.log.scanning import first_damage
+from cometmq.store.log.scan import first_damage
 from cometmq.store.log.transient import TransientBuffer
 
 GAP_BYTES_MAX = 16 * 1024  # reading this much in vain is cheaper than a second call

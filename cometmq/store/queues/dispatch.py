@@ -20,7 +20,7 @@ from cometmq.format import queueunit
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segment import Segment
-from cometmq.store.folder.logmark import Tally
+from cometmq.store.metadata.logmark import Tally
 from cometmq.store.queues.consumequeue import ConsumeQueue, Tail
 
 Note = TypeVar("Note")

@@ -13,7 +13,7 @@ from cometmq.clock import SystemClock
 from cometmq.errors import QueueNotFound, StoreForeignFile
 from cometmq.format import properties, record
 from cometmq.format.indexfile import Sizes
-from cometmq.store.engine import MessageStore, StoreOptions
+from cometmq.store.writer import MessageStore, StoreOptions
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
 

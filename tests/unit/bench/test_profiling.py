@@ -10,7 +10,7 @@ from bench import profiling
 from bench.profiling import home, parse, room, waits
 
 GRPC = "0x7f00 (grpc/_cython/cygrpc.cpython-311-x86_64-linux-gnu.so)"
-APPEND = "append (cometmq/store/engine.py)"
+APPEND = "append (cometmq/store/writer.py)"
 STAMP = "stamp (cometmq/format/batch.py)"
 COLLAPSED = f"""\
 run (asyncio/runners.py);{APPEND};{STAMP};zlib_crc32 (zlibmodule.c.h);crc32_z (libz.so.1) 30

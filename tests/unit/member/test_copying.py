@@ -17,7 +17,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import Marks
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.broker import config_for
 from tests.support.stores import HOST, WallClock, bodies, encoded
 

@@ -13,8 +13,8 @@ from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.format.properties import encode
 from cometmq.member import finding
 from cometmq.member.finding import Finder, KeyQuery
-from cometmq.store.engine import MessageStore
 from cometmq.store.queries import PIECE_READS, Boundary
+from cometmq.store.writer import MessageStore
 from tests.support.broker import until
 from tests.support.members import Member, living_member
 

@@ -11,7 +11,7 @@ import pytest
 from cometmq.errors import StoreFailed
 from cometmq.member import indexing
 from cometmq.member.indexing import IndexThread
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.broker import until
 from tests.support.stores import FaultyFiles, append_keyed, open_store
 

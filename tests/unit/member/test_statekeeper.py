@@ -20,7 +20,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.broker import until
 from tests.support.gates import HeldFlush
 from tests.support.members import Member, living_member

@@ -20,7 +20,7 @@ from cometmq.messaging.state import (
     change_records,
 )
 from cometmq.model import TopicConfig
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.stores import HOST, START_MS, append, open_store
 
 

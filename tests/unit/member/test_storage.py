@@ -9,7 +9,7 @@ from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
 from cometmq.member.storage import MemberStorage, Segment, readable_at_start
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, Marks
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.broker import encoded, until
 from tests.support.members import NEVER, Member, living_member, opened
 from tests.support.stores import HOST, WallClock, open_store

@@ -9,7 +9,7 @@ import pytest
 from cometmq.errors import DiskFull, MessageNotFound, StoreFailed
 from cometmq.format import queueunit
 from cometmq.store.cleaner import Pins
-from cometmq.store.engine import MessageStore
+from cometmq.store.writer import MessageStore
 from tests.support.stores import (
     LOG_FILE_BYTES,
     START_MS,

@@ -13,8 +13,8 @@ from cometmq.format import record
 from cometmq.format.indexfile import Sizes, key_hash
 from cometmq.format.properties import encode
 from cometmq.store import queries
-from cometmq.store.engine import MessageStore
 from cometmq.store.queries import Boundary, KeySearch, offset_by_time, store_time_ms
+from cometmq.store.writer import MessageStore
 from tests.support.stores import (
     HOST,
     LOG_FILE_BYTES,

@@ -1,0 +1,196 @@
+"""The store as a follower sees it: a copy of another's log, byte for byte.
+
+Opened without an epoch of its own. What comes is verified and written where it stood at the writer;
+queues are built from it as at recovery. Before a log that has gone another way can be followed it
+is cut; nobody else may use the store then.
+
+Synchronous and single-writer, like ``writer.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from cometmq.errors import ReplicationBroken, StoreFailed
+from cometmq.format import queueunit, record
+from cometmq.format.record import BLANK_BYTES
+from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.log.scan import Stretch, apart_of, next_stretch
+from cometmq.store.metadata import cutoff
+from cometmq.store.metadata.epochs import Epoch
+from cometmq.store.recovery.opening import Look, OpenedStore, StoreOptions
+from cometmq.store.recovery.recovery import Progress, last_record_before
+from cometmq.store.recovery.replay import LastRecord, Observer, Replay
+
+# Further behind its writer, a follower makes log files without zeros, and when they are needed.
+FAR_BEHIND_BYTES = 64 * 1024 * 1024
+
+
+class CopyObserver(Observer, Protocol):
+    """Who hears of what is copied, in the order of the log."""
+
+    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        """The queue has all its messages up to ``end`` of the log; the next is ``next_offset``."""
+
+
+class FollowerStore(BaseStore):
+    """The store of a follower. Made by :meth:`open`, which recovers what a crash left."""
+
+    def __init__(self, opened: OpenedStore, options: StoreOptions) -> None:
+        super().__init__(opened)
+        self._file_bytes = options.commit_log_file_bytes
+        self._log.far_behind = True  # for all that is known
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        options: StoreOptions,
+        *,
+        files: Files | None = None,
+        observer: Observer | None = None,
+        progress: Progress | None = None,
+        look: Look | None = None,
+    ) -> FollowerStore:
+        """Open or make the store in ``directory``. Arguments and errors as of
+        ``MessageStore.open``.
+        """
+        files = OsFiles(options.open_files_max) if files is None else files
+        files.make_directories(directory)
+        opened = OpenedStore(directory, options, files)
+        try:
+            opened.open(observer, progress, look)
+            opened.begin_following()
+            return cls(opened, options)
+        except BaseException:
+            opened.release()
+            raise
+
+    # --- copying: the thread that writes ----------------------------------------------------------
+
+    def adopt_epochs(self, epochs: Sequence[tuple[int, int]]) -> None:
+        """From the end of this log on the writer's ``epochs`` are ours: call it when the two logs
+        agree up to there, before anything is appended.
+        """
+        known = [Epoch(number, start) for number, start in epochs]
+        assert known, "a writer has at least its own"
+        if known != self._opened.epochs:
+            self._guarded(lambda: self._opened.save_epochs(known))
+        self._guarded(self._opened.forget_former_name)
+        self.epoch = max(self.epoch, known[-1].number)
+
+    def note_writer_end(self, offset: int) -> None:
+        """The writer's log goes to ``offset``."""
+        self._log.far_behind = offset - self.appended_offset > FAR_BEHIND_BYTES
+
+    def append(self, offset: int, data: bytes, observer: CopyObserver) -> int:
+        """Write a chunk of the writer's log: whole records of one file, or a file's end mark alone.
+        Returns the new end.
+
+        Raises ReplicationBroken when it is not that, or not what comes next, and DiskFull: then
+        nothing has changed. After StoreDamaged (the queues do not fit the log) and StoreFailed
+        nothing will be written any more.
+        """
+        self._guarded(self._dispatcher.catch_up)
+        end = self.appended_offset
+        if offset != end:
+            raise ReplicationBroken(f"the log ends at {end}, what came begins at {offset}")
+        if _is_end_mark(data, self._file_bytes - end % self._file_bytes):
+            self._guarded(self._log.end_file)
+            self._dispatcher.reached(self._log.end)
+            return self.appended_offset
+        stretches = list(self._verified(offset, data, apart_of(observer.topics)))
+        return self._guarded(lambda: self._append(offset, data, stretches, observer))
+
+    def _append(
+        self, offset: int, data: bytes, stretches: Sequence[Stretch], observer: CopyObserver
+    ) -> int:
+        assert (stretches[0].start, stretches[-1].end) == (offset, offset + len(data)), offset
+        self._log.append(offset, data, stretches[-1].run.last_time_ms)
+        replay = Replay(self._dispatcher, observer, observer.settled)
+        try:
+            with replay.observed():
+                for stretch in stretches:
+                    replay.take(stretch)
+                replay.settle()
+        except Exception as error:  # the queues are no longer the log's
+            raise StoreFailed(f"the copy at {offset} cannot be dispatched: {error}") from error
+        last = replay.last
+        assert last.log_offset + last.size == self.appended_offset, (last, self.appended_offset)
+        self._last_units = queueunit.pack(last.log_offset, last.size, 0)
+        self._dispatcher.reached(self._log.end)
+        return self.appended_offset
+
+    def _verified(self, offset: int, data: bytes, apart: bytes) -> Iterator[Stretch]:
+        file_end = offset - offset % self._file_bytes + self._file_bytes
+        at = 0
+        time_ms = self.last_store_time_ms
+        while at < len(data) or not data:
+            place = offset + at
+            found = next_stretch(
+                data, at, log_offset=place, file_left=file_end - place, apart=apart
+            )
+            if isinstance(found, record.Found):
+                raise ReplicationBroken(f"no record came for {place}: {found.reason}")
+            if found.run.times_fall or found.run.first_time_ms < time_ms:
+                raise ReplicationBroken(f"a record came for {place} that is older than one before")
+            time_ms = found.run.last_time_ms
+            yield found
+            at = found.end - offset
+
+    # --- cutting: nobody else uses the store ------------------------------------------------------
+
+    def keep_aside(self, offset: int) -> int:
+        """Keep what stands behind ``offset`` in a file of its own, before it is cut; how many bytes
+        are kept. DiskFull: none.
+        """
+        opened = self._opened
+        assert self.min_offset <= offset < self.appended_offset, offset
+        return cutoff.keep(
+            opened.files,
+            opened.paths.cut_off,
+            self.read_raw,
+            offset,
+            self.appended_offset,
+            self.epoch,
+        )
+
+    def kept_aside_bytes(self) -> int:
+        """Bytes in all such files."""
+        found = cutoff.kept(self._opened.files, self._opened.paths.cut_off)
+        return sum(end - start for _, start, end in found)
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at ``offset``, where a record or a file starts; what was behind is gone for
+        good. The flush thread and all readers must be done.
+        """
+        assert self.min_offset <= offset <= self.appended_offset, offset
+        self._guarded(self._dispatcher.catch_up)
+        last = self._last_before(offset)
+        assert last.log_offset + last.size <= offset, (last, offset)
+        self._guarded(lambda: self._opened.truncate(offset, last))
+        assert self.appended_offset == offset, (self.appended_offset, offset)
+        self._last_units = b""
+
+    def _last_before(self, offset: int) -> LastRecord:
+        # The queues know it, but for the records of topics that were deleted: from the newest one
+        # that is in a queue it is not far.
+        positions = [queue.last_below(offset) for queue in self._dispatcher.queues()]
+        start = max([self.min_offset, *positions])
+        return last_record_before(self._log, start, offset)
+
+    def start_anew(self, offset: int) -> None:
+        """Forget everything; the log begins again at ``offset``, the start of a file of the
+        writer's. As :meth:`truncate`, nobody else may use the store.
+        """
+        assert offset % self._file_bytes == 0, offset
+        self._guarded(lambda: self._opened.start_anew(offset))
+        assert self.min_offset == self.appended_offset == offset, offset
+        self._last_units = b""
+
+
+def _is_end_mark(data: bytes, bytes_left: int) -> bool:
+    return len(data) == BLANK_BYTES and data == record.blank(bytes_left)

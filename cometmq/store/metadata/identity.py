@@ -1,0 +1,139 @@
+"""``cometmq.json``: whose store it is, whether it was closed in order, and whether somebody else
+wrote into it since.
+
+``docs/format/store-layout.md`` describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cometmq.errors import StoreDamaged
+from cometmq.format.indexfile import Sizes
+from cometmq.store.disk.files import Files, replace
+from cometmq.store.layout import OFFSET_MAX
+from cometmq.store.metadata.logmark import UNKNOWN, LogMark
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LastOptions:
+    """What the store was opened with last, as far as its files alone do not tell."""
+
+    log_file_bytes: int
+    queue_file_bytes: int
+    hash_slots: int  # of an index file
+    index_entries: int
+    transient_bytes_max: int  # that were acknowledged and in memory alone; 0: none ever were
+
+    @property
+    def index_sizes(self) -> Sizes:
+        """The shape of the index files."""
+        return Sizes(self.hash_slots, self.index_entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``clean`` is None while the store is open, and after a stop that was not clean."""
+
+    # 32 hexadecimal digits: the name of an unbroken history. Drawn anew when the end of the log may
+    # have been lost, so that nobody counts on this store for what it had acknowledged.
+    store_id: str
+    boot_id: str  # the kernel's, when the store was opened last
+    clean: LogMark | None
+    # A follower has recovered from an unclean stop, and no writer has opened the store since: the
+    # next one is told, however clean the stops in between.
+    recovered: bool = False
+    # Another program wrote to the log, which is ours up to this log offset; no writer has settled
+    # it since. None: nobody but us.
+    foreign: int | None = None
+    options: LastOptions | None = None  # None: a version that did not tell opened the store last
+    # What the store was called before it lost the end of its log; until it follows a writer, or
+    # writes, it may still be the best that there is.
+    former_store_id: str = ""
+    # A repair gave up a part of the state in the log: the next writer makes it anew from what is
+    # left and what else tells of it, as the topics that had queues then, with how many. None: not.
+    state_lost: Mapping[str, int] | None = None
+    # The log has held a copy of the state, on the disk: without one it has lost its beginning.
+    has_state: bool = False
+
+    def encode(self) -> bytes:
+        fields = {"version": VERSION, **asdict(self)}
+        return (json.dumps(fields | {"crc32": _seal(fields)}, indent=2) + "\n").encode("utf-8")
+
+
+def _seal(fields: Mapping[str, Any]) -> int:
+    """CRC-32 of the fields, however they are laid out in the file."""
+    return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("utf-8"))
+
+
+def _check_seal(fields: dict[str, Any]) -> None:
+    """Versions before wrote none."""
+    told = fields.pop("crc32", None)
+    if told is not None and told != _seal(fields):
+        raise ValueError(f"its crc32 should be {_seal(fields)}")
+
+
+def decode(content: bytes, path: Path) -> Identity:
+    try:
+        fields = json.loads(content)
+        if fields["version"] != VERSION:
+            raise StoreDamaged(
+                f"{path} is of version {fields['version']}, this program knows {VERSION}"
+            )
+        _check_seal(fields)
+        clean, foreign, options = fields["clean"], fields.get("foreign"), fields.get("options")
+        return Identity(
+            str(fields["store_id"]),
+            str(fields["boot_id"]),
+            None if clean is None else _checked_mark(clean),
+            bool(fields.get("recovered", False)),
+            None if foreign is None else _checked(foreign),
+            None if options is None else _checked_options(options),
+            str(fields.get("former_store_id", "")),
+            _checked_topics(fields.get("state_lost")),
+            bool(fields.get("has_state", False)),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreDamaged(
+            f"{path} does not read as a store's identity ({error!r}). Put it back from a copy; "
+            "cometmq store repair DIRECTORY says what it held and how to do without"
+        ) from error
+
+
+def _checked_topics(counts: Mapping[str, Any] | None) -> Mapping[str, int] | None:
+    return None if counts is None else {str(name): _checked(n) for name, n in counts.items()}
+
+
+def _checked_mark(fields: Mapping[str, Any]) -> LogMark:
+    for name, value in fields.items():
+        _checked(value, UNKNOWN if name in ("queue_count", "unit_count") else 0)
+    return LogMark(**fields)
+
+
+def _checked_options(fields: Mapping[str, Any]) -> LastOptions:
+    for name, value in fields.items():
+        _checked(value, 0 if name == "transient_bytes_max" else 1)
+    return LastOptions(**fields)
+
+
+def _checked(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= OFFSET_MAX:
+        raise ValueError(f"{value!r} is no number from {least} to {OFFSET_MAX}")
+    return value
+
+
+def load(files: Files, path: Path) -> Identity | None:
+    """The identity at ``path``; None when there is none."""
+    content = files.read(path)
+    return None if content is None else decode(content, path)
+
+
+def save(files: Files, path: Path, identity: Identity) -> None:
+    replace(files, path, identity.encode())

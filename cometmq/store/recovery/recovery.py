@@ -1,0 +1,493 @@
+"""After a stop: find the end of the log, cut what is behind it, and bring the queues up to it.
+
+``docs/format/store-layout.md`` §5 tells the whole procedure and why it holds. In short: a mark says
+up to where log and queues are on the disk; from there the log is read, each record verified and
+dispatched again, to the first byte that is no record. What is known to have been written and cannot
+be read is passed over, not cut. Queues that are not the log's are made anew from all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import record
+from cometmq.store.disk.files import Files
+from cometmq.store.disk.segments import Segments
+from cometmq.store.log.commitlog import CommitLog
+from cometmq.store.log.scan import LogScan, find_good, found_at
+from cometmq.store.metadata.checkpoint import Checkpoint
+from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.queues.dispatch import Dispatcher
+from cometmq.store.recovery import witness
+from cometmq.store.recovery.replay import LastRecord, Loss, Observer, OutOfStep, Replay
+
+logger = logging.getLogger(__name__)
+
+# How far behind a broken record a good one is looked for, when none needs to be there: a process
+# that died left at most one batch half written.
+LOOK_AHEAD_BYTES = 16 * 1024 * 1024
+
+Progress = Callable[[int, int], None]  # bytes read, bytes to read
+
+
+# --- where to begin -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to begin, and what is known of what should be found."""
+
+    start: int  # a record or a file starts here; before it log and queues are on the disk
+    why: str  # in words
+    is_clean: bool = False  # the log ends at the start, nothing has to be read
+    last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
+    known_end: int = 0  # the log was on the disk at least up to here
+    known_time_ms: int = 0  # … and up to the records of this store time
+    tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
+    process_only: bool = False  # the machine runs on: everything that was written is there
+    kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
+    is_foreign: bool = False  # another program wrote queues, or may have
+    is_crash: bool = True
+    why_anew: str = ""  # the queues are to be made anew, whatever they hold; empty: they are not
+
+    @property
+    def after(self) -> str:
+        """What kind of stop it was, in words."""
+        if not self.is_crash:
+            return "after a clean close"
+        return "after a crash, " + ("of the process" if self.process_only else "or a restart")
+
+
+def refuse_missing_start(log: CommitLog, log_start: int) -> None:
+    """Raise StoreDamaged when the log begins behind ``log_start``, where it began."""
+    segments = log.segments
+    if not len(segments) or not 0 <= log_start < segments.start:
+        return
+    raise StoreDamaged(
+        f"{segments.path(log_start)} is missing: the log began at {log_start}, and nobody removed "
+        f"what stood before {segments.start}. Put it back, from a copy or another member; or let "
+        "cometmq store repair DIRECTORY say what is lost without it"
+    )
+
+
+def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
+    """After our clean close, when nobody was here since. All is read where the mark does not hold,
+    so that a log that lost its end is not taken for one that ends there, and where it left the
+    queues out.
+    """
+    if mark.last_bytes and mark.last_offset < log.segments.start:
+        refuse_missing_start(log, mark.last_offset - mark.last_offset % log.segments.file_bytes)
+    if not mark.holds(log.segments):
+        if runs_across(log.segments, mark.last_offset):
+            raise StoreForeignFile(
+                f"cometmq.json says that the log in {log.segments.directory} ended with a record "
+                f"at {mark.last_offset}, but good records run across that place: either is another "
+                "store's. Put back what belongs together, from a copy or another member; "
+                "or let cometmq store repair DIRECTORY say what is lost without it"
+            )
+        why = f"its last record, at {mark.last_offset}, is not the one of that close: damaged"
+        logger.error("%s: %s", log.segments.directory, why)
+        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
+    if not mark.tally.is_known:
+        why = "some queue was damaged, so all are made anew"
+        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
+    return Plan(
+        mark.end,
+        "it was closed cleanly",
+        is_clean=True,
+        last=_last_of(log, mark),
+        known_end=mark.end,
+        tally=mark.tally,
+        is_crash=False,
+    )
+
+
+def crash_plan(
+    log: CommitLog, saved: Checkpoint, *, same_boot: bool, kept_all: bool = False
+) -> Plan:
+    """After any other stop. ``same_boot``: the machine has not been restarted since. ``kept_all``:
+    see :mod:`cometmq.store.recovery.witness`.
+
+    Raises StoreForeignFile when the checkpoint speaks of another log.
+    """
+    mark = saved.mark
+    if mark is not None and mark.last_offset < log.segments.start and mark.last_bytes:
+        mark = None  # retention has been there since
+    last = LastRecord()
+    if mark is None:
+        start = durable_position(log, saved)
+        why = "the checkpoint vouches for no more" if saved.log_time_ms else "without a checkpoint"
+    elif not mark.holds(log.segments):
+        _refuse_foreign_mark(log, mark)
+        start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
+    elif not mark.tally.is_known:
+        start, why = log.segments.start, "the queues have to be made anew"
+    else:
+        start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
+    return Plan(
+        start,
+        why,
+        last=last,
+        known_end=0 if mark is None else mark.end,
+        known_time_ms=saved.known_time_ms,
+        tally=mark.tally if mark is not None and start == mark.end else Tally(),
+        process_only=same_boot,
+        kept_all=kept_all,
+    )
+
+
+def _last_of(log: CommitLog, mark: LogMark) -> LastRecord:
+    found = mark.last_record(log.segments)
+    time_ms = record.decode(found).store_time_ms if found else 0
+    return LastRecord(mark.last_offset, mark.last_bytes, time_ms)
+
+
+def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
+    """The mark does not hold: is the record damaged, or is it another log's mark?"""
+    segment = log.segments.find(mark.last_offset)
+    if segment is None or mark.end > log.segments.end:
+        raise StoreDamaged(
+            f"the file checkpoint says that the log in {log.segments.directory} was on the disk up "
+            f"to {mark.end}, but it ends at {log.segments.end} at the latest: "
+            f"{log.segments.path(log.segments.end)} is missing, or more. Put it back, from a copy "
+            "or another member; or let cometmq store repair DIRECTORY say what is lost without it"
+        )
+    if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
+        complaint = f"another record stands at {mark.last_offset}"
+    elif runs_across(log.segments, mark.last_offset):
+        complaint = f"good records run across {mark.last_offset}, where its last one should stand"
+    else:
+        return
+    raise StoreForeignFile(
+        f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
+        f"{mark.end}, but {complaint}: either is another store's. Put back what belongs together, "
+        "from a copy or another member; or let cometmq store repair DIRECTORY go by the log"
+    )
+
+
+def runs_across(segments: Segments, offset: int) -> bool:
+    """Whether a good record of an unbroken row from its file's start on holds ``offset``, without
+    beginning there: what should, was never damaged, it is not in this file.
+    """
+    segment = segments.find(offset)
+    if segment is None:
+        return False
+    for stretch in LogScan(segments, segment.start):
+        at = stretch.start
+        while at < offset < stretch.end:
+            one = found_at(segment, at).record
+            assert one is not None, at
+            at += one.size
+            if at > offset:
+                return True
+        if stretch.end > offset:
+            break
+    return False
+
+
+def takeover_plan(log: CommitLog, saved: Checkpoint, clean: LogMark | None) -> Plan:
+    """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
+    leaves our mark in it as it was. Neither takes anything from what was on the disk before, by
+    that mark or by our ``clean`` close: what RocketMQ cuts is behind it, or was damaged.
+    """
+    mark = saved.mark
+    known_end = max((one.end for one in (mark, clean) if one is not None), default=0)
+    if mark is not None and not mark.holds(log.segments):
+        saved = dataclasses.replace(saved, mark=None)
+    plan = crash_plan(log, saved, same_boot=False)
+    time_ms = saved.log_time_ms  # which RocketMQ moves on, unlike our mark
+    return dataclasses.replace(plan, known_end=known_end, known_time_ms=time_ms, is_foreign=True)
+
+
+def durable_position(log: CommitLog, saved: Checkpoint) -> int:
+    """A file's start before which log and queues are on the disk, as RocketMQ finds it after an
+    abnormal stop.
+    """
+    for segment in reversed(log.segments):
+        first = found_at(segment, segment.start).record
+        if first is not None and first.store_time_ms <= saved.restart_time_ms:
+            return segment.start
+    return log.segments.start
+
+
+# --- bringing the queues up to the log ------------------------------------------------------------
+
+
+class Damage(NamedTuple):
+    """Bytes of the log that should be records and are not."""
+
+    start: int
+    end: int  # where the log goes on
+    reason: str
+    time_ms: int = 0  # store time of the last record before it
+
+
+class Rebuild:
+    """Reads the log from ``start`` on and dispatches its records again."""
+
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
+    ) -> None:
+        self.end = plan.start
+        self.reason = ""
+        self.last = plan.last
+        self.record_count = 0
+        self.damages: list[Damage] = []
+        self.losses: list[Loss] = []
+        self.explains_absence = False  # of queues: a topic was deleted that had none any more
+        self._log = log
+        self._dispatcher = dispatcher
+        self._observer = observer
+        self._plan = plan
+
+    def run(self, start: int, progress: Progress | None) -> None:
+        """Everything from ``start`` to the first byte that is no record and was none.
+
+        Raises StoreDamaged when more should be there, and OutOfStep.
+        """
+        # Without a tally a queue that lacks its beginning may lack it by mistake.
+        log_start = self._log.segments.start
+        replay = Replay(
+            self._dispatcher,
+            self._observer,
+            may_start_late=start == log_start or self._plan.tally.is_known,
+            is_from_first=start == 0 or start > log_start,
+        )
+        if start == self._plan.start:
+            replay.last = self._plan.last
+        scan = LogScan(self._log.segments, start, replay.topics)
+        total = self._bytes_behind(start)
+        with replay.observed():
+            goes_on: int | None = start
+            while goes_on is not None:
+                scan.end = goes_on
+                for stretch in scan:
+                    replay.take(stretch)
+                    if progress is not None:
+                        progress(min(stretch.end - start, total), total)
+                goes_on = self._behind(scan, replay)
+            replay.settle()
+        self.end, self.reason, self.last = scan.end, scan.reason, replay.last
+        assert self.last.log_offset + self.last.size <= self.end, (self.last, self.end)
+        self.record_count, self.losses = replay.record_count, replay.losses
+        self.explains_absence = replay.deleted_what_was_gone
+        if progress is not None:
+            progress(total, total)
+
+    def _missing(self, place: int, replay: Replay) -> list[Loss]:
+        """Messages that the queues' files told of, and the log does not have before ``place``."""
+        if not self._dispatcher.tails:
+            return []
+        replay.settle()
+        return list(witness.missing(self._dispatcher.tails, place, self._dispatcher.next_offset))
+
+    def _bytes_behind(self, start: int) -> int:
+        """About as many bytes as are going to be read: files are made ahead of their use."""
+        for segment in reversed(self._log.segments):
+            if any(segment.pread(segment.start, record.BLANK_BYTES)):
+                return segment.end - start
+        return 0
+
+    def _behind(self, scan: LogScan, replay: Replay) -> int | None:
+        """Where the log goes on behind the scan's end; None when it ends there."""
+        plan, place = self._plan, scan.end
+        is_known = place < plan.known_end or replay.last.store_time_ms < plan.known_time_ms
+        missing = self._missing(place, replay)
+        if is_known or (plan.kept_all and missing):
+            behind = find_good(self._log.segments, place, self._log.segments.end)
+            if behind is None:
+                raise _ends_too_early(self._log, scan, plan, missing)
+        elif plan.process_only and scan.kind is record.Kind.BAD:
+            behind = find_good(self._log.segments, place, place + LOOK_AHEAD_BYTES)
+            if behind is None:
+                return None
+        else:
+            return None
+        logger.error(
+            "the log is damaged from %d to %d (%s): passed over; messages that stood there cannot "
+            "be read. `cometmq store verify` lists them, `cometmq store repair` writes them off",
+            place,
+            behind,
+            scan.reason,
+        )
+        self.damages.append(Damage(place, behind, scan.reason))
+        replay.pass_over(place, behind)
+        return behind
+
+
+def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Loss]) -> StoreDamaged:
+    """A shorter log than was on the disk was not torn, it was damaged.
+
+    Store times never decrease, so when the last good record is older than the checkpoint's time, a
+    record of that time stood behind it.
+    """
+    if scan.end < plan.known_end:
+        known = f"it was on the disk up to {plan.known_end}"
+    elif plan.kept_all and missing:
+        known = "its queues tell of messages behind that"
+    else:
+        known = f"it was on the disk up to store time {plan.known_time_ms}"
+    named = f" Behind the end stood {witness.in_words(missing)}." if missing else ""
+    return StoreDamaged(
+        f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but {known}. "
+        f"Nothing was cut.{named} Take the log from a copy or another member; or accept "
+        "that the rest is lost: cometmq store repair DIRECTORY --accept-end"
+    )
+
+
+class Recovery:
+    """Brings log and queues in step, in two steps: what is to be done, which only reads, then the
+    doing, with nothing left to refuse. Made by :func:`recover`.
+    """
+
+    def __init__(
+        self, log: CommitLog, dispatcher: Dispatcher, observer: Observer | None, plan: Plan
+    ) -> None:
+        self.plan = plan
+        self.rebuild = Rebuild(log, dispatcher, observer, plan)
+        self.why_anew = ""  # all queues are to be made anew; empty: they are kept
+        # Some are missing: those of a topic that was deleted, and perhaps others.
+        self.may_lack_queues = False
+        self._log = log
+        self._dispatcher = dispatcher
+        self._observer = observer
+
+    def decide(self, progress: Progress | None, disagreement: Callable[[], str]) -> None:
+        """Read what has to be read. What queues will have is in memory then: see
+        :meth:`cometmq.store.queues.dispatch.Dispatcher.load`.
+        """
+        plan = self.plan
+        missing = self._load()
+        missing = plan.why_anew or missing
+        if plan.is_foreign:
+            missing = missing or disagreement()
+        _, found = self._dispatcher.tallied
+        fits = not plan.tally.is_known or found == plan.tally
+        if not missing:
+            try:
+                if not plan.is_clean:
+                    self.rebuild.run(plan.start, progress)
+                if fits or self.rebuild.explains_absence:
+                    self.may_lack_queues = not fits
+                    return
+                missing = (
+                    f"{found.queue_count} queues with {found.unit_count} units were found, "
+                    f"{plan.tally.queue_count} with {plan.tally.unit_count} were there"
+                )
+            except OutOfStep as error:
+                missing = str(error)
+        self.why_anew = missing
+        self._dispatcher.wipe()
+        self.rebuild = Rebuild(self._log, self._dispatcher, self._observer, plan)
+        try:
+            self.rebuild.run(self._log.segments.start, progress)
+        except OutOfStep as error:
+            raise StoreDamaged(
+                f"{error}. Copy the folder anew from another member; or give that record up: "
+                f"cometmq store repair DIRECTORY --write-off {error.start}-{error.end}"
+            ) from error
+
+    def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:
+        """Do to the disk what was decided, but for the epochs and the small files.
+        ``forget_queues`` notes on the disk that nothing is known of the queues any more; it is
+        called before they are made anew.
+        """
+        log, plan = self._log, self.plan
+        log.segments.mend(files)
+        if self.why_anew:
+            logger.warning(
+                "all queues are made anew from the log, from %d on: %s",
+                log.segments.start,
+                self.why_anew,
+            )
+            forget_queues()
+        if self._dispatcher.holds_all:
+            self._dispatcher.carry_out()
+        else:
+            self._dispatch_again()
+        if not plan.is_clean:
+            cut_tail(log, files, self.rebuild.end)
+
+    def _dispatch_again(self) -> None:
+        """There was more than memory should hold."""
+        self._dispatcher.forget()
+        self._load()
+        if self.why_anew:
+            self._dispatcher.wipe()
+        self._dispatcher.carry_out()
+        start = self._log.segments.start if self.why_anew else self.plan.start
+        Rebuild(self._log, self._dispatcher, self._observer, self.plan).run(start, None)
+        self._dispatcher.catch_up()
+
+    def _load(self) -> str:
+        start = self.plan.start
+        return self._dispatcher.load(
+            self._log.segments.start,
+            start,
+            start,
+            is_clean=self.plan.is_clean,
+            is_anew=bool(self.plan.why_anew),
+            held=frozenset() if self._observer is None else self._observer.topics,
+        )
+
+
+def recover(
+    log: CommitLog,
+    dispatcher: Dispatcher,
+    observer: Observer | None,
+    plan: Plan,
+    *,
+    progress: Progress | None,
+    disagreement: Callable[[], str],
+) -> Recovery:
+    """Decide how log and queues come in step; changes nothing. ``disagreement`` tells why queues
+    that another program wrote cannot be taken as they are.
+
+    Raises StoreDamaged, StoreForeignFile.
+    """
+    found = Recovery(log, dispatcher, observer, plan)
+    found.decide(progress, disagreement)
+    return found
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def cut_tail(log: CommitLog, files: Files, end: int) -> None:
+    """Leave nothing behind ``end`` that was ever a record, on the disk at return."""
+    log.clear_behind(end)
+    segment = log.segments.find(end)
+    if segment is not None and log.segments.remove_after(files, segment.end):
+        files.sync_directory(log.segments.directory)
+
+
+def last_record_before(log: CommitLog, start: int, end: int) -> LastRecord:
+    """The last record of the log before ``end``, where it is known that a record or a file starts
+    at ``start``.
+    """
+    last = LastRecord(start)
+    for stretch in LogScan(log.segments, start):
+        if stretch.start >= end:
+            break
+        if stretch.end > end:
+            return _last_within(log, stretch.start, end)
+        last = LastRecord(stretch.last_offset, stretch.run.last_bytes, stretch.run.last_time_ms)
+    return last
+
+
+def _last_within(log: CommitLog, start: int, end: int) -> LastRecord:
+    """As :func:`last_record_before`, one record after the other; one starts at ``start``."""
+    segment = log.segments.find(start)
+    assert segment is not None, start
+    last = LastRecord(start)
+    while start < end:
+        found = found_at(segment, start).record
+        assert found is not None, start
+        last = LastRecord(start, found.size, found.store_time_ms)
+        start += found.size
+    return last

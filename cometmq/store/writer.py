@@ -1,0 +1,216 @@
+"""The store as a writer sees it: open, append, and what ``base.py`` has.
+
+Synchronous and single-writer. One thread (the event loop's) calls :meth:`MessageStore.append` and
+:meth:`~MessageStore.drop_topic`; one thread flushes; one prepares log files; any number read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BatchMalformed,
+    BatchTooLarge,
+    StoreFailed,
+    TopicNameInvalid,
+)
+from cometmq.format import queueunit
+from cometmq.format.batch import SegmentClaim, stamp
+from cometmq.format.record import BLANK_BYTES
+from cometmq.store import layout
+from cometmq.store.base import BaseStore
+from cometmq.store.disk.files import Files, OsFiles
+from cometmq.store.recovery.opening import Look, OpenedStore, StoreOptions
+from cometmq.store.recovery.recovery import Progress
+from cometmq.store.recovery.replay import Observer
+
+__all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
+
+logger = logging.getLogger(__name__)
+
+QUEUE_ID_MAX = 2**31 - 1
+AHEAD_MS = 3_600_000  # of the clock: what is told
+
+
+class Appended(NamedTuple):
+    """What became of a batch."""
+
+    log_offset: int  # of its first byte
+    end_offset: int  # behind its last byte
+    queue_offsets: list[int]  # per segment: the offset of its first message
+    segment_bytes: list[int]  # per segment: bytes of its records
+    store_time_ms: int
+
+
+class MessageStore(BaseStore):
+    """The store of a writer. Made by :meth:`open`, which recovers what a crash left and begins a
+    new epoch.
+    """
+
+    def __init__(self, opened: OpenedStore, options: StoreOptions, clock: Clock) -> None:
+        super().__init__(opened)
+        self._options = options
+        self._clock = clock
+
+    # --- opening ----------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        options: StoreOptions,
+        *,
+        clock: Clock,
+        files: Files | None = None,
+        epoch_floor: int = 0,
+        observer: Observer | None = None,
+        progress: Progress | None = None,
+        look: Look | None = None,
+    ) -> MessageStore:
+        """Open or make the store in ``directory``; takes as long as reading the unflushed end of
+        the log needs.
+
+        ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
+        ``observer`` is told of records that recovery dispatches again. ``progress(done, total)``
+        counts the bytes that recovery has read. ``look`` sees what the store is going to hold; what
+        it raises is a refusal too.
+
+        Raises StoreLocked, StoreForeignFile, StoreDamaged, StoreFailed, DiskFull; the folder is
+        then free again, and after the first three it is as it was, byte for byte.
+        """
+        assert epoch_floor >= 0, epoch_floor
+        files = OsFiles(options.open_files_max) if files is None else files
+        files.make_directories(directory)
+        opened = OpenedStore(directory, options, files)
+        try:
+            opened.open(observer, progress, look)
+            opened.begin_epoch(epoch_floor)
+            _warn_of_the_future(opened, clock)
+            return cls(opened, options, clock)
+        except BaseException:
+            opened.release()
+            raise
+
+    # --- appending: the writer --------------------------------------------------------------------
+
+    def append(
+        self,
+        records: bytes,
+        segments: Sequence[tuple[str, int, int]],
+        *,
+        born_host: bytes,
+        store_host: bytes,
+    ) -> Appended:
+        """Verify, stamp and write a batch: records end to end, ``segments`` = (topic, queue id,
+        count) of its runs.
+
+        All or nothing: after an error nothing has changed. Raises what
+        :func:`cometmq.format.batch.stamp` raises, BatchTooLarge (longer than a log file), DiskFull
+        (reading goes on, and a later append may succeed), StoreFailed (nothing will be written any
+        more).
+        """
+        self._guarded(self._dispatcher.catch_up)
+        if len(records) + BLANK_BYTES > self._options.commit_log_file_bytes:
+            raise BatchTooLarge(
+                f"{len(records)} bytes do not fit into a log file of "
+                f"{self._options.commit_log_file_bytes} bytes"
+            )
+        if not records:
+            raise BatchMalformed("the batch has no records")
+        claims = self._claims(segments)
+        log_offset = self._log.place(len(records))
+        store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
+        stamped = stamp(
+            records,
+            claims,
+            log_offset=log_offset,
+            store_time_ms=store_time_ms,
+            born_host=born_host,
+            store_host=store_host,
+            limits=self._options.batch_limits,
+        )
+        try:
+            self._log.append(log_offset, stamped.buffer, store_time_ms)
+            self._dispatch(segments, stamped.units)
+        except StoreFailed as error:
+            raise self._failed(error) from error
+        queue_offsets = [claim.first_queue_offset for claim in claims]
+        end = log_offset + len(records)
+        assert self._log.end == (end, store_time_ms), (self._log.end, end, store_time_ms)
+        segment_bytes = _segment_bytes(stamped.units, end)
+        return Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
+
+    def _claims(self, segments: Sequence[tuple[str, int, int]]) -> list[SegmentClaim]:
+        """The segments with the queue offsets that their first messages get."""
+        following: dict[tuple[str, int], int] = {}  # a queue may come more than once
+        claims = []
+        for index, (topic, queue_id, count) in enumerate(segments):
+            first = following.get((topic, queue_id))
+            if first is None:
+                queue = self._dispatcher.find(topic, queue_id)
+                first = queue.next_offset if queue else _checked_new_queue(topic, queue_id, index)
+            following[topic, queue_id] = first + max(count, 0)
+            claims.append(SegmentClaim(topic.encode("ascii"), queue_id, count, first))
+        return claims
+
+    def _dispatch(self, segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
+        dispatcher = self._dispatcher
+        assert dispatcher.dispatched[0] < self._log.end[0], (dispatcher.dispatched, self._log.end)
+        for (topic, queue_id, _), segment_units in zip(segments, units, strict=True):
+            dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
+        self._last_units = units[-1]
+        dispatcher.reached(self._log.end)
+
+    def settle_state(self) -> None:
+        """The log tells the whole state, on the disk: see ``Identity``."""
+        self._guarded(self._opened.settle_state)
+
+    def settle_takeover(self) -> None:
+        """What another program left is in our state and our files now: see ``takeover``."""
+        self._guarded(self._opened.settle_takeover)
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget all queues of ``topic`` and remove their files; its records stay in the log,
+        unseen.
+        """
+        self._guarded(lambda: self._dispatcher.drop(topic))
+        assert not self._dispatcher.queues_of(topic), topic
+
+
+def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:
+    """Store times never go back: followers and searches by time rely on it. So a log that ends in
+    the future, because a clock was wrong or a bit flipped, goes on from there.
+    """
+    time_ms, now_ms = opened.log.end[1], clock.wall_ms()
+    if time_ms > now_ms + AHEAD_MS:
+        logger.error(
+            "the log in %s ends at store time %d, %d s after this machine's clock: messages are "
+            "stored with that time until the clock has reached it. If the clock is right, a record "
+            "is damaged (cometmq store verify): take the log from another member, or cut it there: "
+            "cometmq store repair DIRECTORY --cut-at OFFSET",
+            opened.paths.commit_log,
+            time_ms,
+            (time_ms - now_ms) // 1000,
+        )
+
+
+def _segment_bytes(units: Sequence[bytes], end: int) -> list[int]:
+    """Bytes of each segment's records, which lie end to end up to ``end``."""
+    starts = [queueunit.unit_at(of_segment, 0)[0] for of_segment in units]
+    return [stop - start for start, stop in zip(starts, [*starts[1:], end], strict=True)]
+
+
+def _checked_new_queue(topic: str, queue_id: int, segment: int) -> int:
+    """The first offset of a queue that is not there yet, if its name can be a folder's."""
+    if not 0 <= queue_id <= QUEUE_ID_MAX:
+        raise BatchMalformed(f"no queue can have the number {queue_id}", segment=segment)
+    try:
+        layout.checked_topic(topic)
+    except TopicNameInvalid as error:
+        error.segment = segment
+        raise
+    return 0
