@@ -41,10 +41,18 @@ _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no",
 
 
 def about(
-    help: str, *, unit: str = "", minimum: float | None = None, maximum: float | None = None
+    help: str,
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    rocketmq: str = "",
 ) -> Mapping[str, object]:
-    """The metadata of an option's field. ``minimum`` and ``maximum`` are included."""
-    return {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum}
+    """The metadata of an option's field. ``minimum`` and ``maximum`` are included; ``rocketmq`` is
+    RocketMQ's name for the option, if it has one.
+    """
+    bounds = {"minimum": minimum, "maximum": maximum}
+    return {"help": help, "unit": unit, **bounds, "rocketmq": rocketmq}
 
 
 class LogForm(Enum):
@@ -81,7 +89,9 @@ class ServiceConfig:
     )
     announce_file: Path | None = field(
         default=None,
-        metadata=about("Written once ready: JSON with the process id and the bound addresses."),
+        metadata=about(
+            "Written when the process is ready: JSON with the process id and the bound addresses."
+        ),
     )
     drain_grace_s: float = field(
         default=10.0,
@@ -89,7 +99,12 @@ class ServiceConfig:
             "How long calls in flight may take after SIGTERM.", unit="s", minimum=0, maximum=3_600
         ),
     )
-    # --- clients that do not read, on each port (cometmq/rpc/unread.py) ---
+    log_form: LogForm = field(default=LogForm.PLAIN, metadata=about("Form of a log line."))
+    log_level: LogLevel = field(
+        default=LogLevel.INFO, metadata=about("Least level that is logged.")
+    )
+
+    # --- clients that do not read, on each port ---
     calls_per_connection_max: int = field(
         default=1_024,
         metadata=about("Calls in flight on one connection.", minimum=1, maximum=65_536),
@@ -97,20 +112,20 @@ class ServiceConfig:
     unread_bytes_max: int = field(
         default=32 * MIB,
         metadata=about(
-            "Answers that clients have not read yet; each is held twice. Half of it is kept for "
-            "connections that have read as much before.",
+            "Answers that clients have not read yet; each is held twice. Half of it is "
+            "kept for connections that have read as much before.",
             unit="bytes",
             minimum=MIB,
         ),
     )
     unread_bytes_per_connection_max: int = field(
         default=16 * MIB,
-        metadata=about("The same of one connection.", unit="bytes", minimum=MIB),
+        metadata=about("Unread answers of one connection.", unit="bytes", minimum=MIB),
     )
     unread_bytes_per_address_max: int = field(
         default=8 * MIB,
         metadata=about(
-            "The same of one address, of what its connections have not read as much of before.",
+            "Unread answers of one address, beyond what its connections have read before.",
             unit="bytes",
             minimum=MIB,
         ),
@@ -118,23 +133,22 @@ class ServiceConfig:
     unread_calls_max: int = field(
         default=512,
         metadata=about(
-            "Calls whose client has not sent all of its request, or not read its answer; above it "
-            "a connection gets as many as it has read before, and four at least.",
+            "Calls whose client has not sent all of its request or not read its answer. "
+            "Above it a connection gets as many as it has read before, at least four.",
             minimum=1,
         ),
     )
     unread_s_max: float = field(
         default=30.0,
         metadata=about(
-            "How long an answer may stay unread (a large one longer, at 64 KiB/s); then its "
-            "connection is closed. While others wait for room: 5 s without reading.",
+            "How long an answer may stay unread, plus 1 s for each 64 KiB; then the "
+            "service closes the connection. While other calls wait for room: 5 s without "
+            "reading.",
             unit="s",
             minimum=0.1,
             maximum=3_600,
         ),
     )
-    log_form: LogForm = field(default=LogForm.PLAIN, metadata=about("Form of a log line."))
-    log_level: LogLevel = field(default=LogLevel.INFO, metadata=about("Least level logged."))
 
 
 def load(
@@ -176,7 +190,7 @@ def help_text(cls: type[Any], *, prefix: str = ENVIRONMENT_PREFIX) -> str:
         "      YAML file with options by name.",
     ]
     for option in fields(cls):
-        lines.append(f"  --{option.name} {_kind_text(hints[option.name])}")
+        lines.append(f"  --{option.name} {kind_text(hints[option.name])}")
         lines.append(f"      {option.metadata.get('help', '')} {_range_text(option)}".rstrip())
     return "\n".join(lines) + "\n"
 
@@ -255,7 +269,7 @@ def _value(option: Field[Any], kind: Any, raw: object) -> Any:
     try:
         value = _parse(inner, raw)
     except ValueError as error:
-        wanted = _kind_text(inner)
+        wanted = kind_text(inner)
         reason = str(error) or f"{raw!r} is not {wanted}"
         raise ConfigInvalid(f"option {option.name}: {reason}") from None
     _check_range(option, value)
@@ -348,7 +362,7 @@ def _check_range(option: Field[Any], value: object) -> None:
         raise ConfigInvalid(f"option {option.name}: {value} is out of range {_range_text(option)}")
 
 
-def _kind_text(kind: Any) -> str:
+def kind_text(kind: Any) -> str:
     inner, _ = _optional(kind)
     if get_origin(inner) is tuple:
         return "A;B;…"

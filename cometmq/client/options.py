@@ -22,16 +22,20 @@ QueueSelector = Callable[[Message, Sequence[QueueRef]], QueueRef]
 _MIB = 1024 * 1024
 
 
-def _option(default: int, low: int, high: int) -> Any:
-    return field(default=default, metadata={"min": low, "max": high})
+def _about(help: str, rocketmq: str = "", limits: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"help": help, "rocketmq": rocketmq, "limits": limits}
+
+
+def _option(default: int, low: int, high: int, help: str, rocketmq: str = "") -> Any:
+    return field(default=default, metadata=_about(help, rocketmq, (low, high)))
 
 
 def _check(options: Any) -> None:
     """Raises ConfigInvalid for the first option that is not of its kind or outside its range."""
     for option in fields(options):
         value = getattr(options, option.name)
-        if "min" in option.metadata:
-            low, high = option.metadata.values()
+        if limits := option.metadata["limits"]:
+            low, high = limits
             if type(value) is not int or not low <= value <= high:
                 raise ConfigInvalid(
                     f"{option.name} must be a whole number from {low} to {high}, not {value!r}."
@@ -69,23 +73,53 @@ def new_client_id() -> str:
 class ProducerOptions:
     """Options of :class:`cometmq.client.Producer`."""
 
-    delivery_timeout_ms: int = _option(30_000, 1, 86_400_000)  # from send() to SendTimeout
-    # How long send() waits for a topic's first route.
-    route_timeout_ms: int = _option(3_000, 1, 86_400_000)
-    request_timeout_ms: int = _option(3_000, 1, 600_000)  # opening a stream
-    # Oldest batch unanswered: the stream is given up.
-    answer_timeout_ms: int = _option(10_000, 1, 86_400_000)
-    batch_bytes_max: int = _option(256 * 1024, 1024, 4 * _MIB)  # a batch is closed at this size ...
-    # ... or this many messages, or at the end of the loop's turn.
-    batch_count_max: int = _option(1024, 1, 1024)
-    in_flight_max: int = _option(8, 1, 1024)  # batches sent and unanswered, a broker group
-    # Encoded and unanswered; then send() waits.
-    buffer_bytes_max: int = _option(8 * _MIB, 1024, 64 * 1024 * _MIB)
-    retry_backoff_ms: int = _option(100, 1, 600_000)  # the first wait; doubles, with full jitter
-    retry_backoff_max_ms: int = _option(3_000, 1, 600_000)
-    batch_checksum: bool = True  # a CRC-32 over each batch, beside the one over each body
-    # Chooses a queue for messages without one; None = they take turns.
-    selector: QueueSelector | None = None
+    delivery_timeout_ms: int = _option(
+        30_000,
+        1,
+        86_400_000,
+        "Time from send() to SEND_TIMEOUT, all retries included.",
+        "sendMsgTimeout, retryTimesWhenSendFailed",
+    )
+    route_timeout_ms: int = _option(
+        3_000, 1, 86_400_000, "How long send() waits for the first route of a topic."
+    )
+    request_timeout_ms: int = _option(3_000, 1, 600_000, "Opening a stream to a broker.")
+    answer_timeout_ms: int = _option(
+        10_000,
+        1,
+        86_400_000,
+        "How long a batch may be unanswered; then a new stream sends it again.",
+    )
+    batch_bytes_max: int = _option(
+        256 * 1024,
+        1024,
+        4 * _MIB,
+        "Size at which a batch is closed; one larger message travels alone.",
+    )
+    batch_count_max: int = _option(1024, 1, 1024, "Messages at which a batch is closed.")
+    in_flight_max: int = _option(
+        8, 1, 1024, "Unanswered batches of a broker group. 1 keeps the order without exception."
+    )
+    buffer_bytes_max: int = _option(
+        8 * _MIB,
+        1024,
+        64 * 1024 * _MIB,
+        "Bytes encoded and undecided, of all broker groups; above it send() waits.",
+    )
+    retry_backoff_ms: int = _option(
+        100, 1, 600_000, "First wait before a retry; doubles, with full jitter."
+    )
+    retry_backoff_max_ms: int = _option(3_000, 1, 600_000, "Longest wait before a retry.")
+    batch_checksum: bool = field(
+        default=True, metadata=_about("Adds a CRC-32 over each batch to the one over each body.")
+    )
+    selector: QueueSelector | None = field(
+        default=None,
+        metadata=_about(
+            "Chooses the queue of messages without one. None: the producer takes turns.",
+            "MessageQueueSelector",
+        ),
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -93,18 +127,32 @@ class ProducerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """What push and pull consumers share."""
+    """Options that push and pull consumers share."""
 
-    consume_from: ConsumeFrom = ConsumeFrom.FIRST  # only where the group has never committed
-    request_timeout_ms: int = _option(3_000, 1, 600_000)  # each call to a broker
-    pull_count_max: int = _option(1024, 1, 4096)  # messages asked for in one pull
-    pull_bytes_max: int = _option(_MIB, 1024, 4 * _MIB)  # record bytes asked for in one pull
-    # Wait after the first pull that found nothing; doubles.
-    poll_backoff_ms: int = _option(100, 1, 600_000)
-    poll_backoff_max_ms: int = _option(1_000, 1, 600_000)
-    # Wait after a refused call; doubles, with full jitter.
-    retry_backoff_ms: int = _option(100, 1, 600_000)
-    retry_backoff_max_ms: int = _option(3_000, 1, 600_000)
+    consume_from: ConsumeFrom = field(
+        default=ConsumeFrom.FIRST,
+        metadata=_about(
+            "Where a group begins in a queue in which it has never committed.", "consumeFromWhere"
+        ),
+    )
+    request_timeout_ms: int = _option(
+        3_000, 1, 600_000, "Each call to a broker, the first route included."
+    )
+    pull_count_max: int = _option(1024, 1, 4096, "Messages asked for in one pull.", "pullBatchSize")
+    pull_bytes_max: int = _option(
+        _MIB,
+        1024,
+        4 * _MIB,
+        "Record bytes asked for in one pull; the first message comes whatever its size.",
+    )
+    poll_backoff_ms: int = _option(
+        100, 1, 600_000, "Wait after the first empty pull where no pull-hold answers; doubles."
+    )
+    poll_backoff_max_ms: int = _option(1_000, 1, 600_000, "Longest wait after an empty pull.")
+    retry_backoff_ms: int = _option(
+        100, 1, 600_000, "First wait after a refused call; doubles, with full jitter."
+    )
+    retry_backoff_max_ms: int = _option(3_000, 1, 600_000, "Longest wait after a refused call.")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -114,25 +162,78 @@ class ConsumerOptions:
 class PushConsumerOptions(ConsumerOptions):
     """Options of :class:`cometmq.client.PushConsumer`."""
 
-    client_id: str = field(default_factory=new_client_id)  # unique within the group
-    concurrency: int = _option(20, 1, 10_000)  # listener calls at a time
-    # Messages given to the listener at once, at most; one queue's.
-    batch_count: int = _option(1, 1, 4096)
-    hold_ms: int = _option(15_000, 1, 60_000)  # how long a pullhold holds a pull that found nothing
-    commit_interval_ms: int = _option(5_000, 1, 3_600_000)
-    # Unfinished messages a queue; then its pulls wait.
-    queue_count_max: int = _option(1_000, 1, 1_000_000)
-    queue_bytes_max: int = _option(100 * _MIB, 1024, 16 * 1024 * _MIB)  # the same in record bytes
-    # Offsets between lowest unfinished and next message.
-    queue_span_max: int = _option(2_000, 1, 10_000_000)
-    # Wait after LATER or an exception; doubles.
-    redeliver_backoff_ms: int = _option(1_000, 1, 3_600_000)
-    redeliver_backoff_max_ms: int = _option(30_000, 1, 3_600_000)
-    rebalance_delay_ms: int = _option(200, 0, 60_000)  # changes within this time make one rebalance
-    # The safety check without any change.
-    rebalance_interval_ms: int = _option(20_000, 1, 3_600_000)
-    # Revoke and close: wait for running listener calls.
-    drain_timeout_ms: int = _option(10_000, 0, 3_600_000)
+    client_id: str = field(
+        default_factory=new_client_id,
+        metadata=_about("Unique within the group; default host@pid@random.", "clientId"),
+    )
+    concurrency: int = _option(
+        20, 1, 10_000, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
+    )
+    batch_count: int = _option(
+        1,
+        1,
+        4096,
+        "Messages of one queue in a listener call, at most.",
+        "consumeMessageBatchMaxSize",
+    )
+    hold_ms: int = _option(
+        15_000,
+        1,
+        60_000,
+        "Longest time that a pull-hold keeps a pull; it answers after 50 to 100 % of it.",
+        "brokerSuspendMaxTimeMillis",
+    )
+    commit_interval_ms: int = _option(
+        5_000,
+        1,
+        3_600_000,
+        "Time between commits.",
+        "autoCommitIntervalMillis, persistConsumerOffsetInterval",
+    )
+    queue_count_max: int = _option(
+        1_000,
+        1,
+        1_000_000,
+        "Unfinished messages of a queue; above it the queue is not pulled.",
+        "pullThresholdForQueue",
+    )
+    queue_bytes_max: int = _option(
+        100 * _MIB,
+        1024,
+        16 * 1024 * _MIB,
+        "Record bytes of the unfinished messages of a queue; above it the queue is not pulled.",
+        "pullThresholdSizeForQueue",
+    )
+    queue_span_max: int = _option(
+        2_000,
+        1,
+        10_000_000,
+        "Offsets from the lowest unfinished message to the next pull.",
+        "consumeConcurrentlyMaxSpan",
+    )
+    redeliver_backoff_ms: int = _option(
+        1_000, 1, 3_600_000, "Wait after LATER or an exception; doubles."
+    )
+    redeliver_backoff_max_ms: int = _option(
+        30_000, 1, 3_600_000, "Longest wait before a redelivery."
+    )
+    rebalance_delay_ms: int = _option(
+        200, 0, 60_000, "Changes of the group within this time cause one rebalance."
+    )
+    rebalance_interval_ms: int = _option(
+        20_000,
+        1,
+        3_600_000,
+        "Time between rebalances without any change.",
+        "rocketmq.client.rebalance.waitInterval",
+    )
+    drain_timeout_ms: int = _option(
+        10_000,
+        0,
+        3_600_000,
+        "How long running listener calls may take when a queue is revoked or the consumer closes.",
+        "awaitTerminationMillisWhenShutdown",
+    )
 
     def __post_init__(self) -> None:
         _check(self)

@@ -42,52 +42,83 @@ class MemberConfig(ServiceConfig):
     """All options of a member."""
 
     broker_group: str = field(
-        default="broker-a", metadata=about("Name of the broker group (RocketMQ's broker name).")
+        default="broker-a",
+        metadata=about("Name of the broker group (RocketMQ's broker name).", rocketmq="brokerName"),
     )
-    cluster: str = field(default="DefaultCluster", metadata=about("Name of the cluster."))
+    cluster: str = field(
+        default="DefaultCluster",
+        metadata=about("Name of the cluster.", rocketmq="brokerClusterName"),
+    )
     member_id: int = field(
         default=0,
-        metadata=about("Number of this member within its group.", minimum=0, maximum=1_000),
+        metadata=about(
+            "Number of this member within its group.", minimum=0, maximum=1_000, rocketmq="brokerId"
+        ),
     )
     namesrv: tuple[str, ...] = field(
-        default=(), metadata=about("Name servers, host:port;host:port. None: nobody is told of us.")
+        default=(),
+        metadata=about(
+            "Name servers, host:port;host:port. None: the member registers nowhere.",
+            rocketmq="namesrvAddr",
+        ),
     )
     store_path: Path = field(
-        default=Path("store"), metadata=about("Folder of the store; made when it is missing.")
+        default=Path("store"),
+        metadata=about(
+            "Folder of the store. The member makes a missing one.", rocketmq="storePathRootDir"
+        ),
     )
     port: int = field(
         default=10911,
-        metadata=about("Port for clients; 0 = any free one.", minimum=0, maximum=65_535),
+        metadata=about(
+            "Port for clients; 0 = any free one.", minimum=0, maximum=65_535, rocketmq="listenPort"
+        ),
     )
     internal_port: int = field(
         default=10912,
-        metadata=about("Port for administration; 0 = any free one.", minimum=0, maximum=65_535),
+        metadata=about(
+            "Port for replication and administration; 0 = any free one.", minimum=0, maximum=65_535
+        ),
     )
     advertised_host: str = field(
-        default="", metadata=about("Host that clients are told; empty = listen_host.")
+        default="",
+        metadata=about("Host that clients connect to; empty = listen_host.", rocketmq="brokerIP1"),
     )
     internal_secret_file: Path | None = field(
         default=None,
         metadata=about(
-            "File with the cluster's secret, of several one a line: who calls the internal port has"
-            " to prove that it knows one, and so have the processes that are called from here."
-            " None: anybody is served."
+            "File with the cluster's secret, of several one a line. Callers of the "
+            "internal port must prove that they know one; this process proves it to the "
+            "processes it calls. None: the internal port serves every caller."
         ),
     )
 
     # --- topics and groups ---
     auto_create_topic_enable: bool = field(
-        default=False, metadata=about("Create a topic at the first message sent to it.")
+        default=False,
+        metadata=about(
+            "Create a topic at the first message sent to it.", rocketmq="autoCreateTopicEnable"
+        ),
     )
     auto_create_subscription_group: bool = field(
-        default=True, metadata=about("Create a consumer group when its first member joins.")
+        default=True,
+        metadata=about(
+            "Create a consumer group when its first member joins.",
+            rocketmq="autoCreateSubscriptionGroup",
+        ),
     )
     default_topic_queue_nums: int = field(
         default=8,
-        metadata=about("Queues of a new topic.", minimum=1, maximum=QUEUES_PER_TOPIC_MAX),
+        metadata=about(
+            "Queues of a new topic.",
+            minimum=1,
+            maximum=QUEUES_PER_TOPIC_MAX,
+            rocketmq="defaultTopicQueueNums",
+        ),
     )
     flush_disk_type: FlushDiskType = field(
-        default=FlushDiskType.ASYNC_FLUSH, metadata=about("Flush mode of new topics.")
+        default=FlushDiskType.ASYNC_FLUSH,
+        metadata=about("Flush mode of new topics.", rocketmq="flushDiskType"),
     )
     topics_max: int = field(
         default=10_000, metadata=about("Topics on this member.", minimum=1, maximum=100_000)
@@ -99,7 +130,7 @@ class MemberConfig(ServiceConfig):
     group_creations_per_peer_max: int = field(
         default=500,
         metadata=about(
-            "Consumer groups that one address may make at once, by joining or committing.",
+            "Consumer groups that one address may create at once, by joining or committing.",
             minimum=1,
             maximum=100_000,
         ),
@@ -107,7 +138,7 @@ class MemberConfig(ServiceConfig):
     group_creation_interval_s: float = field(
         default=5.0,
         metadata=about(
-            "Time after which an address that has made that many may make one more.",
+            "Time after which an address at that limit may create one more group.",
             unit="s",
             minimum=0.001,
             maximum=86_400,
@@ -116,7 +147,7 @@ class MemberConfig(ServiceConfig):
     topic_creations_per_peer_max: int = field(
         default=500,
         metadata=about(
-            "Topics that one address may make at once by sending to them.",
+            "Topics that one address may create at once by sending to them.",
             minimum=1,
             maximum=100_000,
         ),
@@ -124,7 +155,7 @@ class MemberConfig(ServiceConfig):
     topic_creation_interval_s: float = field(
         default=5.0,
         metadata=about(
-            "Time after which an address that has made that many may make one more.",
+            "Time after which an address at that limit may create one more topic.",
             unit="s",
             minimum=0.001,
             maximum=86_400,
@@ -142,13 +173,19 @@ class MemberConfig(ServiceConfig):
     # --- sending ---
     max_message_size: int = field(
         default=MESSAGE_BODY_BYTES_MAX,
-        metadata=about("Largest body.", unit="bytes", minimum=1, maximum=MESSAGE_BODY_BYTES_MAX),
+        metadata=about(
+            "Largest body.",
+            unit="bytes",
+            minimum=1,
+            maximum=MESSAGE_BODY_BYTES_MAX,
+            rocketmq="maxMessageSize",
+        ),
     )
     send_in_flight_bytes_max: int = field(
         default=64 * MIB,
         metadata=about(
-            "Bytes of all batches that wait for copies, and of all others that wait for their "
-            "acknowledgement; above it FLOW_CONTROL.",
+            "Bytes of the batches that wait for replication, and separately of those that"
+            " wait for the disk; above it FLOW_CONTROL.",
             unit="bytes",
             minimum=MIB,
         ),
@@ -159,6 +196,7 @@ class MemberConfig(ServiceConfig):
             "Time after which a batch that waits for the disk is answered FLUSH_DISK_TIMEOUT.",
             unit="ms",
             minimum=1,
+            rocketmq="syncFlushTimeout",
         ),
     )
 
@@ -166,45 +204,64 @@ class MemberConfig(ServiceConfig):
     catch_up_bytes_per_s: int = field(
         default=64 * MIB,
         metadata=about(
-            "While producers send, consumers far behind together get this much, or twice what "
-            "comes in when that is more. 0: as much as they can take.",
+            "While producers send, consumers far behind together read at this rate, or at"
+            " twice the incoming rate if that is more. 0: no limit.",
             unit="bytes",
+            minimum=0,
         ),
     )
     slave_read_enable: bool = field(
         default=False,
         metadata=about(
-            "Send consumers that are far behind to a follower, as their group's settings say. (A "
-            "follower answers whoever comes, also without it.)"
+            "The writer sends consumers that are far behind to a follower, as their "
+            "group's settings say. A follower answers pulls with or without it.",
+            rocketmq="slaveReadEnable",
         ),
     )
     access_message_in_memory_max_ratio: float = field(
         default=40.0,
         metadata=about(
-            "Far behind is more of the log than this part of the memory.",
+            "A consumer is far behind when it lags by more than this part of the memory.",
             unit="%",
             minimum=0,
             maximum=100,
+            rocketmq="accessMessageInMemoryMaxRatio",
         ),
     )
 
     # --- store ---
     mapped_file_size_commit_log: int = field(
         default=1024 * MIB,
-        metadata=about("Size of a commit log file.", unit="bytes", minimum=64 * 1024),
+        metadata=about(
+            "Size of a commit log file.",
+            unit="bytes",
+            minimum=64 * 1024,
+            rocketmq="mappedFileSizeCommitLog",
+        ),
     )
     mapped_file_size_consume_queue: int = field(
         default=6_000_000,
-        metadata=about("Size of a consume queue file, a multiple of 20.", unit="bytes", minimum=20),
+        metadata=about(
+            "Size of a consume queue file, a multiple of 20.",
+            unit="bytes",
+            minimum=20,
+            rocketmq="mappedFileSizeConsumeQueue",
+        ),
     )
     message_index_enable: bool = field(
         default=True,
-        metadata=about("Keep the key index, by which messages are found by key and unique id."),
+        metadata=about(
+            "Keep the key index, by which messages are found by key and unique id.",
+            rocketmq="messageIndexEnable",
+        ),
     )
     max_hash_slot_num: int = field(
         default=5_000_000,
         metadata=about(
-            "Hash slots of an index file, 4 bytes each.", minimum=1, maximum=2_147_483_647
+            "Hash slots of an index file, 4 bytes each.",
+            minimum=1,
+            maximum=2_147_483_647,
+            rocketmq="maxHashSlotNum",
         ),
     )
     max_index_num: int = field(
@@ -213,130 +270,205 @@ class MemberConfig(ServiceConfig):
             "Entries of an index file, 20 bytes each; the first is never used.",
             minimum=2,
             maximum=2_147_483_647,
+            rocketmq="maxIndexNum",
         ),
     )
     open_files_max: int = field(
         default=4_096, metadata=about("Store files held open at a time.", minimum=16)
     )
     flush_interval_commit_log: int = field(
-        default=500, metadata=about("Time between syncs of the log.", unit="ms", minimum=1)
+        default=500,
+        metadata=about(
+            "Time between syncs of the log.",
+            unit="ms",
+            minimum=1,
+            rocketmq="flushIntervalCommitLog",
+        ),
     )
     flush_commit_log_least_pages: int = field(
         default=4,
-        metadata=about("Pages (4 KiB) that make an interval sync worth while.", minimum=0),
+        metadata=about(
+            "Pages (4 KiB) that an interval sync waits for.",
+            minimum=0,
+            rocketmq="flushCommitLogLeastPages",
+        ),
     )
     flush_commit_log_thorough_interval: int = field(
         default=10_000,
-        metadata=about("Time after which fewer pages are synced too.", unit="ms", minimum=1),
+        metadata=about(
+            "Time after which the log is synced even with fewer pages.",
+            unit="ms",
+            minimum=1,
+            rocketmq="flushCommitLogThoroughInterval",
+        ),
     )
     transient_store_pool_enable: bool = field(
         default=False,
         metadata=about(
-            "Keep what is appended in private memory and write it later. Faster for many small "
-            "batches; what waits there is lost when the process dies, acknowledged or not."
+            "Keep appends in private memory and write them later. Faster for many small "
+            "batches; what waits there is lost when the process dies, acknowledged or "
+            "not.",
+            rocketmq="transientStorePoolEnable",
         ),
     )
     transient_store_pool_bytes_max: int = field(
         default=64 * MIB,
-        metadata=about("What may wait there; more is written at once.", unit="bytes", minimum=MIB),
+        metadata=about(
+            "Size of the transient store pool; the member writes what exceeds it at once.",
+            unit="bytes",
+            minimum=MIB,
+            rocketmq="transientStorePoolSize (in buffers)",
+        ),
     )
     commit_interval_commit_log: int = field(
         default=200,
-        metadata=about("Time after which it is written.", unit="ms", minimum=1, maximum=10_000),
+        metadata=about(
+            "Longest time that an append stays in the transient store pool.",
+            unit="ms",
+            minimum=1,
+            maximum=10_000,
+            rocketmq="commitIntervalCommitLog",
+        ),
     )
     flush_interval_consume_queue: int = field(
-        default=1_000, metadata=about("Time between syncs of the queues.", unit="ms", minimum=10)
+        default=1_000,
+        metadata=about(
+            "Time between syncs of the queues.",
+            unit="ms",
+            minimum=10,
+            rocketmq="flushIntervalConsumeQueue",
+        ),
     )
     flush_consumer_offset_interval: int = field(
         default=5_000,
         metadata=about(
-            "Time between exports of config/*.json, when changed.", unit="ms", minimum=100
+            "Time between exports of config/*.json, if they changed.",
+            unit="ms",
+            minimum=100,
+            rocketmq="flushConsumerOffsetInterval",
         ),
     )
     offset_record_interval_s: float = field(
         default=1.0,
         metadata=about(
-            "Time between looks whether a full copy of the state is due, and attempts to write "
-            "commits that a full disk did not take.",
+            "Time between checks whether a state snapshot is due, and between attempts to"
+            " write commits that a full disk refused.",
             unit="s",
             minimum=0.01,
         ),
     )
     state_copy_interval_bytes: int = field(
         default=1024 * MIB,
-        metadata=about(
-            "Log written between two full copies of the state.", unit="bytes", minimum=MIB
-        ),
+        metadata=about("Log bytes between two state snapshots.", unit="bytes", minimum=MIB),
     )
 
     # --- retention ---
     file_reserved_time: int = field(
         default=72,
-        metadata=about("How long messages are kept.", unit="h", minimum=1, maximum=1_000_000),
+        metadata=about(
+            "How long messages are kept.",
+            unit="h",
+            minimum=1,
+            maximum=1_000_000,
+            rocketmq="fileReservedTime",
+        ),
     )
     delete_when: tuple[str, ...] = field(
         default=("04",),
         metadata=about(
-            "Hours of the local day at which expired log files go, e.g. 02;14. A disk that fills "
-            "does not wait for them."
+            "Hours of the local day at which expired log files are removed, e.g. 02;14. A"
+            " filling disk does not wait for them.",
+            rocketmq="deleteWhen",
         ),
     )
     disk_max_used_space_ratio: float = field(
         default=75.0,
         metadata=about(
-            "Above it expired log files go at any hour.", unit="%", minimum=1, maximum=99
+            "Above it expired log files are removed at any hour.",
+            unit="%",
+            minimum=1,
+            maximum=99,
+            rocketmq="diskMaxUsedSpaceRatio",
         ),
     )
     disk_space_clean_forcibly_ratio: float = field(
         default=85.0,
         metadata=about(
-            "Above it the oldest log files go, expired or not.", unit="%", minimum=1, maximum=99
+            "Above it the oldest log files are removed, expired or not.",
+            unit="%",
+            minimum=1,
+            maximum=99,
+            rocketmq="diskSpaceCleanForciblyRatio",
         ),
     )
     disk_space_warning_level_ratio: float = field(
         default=90.0,
         metadata=about(
-            "Above it sends are refused, until there is room again.",
+            "Above it the writer refuses sends until there is room again.",
             unit="%",
             minimum=2,
             maximum=99,
+            rocketmq="diskSpaceWarningLevelRatio",
         ),
     )
     store_quota_bytes: int = field(
         default=0,
         metadata=about(
-            "Room of the store on a volume that it shares: the ratios above count of it too. "
-            "0: the whole volume.",
+            "Size of the store on a shared volume; the ratios above then also count of "
+            "it. 0: the whole volume.",
             unit="bytes",
             minimum=0,
         ),
     )
     clean_resource_interval: int = field(
-        default=10_000, metadata=about("Time between two looks.", unit="ms", minimum=10)
+        default=10_000,
+        metadata=about(
+            "Time between two checks for log files to remove.",
+            unit="ms",
+            minimum=10,
+            rocketmq="cleanResourceInterval",
+        ),
     )
     delete_file_batch_max: int = field(
-        default=10, metadata=about("Log files that go at one look.", minimum=1, maximum=1_000)
+        default=10,
+        metadata=about(
+            "Log files removed in one check.",
+            minimum=1,
+            maximum=1_000,
+            rocketmq="deleteFileBatchMax",
+        ),
     )
     delete_commit_log_files_interval: int = field(
-        default=100, metadata=about("Time between two log files that go.", unit="ms", minimum=0)
+        default=100,
+        metadata=about(
+            "Time between the removals of two log files.",
+            unit="ms",
+            minimum=0,
+            rocketmq="deleteCommitLogFilesInterval",
+        ),
     )
     destroy_mapped_file_interval_forcibly: int = field(
         default=120_000,
-        metadata=about("How long a log file that is read may stay for that.", unit="ms", minimum=0),
+        metadata=about(
+            "How long a reader may keep a log file from its removal.",
+            unit="ms",
+            minimum=0,
+            rocketmq="destroyMapedFileIntervalForcibly",
+        ),
     )
 
     # --- role ---
     lease: str = field(
         default="",
         metadata=about(
-            "Who writes: file:///path or kubernetes://namespace/name, the same for all members of "
-            "the group. Empty: this member, always."
+            "Where the group's lease is: file:///path or kubernetes://namespace/name, the"
+            " same for all members. Empty: this member always writes."
         ),
     )
     lease_duration_s: float = field(
         default=6.0,
         metadata=about(
-            "How long a lease that nobody renews is waited for before another member takes it.",
+            "How long a lease must go without renewal before another member may take it.",
             unit="s",
             minimum=0.1,
         ),
@@ -346,73 +478,81 @@ class MemberConfig(ServiceConfig):
     )
     lease_poll_s: float = field(
         default=0.5,
-        metadata=about("Time between looks of a follower at the lease.", unit="s", minimum=0.02),
+        metadata=about("Time between a follower's reads of the lease.", unit="s", minimum=0.02),
     )
     hand_over_at_stop: bool = field(
         default=True,
         metadata=about(
-            "A writer that is told to stop (SIGTERM) hands its role to a follower first, if one "
-            "has caught up."
+            "A writer that gets SIGTERM first hands its role to a follower that has caught up."
         ),
     )
     peers: tuple[str, ...] = field(
         default=(),
         metadata=about(
-            "All members of the group, id@host:internal_port;... They are asked before a lost "
-            "lease, or a group whose machines have all failed, goes on. None: an operator decides."
+            "All members of the group, id@host:internal_port;... They ask each other "
+            "before they go on after a lost lease, or after all machines failed. None: an"
+            " operator decides."
         ),
     )
 
     # --- replication ---
     replication_mode: ReplicationMode = field(
         default=ReplicationMode.ASYNC,
-        metadata=about("Which copies messages of new topics wait for."),
+        metadata=about(
+            "Replication mode of new topics: which copies an acknowledgement waits for.",
+            rocketmq="brokerRole",
+        ),
     )
     min_in_sync_replicas: int = field(
         default=1,
         metadata=about(
-            "Members, this one included, that must be in sync; with fewer, sends to topics that "
-            "wait for copies are refused.",
+            "Members, this one included, that must be in sync; with fewer, the writer "
+            "refuses sends to topics that wait for copies.",
             minimum=1,
             maximum=16,
+            rocketmq="minInSyncReplicas",
         ),
     )
     in_sync_lag_s_max: float = field(
         default=3.0,
         metadata=about(
-            "A follower that has not had everything for so long is waited for no more.",
+            "A follower that was not fully caught up for so long leaves the in-sync set.",
             unit="s",
             minimum=0.1,
+            rocketmq="haMaxTimeSlaveNotCatchup (ms)",
         ),
     )
     slave_timeout: int = field(
         default=3_000,
         metadata=about(
-            "Time after which a batch that waits for copies is answered FLUSH_SLAVE_TIMEOUT.",
+            "Time after which a batch that waits for replication is answered FLUSH_SLAVE_TIMEOUT.",
             unit="ms",
             minimum=1,
+            rocketmq="slaveTimeout",
         ),
     )
     promote_async: PromoteAsync = field(
         default=PromoteAsync.BOUNDED,
         metadata=about(
-            "Whether a follower may take over in a group none of whose topics waits for copies: "
-            "what it does not have yet is then lost."
+            "Whether a follower may take over in a group without topics that wait for "
+            "copies: messages that it lacks are then lost."
         ),
     )
     async_promote_lag_max: int = field(
         default=64 * MIB,
-        metadata=about("How far behind it may be.", unit="bytes", minimum=0),
+        metadata=about("How far behind such a follower may be.", unit="bytes", minimum=0),
     )
     async_promote_silence_max: float = field(
         default=5.0,
-        metadata=about("How long ago it may have been heard.", unit="s", minimum=0.1),
+        metadata=about(
+            "How long ago the writer may have heard from such a follower.", unit="s", minimum=0.1
+        ),
     )
     copy_bytes_per_s: int = field(
         default=64 * MIB,
         metadata=about(
-            "While producers send, followers far behind together get this much, or twice what "
-            "comes in when that is more. 0: as much as they can take.",
+            "While producers send, followers far behind together get this rate, or twice "
+            "the incoming rate if that is more. 0: no limit.",
             unit="bytes",
             minimum=0,
         ),
@@ -421,7 +561,13 @@ class MemberConfig(ServiceConfig):
     # --- process ---
     register_namesrv_period: int = field(
         default=30_000,
-        metadata=about("Time between registrations.", unit="ms", minimum=1_000, maximum=60_000),
+        metadata=about(
+            "Time between registrations.",
+            unit="ms",
+            minimum=1_000,
+            maximum=60_000,
+            rocketmq="registerNameServerPeriod",
+        ),
     )
     cpu_affinity: tuple[str, ...] = field(
         default=(), metadata=about("CPUs of this process, e.g. 0;1. None: the system decides.")

@@ -15,36 +15,47 @@ class NamesrvConfig(ServiceConfig):
 
     port: int = field(
         default=9876,
-        metadata=about("Port to listen on; 0 = any free one.", minimum=0, maximum=PORT_MAX),
+        metadata=about(
+            "Port to listen on; 0 = any free one.",
+            minimum=0,
+            maximum=PORT_MAX,
+            rocketmq="listenPort",
+        ),
     )
     internal_secret_file: Path | None = field(
         default=None,
         metadata=about(
-            "File with the cluster's secret, of several one a line: who registers, or changes"
-            " anything else here, has to prove that it knows one. None: anybody may."
+            "File with the cluster's secret, of several one a line. Callers that register"
+            " or change anything must prove that they know one. None: every caller may."
         ),
     )
     kv_config_path: Path = field(
         default=Path("~/.cometmq/namesrv/kvConfig.json"),
-        metadata=about("File of the key-value table; each name server has its own."),
+        metadata=about(
+            "File of the key-value table; each name server has its own.", rocketmq="kvConfigPath"
+        ),
     )
     member_silence_max_s: float = field(
         default=120.0,
         metadata=about(
-            "Silence after which a member is removed.", unit="s", minimum=1, maximum=3_600
+            "Silence after which a member leaves the routes.", unit="s", minimum=1, maximum=3_600
         ),
     )
     scan_interval_s: float = field(
         default=10.0,
         metadata=about(
-            "Time between searches for silent members.", unit="s", minimum=0.001, maximum=60
+            "Time between searches for silent members.",
+            unit="s",
+            minimum=0.001,
+            maximum=60,
+            rocketmq="scanNotActiveBrokerInterval (ms)",
         ),
     )
     members_max: int = field(
         default=10_000, metadata=about("Registered members.", minimum=1, maximum=1_000_000)
     )
     holds_max: int = field(
-        default=10_000, metadata=about("Registered pullholds.", minimum=1, maximum=100_000)
+        default=10_000, metadata=about("Registered pull-holds.", minimum=1, maximum=100_000)
     )
     topics_max: int = field(
         default=1_000_000,

@@ -15,20 +15,22 @@ class PullholdConfig(ServiceConfig):
 
     cluster: str = field(default="DefaultCluster", metadata=about("Name of the cluster."))
     namesrv: tuple[str, ...] = field(
-        default=("127.0.0.1:9876",), metadata=about("Name servers, host:port;host:port.")
+        default=("127.0.0.1:9876",),
+        metadata=about("Name servers, host:port;host:port.", rocketmq="namesrvAddr"),
     )
     port: int = field(
         default=10921,
         metadata=about("Port for clients; 0 = any free one.", minimum=0, maximum=PORT_MAX),
     )
     advertised_host: str = field(
-        default="", metadata=about("Host that clients are told; empty = listen_host.")
+        default="", metadata=about("Host that clients connect to; empty = listen_host.")
     )
     internal_secret_file: Path | None = field(
         default=None,
         metadata=about(
-            "File with the cluster's secret, of several one a line, which is proven to brokers and "
-            "name servers, and they to this process. None: they want no proof."
+            "File with the cluster's secret, of several one a line. This process and the "
+            "brokers and name servers it calls prove to each other that they know one. "
+            "None: they want no proof."
         ),
     )
     register_namesrv_period: int = field(
@@ -51,7 +53,7 @@ class PullholdConfig(ServiceConfig):
         metadata=about("Held pulls of one address, whatever its connections.", minimum=1),
     )
     streams_per_peer_max: int = field(
-        default=10_000, metadata=about("Calls of one address that hold pulls.", minimum=1)
+        default=10_000, metadata=about("Open calls with holds of one address.", minimum=1)
     )
     clients_max: int = field(
         default=20_000, metadata=about("Connections that hold pulls.", minimum=1)
@@ -61,24 +63,26 @@ class PullholdConfig(ServiceConfig):
         metadata=about("Broker groups whose queues are watched.", minimum=1, maximum=100_000),
     )
     pulls_per_broker_max: int = field(
-        default=8, metadata=about("Pulls at a broker at the same time.", minimum=1, maximum=4_096)
+        default=8, metadata=about("Concurrent pulls at one broker.", minimum=1, maximum=4_096)
     )
     unsent_bytes_per_stream_max: int = field(
         default=8 * MIB,
         metadata=about(
-            "Answers that a client has not taken; above it NOT_FOUND.", unit="bytes", minimum=1
+            "Answers that a client has not taken; above it a hold ends with NOT_FOUND.",
+            unit="bytes",
+            minimum=1,
         ),
     )
     unsent_bytes_max: int = field(
         default=256 * MIB,
-        metadata=about("The same of all clients together.", unit="bytes", minimum=1),
+        metadata=about("Untaken answers of all clients together.", unit="bytes", minimum=1),
     )
 
     # --- times ---
     safety_check_interval_s: float = field(
         default=5.0,
         metadata=about(
-            "Time between questions after the maxima of all queues.",
+            "Time between checks of all queues' ends, which find a lost arrival.",
             unit="s",
             minimum=0.05,
             maximum=3_600,

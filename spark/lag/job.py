@@ -34,21 +34,29 @@ KEEP_DAYS_MAX = 3650
 SHOWN_MAX = 200  # rows of a table in the summary; the Parquet files have all
 
 
-def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
+def new_parser() -> argparse.ArgumentParser:
+    """The options; docs/reference/options.md is made of them."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "python -m spark.lag.job", None, __doc__, formatter_class=plain
     )
-    parser.add_argument("--snapshots", type=Path, required=True, help="where the exports lie")
-    parser.add_argument("--results", type=Path, required=True, help="where the answers go")
-    parser.add_argument("--window", type=int, default=10, help="snapshots for the trend")
+    parser.add_argument("--snapshots", type=Path, required=True, help="folder of the exports")
+    parser.add_argument("--results", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--window", type=int, default=10, help="snapshots that make the trend")
     parser.add_argument(
         "--keep-days",
         type=float,
-        help="remove runs and snapshots that are older (all are kept without it)",
+        help=f"remove older runs and snapshots, at most {KEEP_DAYS_MAX} (without it: keep all)",
     )
     parser.add_argument("--master", default="local[*]", help="Spark master")
-    parser.add_argument("--output", choices=["table", "json"], default="table")
+    parser.add_argument(
+        "--output", choices=["table", "json"], default="table", help="form of the report"
+    )
+    return parser
+
+
+def arguments_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = new_parser()
     arguments = parser.parse_args(argv)
     if arguments.window < 1:
         parser.error("--window must be 1 or more")

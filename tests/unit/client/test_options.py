@@ -11,18 +11,20 @@ from cometmq.errors import ConfigInvalid
 
 ALL = (ProducerOptions, PullConsumerOptions, PushConsumerOptions)
 LIMITED = [
-    (kind, option.name, dict(option.metadata))
+    (kind, option.name, option.metadata["limits"])
     for kind in ALL
     for option in fields(kind)
-    if "min" in option.metadata
+    if option.metadata["limits"]
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "limits"), LIMITED)
-def test_each_number_has_a_range_that_is_kept(kind: Any, name: str, limits: dict[str, int]) -> None:
-    for good in (limits["min"], limits["max"]):
+def test_each_number_has_a_range_that_is_kept(
+    kind: Any, name: str, limits: tuple[int, int]
+) -> None:
+    for good in limits:
         assert getattr(kind(**{name: good}), name) == good
-    for bad in (limits["min"] - 1, limits["max"] + 1, 1.5, "1", None, True):
+    for bad in (limits[0] - 1, limits[1] + 1, 1.5, "1", None, True):
         with pytest.raises(ConfigInvalid, match=name):
             kind(**{name: bad})
 
