@@ -56,7 +56,7 @@ class Groups:
         return self._folder / self.member(member_id, group).name / "log.txt"
 
     def in_sync(self, group: str = "g1") -> set[int]:
-        return {seat.member_id for seat in self.lease(group).in_sync}
+        return {replica_id.member_id for replica_id in self.lease(group).in_sync}
 
     def log_end(self, member_id: int, group: str = "g1") -> int:
         """The end of its log on its disk; 0 when it does not answer."""
@@ -66,7 +66,9 @@ class Groups:
         with grpc.insecure_channel(process.internal_address) as channel:
             stub = member_pb2_grpc.MemberServiceStub(channel)
             try:
-                answer = stub.Standing(member_pb2.StandingRequest(), timeout=ANSWER_S_MAX)
+                answer = stub.DescribeReplica(
+                    member_pb2.DescribeReplicaRequest(), timeout=ANSWER_S_MAX
+                )
             except grpc.RpcError:
                 return 0
         return answer.log_end_offset

@@ -91,8 +91,8 @@ async def find(namesrv: str, topic: str, stack: AsyncExitStack) -> Place:
     group, writer = writable[0]  # a real producer takes turns
     # Those of another cluster need not know this broker. Several: take any, and the next after an
     # error. None: poll.
-    holds_request = namesrv_pb2.ListHoldsRequest(cluster=writer.cluster)
-    addresses = (await names.ListHolds(holds_request, timeout=TIMEOUT_S)).addresses
+    holds_request = namesrv_pb2.ListPullholdsRequest(cluster=writer.cluster)
+    addresses = (await names.ListPullholds(holds_request, timeout=TIMEOUT_S)).addresses
     print(f"route: writer {writer.address}, pullholds {[*addresses]}")
     return Place(
         topic,

@@ -184,10 +184,10 @@ async def _compare(
 
 async def _log_of(
     connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.StandingResponse:
+) -> member_pb2.DescribeReplicaResponse:
     """Where its log begins and ends, and which members it knows."""
-    request = member_pb2.StandingRequest()
-    return await call(member.internal_address, connection.member(member).Standing, request)
+    request = member_pb2.DescribeReplicaRequest()
+    return await call(member.internal_address, connection.member(member).DescribeReplica, request)
 
 
 async def _checksum(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cometmq.admin import brokers, reigns
+from cometmq.admin import brokers, group_status
 from cometmq.admin.commandline import Group, cluster_command
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import (
@@ -55,7 +55,7 @@ async def broker_elect(
     Waits until the lease counts as abandoned. What MEMBER does not have is lost to consumers;
     whoever has it keeps it in a file when it comes back.
     """
-    return await reigns.elect(connection, name, member_id, force=force)
+    return await group_status.elect(connection, name, member_id, force=force)
 
 
 @cluster_command(broker_group, "checksum", brokers.doubt)

@@ -19,11 +19,11 @@ import click
 from cometmq.admin import (
     brokers_cli,
     finding_cli,
+    group_status,
     local,
     messages,
     offsets_cli,
     ops,
-    reigns,
     render,
     store_cli,
 )
@@ -194,7 +194,7 @@ def cluster_group() -> None:
 @cluster_command(cluster_group, "status")
 async def cluster_status(connection: Connection) -> list[GroupStatusView]:
     """Every broker group at a glance: who writes, who is in sync, who may take over."""
-    return await reigns.describe(connection)
+    return await group_status.describe(connection)
 
 
 @cluster_command(cluster_group, "members", has_more=True)

@@ -89,7 +89,7 @@ class Connection:
                 return answer
         raise PeerUnavailable(f"no name server answers: {', '.join(silent)}")
 
-    async def members(self) -> list[namesrv_pb2.MemberStatus]:
+    async def members(self) -> list[namesrv_pb2.RegisteredMember]:
         """Every registered member, in the name server's order."""
         request = namesrv_pb2.DescribeClusterRequest()
         answer = await self.ask_namesrv(lambda stub: stub.DescribeCluster, request)

@@ -204,8 +204,8 @@ async def up(
         # What has failed is not what the next `up` goes by: not its options, nor that it has no
         # ports yet, or had not begun.
         failed = {process.name: process for process in (status(directory) or before).processes}
-        told = {name: process for name, process in failed.items() if process.address}
-        kept = replace(before, processes=tuple({**failed, **had, **told}.values()))
+        observed = {name: process for name, process in failed.items() if process.address}
+        kept = replace(before, processes=tuple({**failed, **had, **observed}.values()))
         # Nor its shape, unless brokers that only it has made stores before it failed.
         strangers = _with_data(directory) - set(_names(before.shape))
         _save(replace(kept, shape=shape) if strangers else kept)

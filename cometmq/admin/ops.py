@@ -68,11 +68,11 @@ async def describe_cluster(connection: Connection) -> list[MemberView]:
 
 
 def _view_of(
-    status: namesrv_pb2.MemberStatus,
+    status: namesrv_pb2.RegisteredMember,
     answer: broker_pb2.DescribeBrokerResponse | CometError | None,
 ) -> MemberView:
     member = status.member
-    told = answer if isinstance(answer, broker_pb2.DescribeBrokerResponse) else None
+    observed = answer if isinstance(answer, broker_pb2.DescribeBrokerResponse) else None
     return MemberView(
         cluster=member.cluster,
         broker_group=member.broker_group,
@@ -83,15 +83,15 @@ def _view_of(
         epoch=member.epoch,
         topic_count=status.topic_count,
         last_heard_ms=status.last_heard_ms,
-        reachable=told is not None,
+        reachable=observed is not None,
         error=answer.name() if isinstance(answer, CometError) else None,
-        version=told.version if told else None,
-        store_id=told.store_id if told else None,
-        started_ms=told.started_ms if told else None,
-        log_min_offset=told.log_min_offset if told else None,
-        log_appended_offset=told.log_appended_offset if told else None,
-        log_flushed_offset=told.log_flushed_offset if told else None,
-        refusal=told.refusal if told else None,
+        version=observed.version if observed else None,
+        store_id=observed.store_id if observed else None,
+        started_ms=observed.started_ms if observed else None,
+        log_min_offset=observed.log_min_offset if observed else None,
+        log_appended_offset=observed.log_appended_offset if observed else None,
+        log_flushed_offset=observed.log_flushed_offset if observed else None,
+        refusal=observed.refusal if observed else None,
     )
 
 
@@ -295,16 +295,16 @@ async def list_groups(connection: Connection, *, idle_ms: int = 0) -> list[Group
 
 
 def _group_view(name: str, answers: Mapping[str, broker_pb2.ListGroupsResponse]) -> GroupView:
-    told = [one for answer in answers.values() for one in answer.summaries if one.group == name]
+    observed = [one for answer in answers.values() for one in answer.summaries if one.group == name]
     where = [group for group, answer in answers.items() if name in answer.groups]
-    if not told:
+    if not observed:
         return GroupView(name, where)
     return GroupView(
         name,
         where,
-        member_count=max(one.member_count for one in told),
-        queue_count=sum(one.queue_count for one in told),
-        idle_ms=min(one.idle_ms for one in told),
+        member_count=max(one.member_count for one in observed),
+        queue_count=sum(one.queue_count for one in observed),
+        idle_ms=min(one.idle_ms for one in observed),
     )
 
 

@@ -132,11 +132,11 @@ def _folder(directory: str) -> str:
 
 def export_lines(view: views.LocalView) -> list[str]:
     """What a shell is told, so that clients and commands find the cluster."""
-    told = {
+    observed = {
         "COMETMQ_NAMESRV": view.namesrv,
         "COMETMQ_INTERNAL_SECRET_FILE": view.internal_secret_file,
     }
-    return [f"export {name}='{value}'" for name, value in told.items() if value]
+    return [f"export {name}='{value}'" for name, value in observed.items() if value]
 
 
 def _show_progress(view: views.GroupProgressView) -> None:
@@ -267,10 +267,10 @@ def _width(stream: TextIO) -> int | None:
     """Columns of the terminal. None: there is none, or it does not say; then nothing is wrapped."""
     if not stream.isatty():
         return None
-    told = os.environ.get("COLUMNS", "")
+    observed = os.environ.get("COLUMNS", "")
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-        return int(told) if told.isdecimal() and int(told) else columns or None
+        return int(observed) if observed.isdecimal() and int(observed) else columns or None
     except (OSError, ValueError):
         return None
 

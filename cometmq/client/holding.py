@@ -207,11 +207,11 @@ class Holding:
 
     async def _list(self) -> list[str]:
         """As the first name server says that knows any."""
-        request = namesrv_pb2.ListHoldsRequest(cluster=self._cluster())
+        request = namesrv_pb2.ListPullholdsRequest(cluster=self._cluster())
         for address in await self._connections.namesrv_addresses():
             stub = self._connections.name_server(address)
             try:
-                response = await ask(stub.ListHolds, request, CALL_TIMEOUT_S)
+                response = await ask(stub.ListPullholds, request, CALL_TIMEOUT_S)
             except CometError as error:
                 _log.info("no list of pullholds", extra=fields(address=address, error=error))
                 continue

@@ -86,8 +86,8 @@ class ArrivalsServicer:
         if request.add:
             self._arrivals.add(watch, map(_key, request.add))
             self._hurry()
-        self._arrivals.want(watch, map(_key, request.want))
-        for one in request.delivered:
+        self._arrivals.want(watch, map(_key, request.inline_wanted))
+        for one in request.inline_deliveries:
             _check_delivered(one)
             self._counts.delivered(one.topic, one.group, one.message_count, one.record_bytes)
 
@@ -120,11 +120,11 @@ class ArrivalsServicer:
         self._gate.check()
 
 
-def _check_delivered(one: member_pb2.Delivered) -> None:
+def _check_delivered(one: member_pb2.InlineDelivery) -> None:
     # A counter that an absurd number went into tells nothing any more.
     if one.message_count > DELIVERED_MAX or one.record_bytes > DELIVERED_BYTES_MAX:
         raise InvalidRequest(
-            f"delivered: more than {DELIVERED_MAX} messages or {DELIVERED_BYTES_MAX} bytes at once"
+            f"inline_deliveries: at most {DELIVERED_MAX} messages and {DELIVERED_BYTES_MAX} bytes"
         )
 
 
@@ -145,8 +145,8 @@ def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
     return proto
 
 
-def _news_proto(news: News) -> member_pb2.NewMessages:
-    return member_pb2.NewMessages(
+def _news_proto(news: News) -> member_pb2.InlineMessages:
+    return member_pb2.InlineMessages(
         first_offset=news.first_offset,
         min_offset=news.min_offset,
         records=news.records,

@@ -31,9 +31,9 @@ from cometmq.messaging.topics import is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import (
     STRICTEST,
-    CopyWatermarks,
     DurabilityClass,
-    Marks,
+    FollowerWatermarks,
+    HighWatermarks,
     ReadableMaxima,
 )
 from cometmq.store.base import BaseStore
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 INLINE_BYTES_MAX = 32 * 1024
 
 
-class CopyStorage(BaseStorage):
+class FollowerStorage(BaseStorage):
     """The store of a member that follows. ``on_drop`` hears the name of a topic that is deleted."""
 
     store: FollowerStore
@@ -54,7 +54,7 @@ class CopyStorage(BaseStorage):
     def __init__(
         self,
         store: FollowerStore,
-        state: StateCopy,
+        state: FollowerState,
         policy: FlushPolicy,
         clock: Clock,
         on_flush_s: Callable[[float], None] = lambda _seconds: None,
@@ -64,7 +64,7 @@ class CopyStorage(BaseStorage):
         super().__init__(store, _unseen(store), policy, clock, on_flush_s)
         self._on_drop = on_drop
         self._on_drop_group = on_drop_group
-        self.watermarks = CopyWatermarks(store.appended_offset, store.flushed_offset)
+        self.watermarks = FollowerWatermarks(store.appended_offset, store.flushed_offset)
         self._state = state
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
@@ -90,7 +90,7 @@ class CopyStorage(BaseStorage):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.store.append, offset, data, collected)
 
-    def told(self, visible: Marks, flush_to: int) -> None:
+    def told(self, visible: HighWatermarks, flush_to: int) -> None:
         """The writer has told what consumers may see, and up to where it waits for our disk."""
         self.watermarks.told(visible)
         self._flusher.demand(min(flush_to, self.store.appended_offset))
@@ -146,7 +146,7 @@ class _Collected(QueueChanges):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[Callable[[CopyStorage], None]] = []
+        self.notes: list[Callable[[FollowerStorage], None]] = []
 
     def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         self.notes.append(lambda storage: storage.settled(topic, queue_id, end, next_offset))
@@ -179,7 +179,7 @@ def _unseen(store: BaseStore) -> ReadableMaxima:
     return maxima
 
 
-class StateCopy:
+class FollowerState:
     """The state of a follower: records wait until they are visible, then ``state`` changes.
 
     ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a full

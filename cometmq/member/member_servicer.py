@@ -30,9 +30,9 @@ class ReplicationPart(Protocol):
         self, request: member_pb2.StepDownRequest, context: Context
     ) -> member_pb2.StepDownResponse: ...
 
-    async def Standing(
-        self, request: member_pb2.StandingRequest, context: Context
-    ) -> member_pb2.StandingResponse: ...
+    async def DescribeReplica(
+        self, request: member_pb2.DescribeReplicaRequest, context: Context
+    ) -> member_pb2.DescribeReplicaResponse: ...
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context
@@ -73,10 +73,10 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
     ) -> member_pb2.StepDownResponse:
         return await self._replication.StepDown(request, context)
 
-    async def Standing(
-        self, request: member_pb2.StandingRequest, context: Context
-    ) -> member_pb2.StandingResponse:
-        return await self._replication.Standing(request, context)
+    async def DescribeReplica(
+        self, request: member_pb2.DescribeReplicaRequest, context: Context
+    ) -> member_pb2.DescribeReplicaResponse:
+        return await self._replication.DescribeReplica(request, context)
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context

@@ -14,7 +14,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.indexfile import Sizes
 from cometmq.member import takeover
 from cometmq.member.config import MemberConfig
-from cometmq.member.copying import StateCopy
+from cometmq.member.copying import FollowerState
 from cometmq.member.statelog import (
     REBUILD,
     Counted,
@@ -32,7 +32,7 @@ from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
 from cometmq.messaging.takeover import Tables
 from cometmq.messaging.topics import is_system
-from cometmq.replication.lineage import Branches, common_end
+from cometmq.replication.epoch_history import EpochBranches, common_end
 from cometmq.store.base import BaseStore
 from cometmq.store.follower import FollowerStore
 from cometmq.store.recovery.opening import Preview
@@ -61,7 +61,7 @@ def open_writer(
     epoch_floor: int = 0,
     log_end: int | None = None,
     keeps_positions: bool = True,
-    branches: Branches = (),
+    branches: EpochBranches = (),
     progress: Progress | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
@@ -204,20 +204,20 @@ def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedCopy:
+class OpenedFollower:
     """An open store of a follower with its state, and how long it took."""
 
     store: FollowerStore
-    state: StateCopy
+    state: FollowerState
     seconds: float
 
 
 def open_copy(
     config: MemberConfig, clock: Clock, *, progress: Progress | None = None
-) -> OpenedCopy:
+) -> OpenedFollower:
     """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
     started_s = clock.monotonic_s()
-    look = _CopyLook(config)
+    look = _FollowerLook(config)
     store = FollowerStore.open(
         config.store_path,
         # A writer waits for our word that something is written: the pool would only delay it.
@@ -231,10 +231,10 @@ def open_copy(
     except BaseException:
         store.abandon()
         raise
-    return OpenedCopy(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+    return OpenedFollower(store, state, _log_opened(store, clock.monotonic_s() - started_s))
 
 
-class _CopyLook:
+class _FollowerLook:
     """As :class:`_WriterLook`, of a follower."""
 
     def __init__(self, config: MemberConfig) -> None:
@@ -256,7 +256,7 @@ class _CopyLook:
             self.why_anew = str(error)
 
 
-def _copy_of(store: FollowerStore, look: _CopyLook, config: MemberConfig) -> StateCopy:
+def _copy_of(store: FollowerStore, look: _FollowerLook, config: MemberConfig) -> FollowerState:
     def new_state() -> BrokerState:
         return _new_state(config)
 
@@ -269,7 +269,7 @@ def _copy_of(store: FollowerStore, look: _CopyLook, config: MemberConfig) -> Sta
         state = new_state()
     _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
-    return StateCopy(state, new_state, whole=whole)
+    return FollowerState(state, new_state, whole=whole)
 
 
 def _new_state(config: MemberConfig) -> BrokerState:

@@ -10,8 +10,8 @@ from cometmq.errors import CometError
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.model import EPOCH_MAX
-from cometmq.replication.candidacy import Peer
-from cometmq.replication.lease import LeaseRecord, Seat
+from cometmq.replication.election import Peer
+from cometmq.replication.lease import LeaseRecord, ReplicaId
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.secret import SharedSecret
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 2.0
 
 
-def standing_of(
+def replica_status_of(
     identity: BrokerIdentity,
     config: MemberConfig,
     store: BaseStore,
     role: common_pb2.MemberRole.ValueType,
     lease: LeaseRecord | None,
-) -> member_pb2.StandingResponse:
+) -> member_pb2.DescribeReplicaResponse:
     """What a member tells of itself, and of ``lease`` as it knows it."""
     others = config.peer_addresses()
-    return member_pb2.StandingResponse(
+    return member_pb2.DescribeReplicaResponse(
         broker_group=identity.broker_group,
         member_id=config.member_id,
         store_id=store.store_id,
@@ -47,18 +47,18 @@ def standing_of(
     )
 
 
-def _view_of(record: LeaseRecord) -> member_pb2.LeaseView:
-    return member_pb2.LeaseView(
-        holder=_seat(record.holder),
-        in_sync=map(_seat, record.in_sync),
-        electable=map(_seat, record.electable),
+def _view_of(record: LeaseRecord) -> member_pb2.LeaseRecord:
+    return member_pb2.LeaseRecord(
+        holder=_replica_id(record.holder),
+        in_sync=map(_replica_id, record.in_sync),
+        electable=map(_replica_id, record.electable),
         epoch=record.epoch,
         renewals=record.renewals,
     )
 
 
-def _seat(seat: Seat) -> member_pb2.MemberSeat:
-    return member_pb2.MemberSeat(member_id=seat.member_id, store_id=seat.store_id)
+def _replica_id(replica_id: ReplicaId) -> member_pb2.ReplicaId:
+    return member_pb2.ReplicaId(member_id=replica_id.member_id, store_id=replica_id.store_id)
 
 
 def _silence() -> Trouble:
@@ -92,8 +92,8 @@ class Peers:
         try:
             async with open_channel(address, self._secret) as channel:
                 with wire_errors():
-                    answer = await member_pb2_grpc.MemberServiceStub(channel).Standing(
-                        member_pb2.StandingRequest(), timeout=DEADLINE_S
+                    answer = await member_pb2_grpc.MemberServiceStub(channel).DescribeReplica(
+                        member_pb2.DescribeReplicaRequest(), timeout=DEADLINE_S
                     )
         except CometError as error:
             self._trouble[member_id].met(error, member=member_id)

@@ -23,7 +23,7 @@ from cometmq.member.indexing import IndexThread
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
-    Marks,
+    HighWatermarks,
     QueueKey,
     ReadableMaxima,
     Watermarks,
@@ -240,13 +240,17 @@ class MemberStorage(BaseStorage):
         alone: bool = True,
     ) -> None:
         if maxima is None:
-            maxima = readable_at_start(store, lambda _topic: DurabilityClass.ASYNC, Marks())
+            maxima = readable_at_start(
+                store, lambda _topic: DurabilityClass.ASYNC, HighWatermarks()
+            )
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
         self.is_only_writer: Callable[[], bool] = lambda: True
         # Called when more is on our disk, which bounds what counts as on everybody's.
         self.count_copies: Callable[[], None] = lambda: None
-        self.shown = Marks()  # by which consumers see messages: granted while the only writer
+        self.shown = (
+            HighWatermarks()
+        )  # by which consumers see messages: granted while the only writer
         self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
         self._deposed = False
@@ -380,7 +384,7 @@ class MemberStorage(BaseStorage):
 
 
 def readable_at_start(
-    store: BaseStore, demands_of: Callable[[str], DurabilityClass], shown: Marks
+    store: BaseStore, demands_of: Callable[[str], DurabilityClass], shown: HighWatermarks
 ) -> ReadableMaxima:
     """What consumers may read of a log that was just opened for writing: everything, but of topics
     that wait for copies only what consumers have seen before, by marks that were ``shown``; others
@@ -396,7 +400,7 @@ def readable_at_start(
             maxima.push(DurabilityClass.ASYNC, end, key, seen)
         if high > max(low, seen):
             maxima.push(copies, end, key, high)
-    maxima.advance(Marks(flushed=store.flushed_offset))
+    maxima.advance(HighWatermarks(flushed=store.flushed_offset))
     return maxima
 
 

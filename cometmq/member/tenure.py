@@ -16,9 +16,9 @@ from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.leases import Lease, Reading
 from cometmq.replication.epochs import Epoch
-from cometmq.replication.lease import LeaseRecord, Seat, Seats
-from cometmq.replication.tenure import Tenure
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
+from cometmq.replication.lease_state import LeaseState
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.telemetry import Trouble, fields
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LeaseHolder:
         assert reading.record is not None
         self.on_change: Callable[[], None] = lambda: None
         self._lease = lease
-        self._tenure = Tenure(reading.record)
+        self._state = LeaseState(reading.record)
         self._version = reading.version
         self._renew_s = renew_s
         self._clock = clock
@@ -56,30 +56,30 @@ class LeaseHolder:
     @property
     def record(self) -> LeaseRecord:
         """The lease as far as we know."""
-        return self._tenure.record
+        return self._state.record
 
     @property
     def settled(self) -> bool:
         """No write is without an answer."""
-        return self._tenure.settled
+        return self._state.settled
 
-    def bounding(self) -> frozenset[Seat]:
+    def must_acknowledge(self) -> frozenset[ReplicaId]:
         """Who has to have a message before it counts as copied."""
-        return self._tenure.bounding()
+        return self._state.must_acknowledge()
 
-    def rivals(self) -> frozenset[Seat]:
+    def electable_others(self) -> frozenset[ReplicaId]:
         """Who may take the lease from us."""
-        return self._tenure.rivals()
+        return self._state.electable_others()
 
-    def is_valid(self, promised_until_s: Callable[[Seat], float]) -> bool:
+    def is_valid(self, promised_until_s: Callable[[ReplicaId], float]) -> bool:
         """Whether nobody else can be the writer now."""
-        return self._tenure.is_valid(self._clock.boottime_s(), promised_until_s)
+        return self._state.is_valid(self._clock.boottime_s(), promised_until_s)
 
     # --- what is written --------------------------------------------------------------------------
 
-    def tell_shown(self, shown: Callable[[], Marks]) -> None:
+    def tell_shown(self, shown: Callable[[], HighWatermarks]) -> None:
         """Write by which marks consumers see messages, whenever something is written."""
-        self._tenure.shown = shown
+        self._state.shown = shown
 
     async def begin(
         self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False
@@ -90,9 +90,9 @@ class LeaseHolder:
         async with self._one_at_a_time:
             await self._settle(
                 lambda: (
-                    self._tenure.begun(own, address)
+                    self._state.begun(own, address)
                     if self.record.epoch < own[-1][0]
-                    else self._tenure.renewal()  # it stands: a reading has shown it
+                    else self._state.renewal()  # it stands: a reading has shown it
                 ),
                 stopping,
             )
@@ -111,7 +111,7 @@ class LeaseHolder:
 
     async def _renew(self) -> None:
         async with self._one_at_a_time:
-            await self._try(self._tenure.renewal())
+            await self._try(self._state.renewal())
         await self.run()
 
     async def run(self) -> None:
@@ -123,18 +123,18 @@ class LeaseHolder:
             async with self._one_at_a_time:
                 if self._released:
                     return
-                await self._try(self._tenure.renewal())
+                await self._try(self._state.renewal())
 
-    async def put_sets(self, wanted: Callable[[], tuple[Seats, Seats]]) -> None:
+    async def put_sets(self, wanted: Callable[[], tuple[ReplicaIds, ReplicaIds]]) -> None:
         """Try to change who is in sync and who is electable; what came of it shows in
-        :meth:`bounding` and :meth:`rivals`. Raises Deposed.
+        :meth:`must_acknowledge` and :meth:`electable_others`. Raises Deposed.
 
         ``wanted`` is asked when the turn has come, right before the write: while we waited, more
         may have been acknowledged than somebody has who could have been added before.
         """
         async with self._one_at_a_time:
             if not self._released:
-                await self._try(self._tenure.with_sets(*wanted()))
+                await self._try(self._state.with_sets(*wanted()))
 
     async def pass_over(self, epoch: int) -> bool:
         """Try to write that our next epoch is to be above ``epoch``. True: that stands there under
@@ -143,7 +143,7 @@ class LeaseHolder:
         async with self._one_at_a_time:
             if self._released:
                 return False
-            await self._try(self._tenure.passed_over(epoch))
+            await self._try(self._state.passed_over(epoch))
             return self.settled and self.record.epoch >= epoch
 
     async def release(self, transfer_to: int, log_end: int) -> None:
@@ -152,14 +152,14 @@ class LeaseHolder:
         LeaseUnavailable: it was not written, and never will be: the writer may go on. Deposed.
         """
         async with self._one_at_a_time:
-            released = self._tenure.release(transfer_to, log_end)
+            released = self._state.release(transfer_to, log_end)
             try:
                 await self._write(released)
             except (LeaseConflict, LeaseUnavailable) as error:
                 # A renewal that is written makes the release void. If it is our release that we
                 # find instead, it was written after all.
                 log.warning("no answer to the release", extra=fields(error=error))
-                if not await self._settle(self._tenure.renewal):
+                if not await self._settle(self._state.renewal):
                     raise LeaseUnavailable("the lease could not be released") from error
             self._released = True
 
@@ -189,14 +189,14 @@ class LeaseHolder:
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
-        self._tenure.sent(record, self._clock.boottime_s())
+        self._state.sent(record, self._clock.boottime_s())
         self.on_change()
         try:
             self._version = await self._lease.write(record, self._version)
         except LeaseConflict:
-            self._tenure.refused(record)
+            self._state.refused(record)
             raise
-        self._tenure.written(record)
+        self._state.written(record)
         self.held = True
         self._trouble.over()
         self.on_change()
@@ -207,9 +207,9 @@ class LeaseHolder:
             reading = await self._lease.read()
         except LeaseUnavailable:
             return False
-        if self._tenure.is_release(reading.record):
+        if self._state.is_release(reading.record):
             return True
-        if not self._tenure.saw(reading.record, self._clock.boottime_s()):
+        if not self._state.saw(reading.record, self._clock.boottime_s()):
             raise Deposed(_why(reading.record))
         self._version = reading.version
         self.on_change()

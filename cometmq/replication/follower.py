@@ -19,9 +19,9 @@ from typing import NamedTuple
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.model import EPOCH_MAX
 from cometmq.replication.epochs import Epoch
-from cometmq.replication.lease import CLOCK_DRIFT_MAX, Seat
+from cometmq.replication.lease import CLOCK_DRIFT_MAX, ReplicaId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 FORMAT_VERSION = 1
 CHUNK_BYTES_MAX = 1024 * 1024  # a single larger record is a chunk all the same
 WINDOW_BYTES_MAX = 8 * 1024 * 1024  # sent and not yet in the follower's page cache
@@ -133,8 +133,8 @@ class Ack(NamedTuple):
     appended: int  # all below is in its page cache
     flushed: int  # all below is on its disk
     answers_ms: int  # the writer's clock, as the newest frame said that it has taken
-    promise_ms: int  # so long from now it does not stand; 0: no promise
-    leaves: bool = False  # it is about to stop, and wants nobody to wait for it
+    no_election_ms: int  # so long from now it does not stand; 0: no promise
+    leaving: bool = False  # it is about to stop, and wants nobody to wait for it
 
 
 class Replica:
@@ -154,14 +154,14 @@ class Replica:
         "flushed",
         "heard_s",
         "in_step_s",
-        "leaves",
+        "leaving",
         "promised_until_s",
-        "seat",
+        "replica_id",
         "sent",
     )
 
-    def __init__(self, seat: Seat, start: int, now_s: float) -> None:
-        self.seat = seat
+    def __init__(self, replica_id: ReplicaId, start: int, now_s: float) -> None:
+        self.replica_id = replica_id
         self.connected = False
         self.heard_s: float | None = None  # sending time of the newest frame that it answered
         self.in_step_s = now_s  # as of when it had everything; when it came, until …
@@ -174,12 +174,12 @@ class Replica:
 
     @property
     def member_id(self) -> int:
-        return self.seat.member_id
+        return self.replica_id.member_id
 
     def join(self, start: int) -> None:
         """A stream of it begins at ``start``."""
         self.connected = True
-        self.leaves = False  # it has not said farewell on this stream
+        self.leaving = False  # it has not said farewell on this stream
         self.sent = start
         self.appended = start
         self.flushed = min(self.flushed, start)  # it is the same store: that stays on its disk
@@ -219,18 +219,18 @@ class Replica:
                 f"ack of {ack.appended} and {ack.flushed} after {self.appended} and "
                 f"{self.flushed}, sent to {self.sent}"
             )
-        if not self._answered_ms <= ack.answers_ms <= self._framed_ms or ack.promise_ms < 0:
+        if not self._answered_ms <= ack.answers_ms <= self._framed_ms or ack.no_election_ms < 0:
             raise InvalidRequest(f"ack of a frame that was not sent: {ack.answers_ms}")
         self.appended, self.flushed = ack.appended, ack.flushed
-        self.leaves = self.leaves or ack.leaves
+        self.leaving = self.leaving or ack.leaving
         if not ack.answers_ms:  # it has taken no frame of this stream yet
             return
         self._answered_ms = ack.answers_ms
         answers_s = ack.answers_ms / 1000
         self.heard_s = max(self.heard_s or 0.0, answers_s)
-        if ack.promise_ms:
+        if ack.no_election_ms:
             # The follower counts from when it sent the ack, which is later.
-            until_s = answers_s + ack.promise_ms / 1000 * (1.0 - CLOCK_DRIFT_MAX)
+            until_s = answers_s + ack.no_election_ms / 1000 * (1.0 - CLOCK_DRIFT_MAX)
             self.promised_until_s = max(self.promised_until_s, until_s)
         waiting = self._unanswered
         while waiting and waiting[0][0] <= ack.answers_ms and waiting[0][1] <= ack.appended:
@@ -256,7 +256,7 @@ class Replica:
 
 def choose_successor(replicas: Sequence[Replica], wanted: int | None, end: int) -> Replica:
     """Who takes over: the named one, else the one that has come furthest. NoFollower."""
-    known = [r for r in replicas if wanted in (None, r.member_id) and not r.leaves]
+    known = [r for r in replicas if wanted in (None, r.member_id) and not r.leaving]
     if not known:
         who = "no follower is" if wanted is None else f"member {wanted} is not"
         raise NoFollower(f"{who} connected and answering")

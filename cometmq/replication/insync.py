@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cometmq.replication.follower import Replica
-from cometmq.replication.lease import LeaseRecord, Seat, Seats, seats
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds, replica_ids
+from cometmq.replication.watermarks import HighWatermarks
 
 JOIN_LAG_S_MAX = 1.0  # out of step for longer, a follower is not taken in
 
@@ -43,57 +43,61 @@ class SetPolicy:
 class Own:
     """The writer itself."""
 
-    seat: Seat
+    replica_id: ReplicaId
     appended: int
     flushed: int
-    marks: Marks
+    marks: HighWatermarks
     since_s: float  # it writes
 
 
 def wanted_sets(
     record: LeaseRecord,
     own: Own,
-    replicas: Mapping[Seat, Replica],
+    replicas: Mapping[ReplicaId, Replica],
     policy: SetPolicy,
     now_s: float,
     *,
     replicated: bool,
-) -> tuple[Seats, Seats]:
-    """In-sync and electable seats as they should be. ``replicated``: some topic asks for copies."""
+) -> tuple[ReplicaIds, ReplicaIds]:
+    """In-sync and electable replicas. ``replicated``: some topic asks for copies."""
     if policy.is_alone(replicated=replicated):
-        return (own.seat,), (own.seat,)
-    in_sync = {own.seat}
-    for seat in record.in_sync:
-        if seat != own.seat and _stays(replicas.get(seat), own, policy, now_s):
-            in_sync.add(seat)
-    taken = {seat.member_id for seat in in_sync}
-    for seat, replica in replicas.items():
-        if seat.member_id not in taken and _joins(replica, own, now_s):
-            in_sync.add(seat)
+        return (own.replica_id,), (own.replica_id,)
+    in_sync = {own.replica_id}
+    for replica_id in record.in_sync:
+        if replica_id != own.replica_id and _stays(replicas.get(replica_id), own, policy, now_s):
+            in_sync.add(replica_id)
+    taken = {replica_id.member_id for replica_id in in_sync}
+    for replica_id, replica in replicas.items():
+        if replica_id.member_id not in taken and _joins(replica, own, now_s):
+            in_sync.add(replica_id)
     electable = set(in_sync)
     if not replicated:
-        near = (seat for seat, replica in replicas.items() if _near(replica, own, policy, now_s))
-        taken = {seat.member_id for seat in in_sync}
-        electable.update(seat for seat in near if seat.member_id not in taken)
-    return seats(in_sync), seats(electable)
+        near = (
+            replica_id
+            for replica_id, replica in replicas.items()
+            if _near(replica, own, policy, now_s)
+        )
+        taken = {replica_id.member_id for replica_id in in_sync}
+        electable.update(replica_id for replica_id in near if replica_id.member_id not in taken)
+    return replica_ids(in_sync), replica_ids(electable)
 
 
 def _stays(replica: Replica | None, own: Own, policy: SetPolicy, now_s: float) -> bool:
     if replica is None:  # not here yet: a new writer's followers have to find it first
         return now_s - own.since_s <= policy.lag_s_max
     in_step = now_s - replica.in_step_s <= policy.lag_s_max
-    return in_step and _has(replica, own.marks) and not replica.leaves
+    return in_step and _has(replica, own.marks) and not replica.leaving
 
 
 def _joins(replica: Replica, own: Own, now_s: float) -> bool:
     # That it has what counts as copied says little: of a new writer nothing does yet, though there
     # is what the writer before has acknowledged. So it must have had all that was there.
     in_step = replica.caught_up and now_s - replica.in_step_s <= JOIN_LAG_S_MAX
-    here = replica.connected and not replica.leaves
+    here = replica.connected and not replica.leaving
     return here and in_step and _has(replica, own.marks)
 
 
-def _has(replica: Replica, marks: Marks) -> bool:
+def _has(replica: Replica, marks: HighWatermarks) -> bool:
     """All that counts as copied."""
     return replica.appended >= marks.copied and replica.flushed >= marks.copied_flushed
 
@@ -101,23 +105,26 @@ def _has(replica: Replica, marks: Marks) -> bool:
 def _near(replica: Replica, own: Own, policy: SetPolicy, now_s: float) -> bool:
     heard = replica.heard_s is not None and now_s - replica.heard_s <= policy.async_silence_s_max
     near = replica.behind_bytes(own.appended) <= policy.async_lag_bytes_max
-    return heard and near and not replica.leaves
+    return heard and near and not replica.leaving
 
 
 def copied(
-    bounding: Iterable[Seat], rivals: Iterable[Seat], own: Own, replicas: Mapping[Seat, Replica]
+    must_acknowledge: Iterable[ReplicaId],
+    electable_others: Iterable[ReplicaId],
+    own: Own,
+    replicas: Mapping[ReplicaId, Replica],
 ) -> tuple[int, int] | None:
     """Up to where everybody in sync has the log in its page cache, and on its disk; the writer's
     disk where it is alone. None: nothing can be said, because somebody who is not in sync could
     take over.
     """
-    bounding = frozenset(bounding)
-    if not frozenset(rivals) <= bounding:
+    must_acknowledge = frozenset(must_acknowledge)
+    if not frozenset(electable_others) <= must_acknowledge:
         return None
-    others = bounding - {own.seat}
+    others = must_acknowledge - {own.replica_id}
     if not others:
         return own.flushed, own.flushed
-    found = [replicas.get(seat) for seat in others]
+    found = [replicas.get(replica_id) for replica_id in others]
     appended = min(0 if replica is None else replica.appended for replica in found)
     flushed = min(0 if replica is None else replica.flushed for replica in found)
     return min(own.appended, appended), min(own.flushed, flushed)

@@ -1,7 +1,7 @@
 """What the lease of a broker group says: who writes, who has everything, who may take over.
 
-One record for each group, changed by compare-and-swap only. ``candidacy`` decides who takes it,
-``tenure`` what its holder writes, ``insync`` which members its two sets name.
+One record for each group, changed by compare-and-swap only. ``election`` decides who takes it,
+``state`` what its holder writes, ``insync`` which members its two sets name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from cometmq.replication.lineage import Branch, Branches, is_in_order
-from cometmq.replication.watermarks import NO_MARKS, Marks
+from cometmq.replication.epoch_history import EpochBranch, EpochBranches, is_in_order
+from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 
 # How much faster another member's clock may run: time that is counted on is that much shorter.
 CLOCK_DRIFT_MAX = 0.01
@@ -21,20 +21,20 @@ CLOCK_DRIFT_MAX = 0.01
 SHOWN_IN = "shown_in"
 
 
-class Seat(NamedTuple):
+class ReplicaId(NamedTuple):
     """A member with its store. A store id names an unbroken history: whoever lost a disk, or the
-    end of a log, comes back on another seat.
+    end of a log, comes back under another replica id.
     """
 
     member_id: int
     store_id: str
 
 
-Seats = tuple[Seat, ...]  # in order of member id, each once
+ReplicaIds = tuple[ReplicaId, ...]  # in order of member id, each once
 
 
-def seats(members: Iterable[Seat]) -> Seats:
-    """Any seats, in order."""
+def replica_ids(members: Iterable[ReplicaId]) -> ReplicaIds:
+    """Any replica ids, in order."""
     return tuple(sorted(set(members)))
 
 
@@ -73,8 +73,8 @@ class LeaseRecord:
     holder_store_id: str
     holder_address: str  # of its internal port; where followers copy from
     epoch: int  # the highest that was opened under this lease; 0 = none yet
-    in_sync: Seats = ()  # who has everything that was acknowledged under replication
-    electable: Seats = ()  # who may take over
+    in_sync: ReplicaIds = ()  # who has everything that was acknowledged under replication
+    electable: ReplicaIds = ()  # who may take over
     reason: str = Reason.FIRST.value  # why the holder took it
     opened: bool = True  # the holder has opened an epoch since it took it
     released: bool = False  # the writer has stopped for good, and …
@@ -82,15 +82,19 @@ class LeaseRecord:
     log_end: int = 0  # … whose log ends here
     duration_s: float = 6.0
     renewals: int = 0  # of the present holder
-    epochs: Branches = ()  # that were begun under this lease; none: not known
-    shown: Marks = NO_MARKS  # by these consumers have seen messages, of this writer or before
+    epochs: EpochBranches = ()  # that were begun under this lease; none: not known
+    shown: HighWatermarks = (
+        NO_WATERMARKS  # by these consumers have seen messages, of this writer or before
+    )
 
     def __post_init__(self) -> None:
         for name in ("in_sync", "electable"):
-            members = seats(Seat(*seat) for seat in getattr(self, name)) or (self.holder,)
+            members = replica_ids(ReplicaId(*replica_id) for replica_id in getattr(self, name)) or (
+                self.holder,
+            )
             object.__setattr__(self, name, members)
-        object.__setattr__(self, "epochs", tuple(Branch(*branch) for branch in self.epochs))
-        object.__setattr__(self, "shown", Marks(*self.shown))
+        object.__setattr__(self, "epochs", tuple(EpochBranch(*branch) for branch in self.epochs))
+        object.__setattr__(self, "shown", HighWatermarks(*self.shown))
         assert is_in_order(self.epochs), self
         assert min(self.shown) >= 0, self
         assert self.released == (self.transfer_to is not None), self
@@ -99,9 +103,9 @@ class LeaseRecord:
         Reason(self.reason)
 
     @property
-    def holder(self) -> Seat:
+    def holder(self) -> ReplicaId:
         """Who writes."""
-        return Seat(self.holder_id, self.holder_store_id)
+        return ReplicaId(self.holder_id, self.holder_store_id)
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
@@ -123,12 +127,12 @@ def record_from(fields: Mapping[str, Any]) -> LeaseRecord:
         raise ValueError(f"the record contradicts itself: {error}") from error
 
 
-def _shown(fields: Mapping[str, Any]) -> Marks:
+def _shown(fields: Mapping[str, Any]) -> HighWatermarks:
     """None where that is not told of this record, or not in words that we understand: the same is
     shown a little later then, and nobody is kept from leading.
     """
     told = fields.get(SHOWN_IN) == fields.get("renewals")
     match fields.get("shown"):
         case [int(), int(), int()] as marks if told and min(marks) >= 0:
-            return Marks(*marks)
-    return NO_MARKS
+            return HighWatermarks(*marks)
+    return NO_WATERMARKS

@@ -60,7 +60,7 @@ def union(demands: Iterable[DurabilityClass]) -> DurabilityClass:
     return result
 
 
-class Marks(NamedTuple):
+class HighWatermarks(NamedTuple):
     """Positions that conditions are measured by: what consumers may see of each class follows."""
 
     flushed: int = 0  # on the writer's disk
@@ -77,19 +77,19 @@ class Marks(NamedTuple):
         """The lowest of the positions that are demanded, at least one."""
         return min([self[place] for place in _PLACES[demands]])
 
-    def raised(self, other: Marks) -> Marks:
+    def raised(self, other: HighWatermarks) -> HighWatermarks:
         """Each position at its highest."""
-        return Marks(*map(max, self, other))
+        return HighWatermarks(*map(max, self, other))
 
-    def within(self, end: int) -> Marks:
+    def within(self, end: int) -> HighWatermarks:
         """Of a log that ends there."""
-        return Marks(*(min(mark, end) for mark in self))
+        return HighWatermarks(*(min(mark, end) for mark in self))
 
 
-NO_MARKS = Marks()
+NO_WATERMARKS = HighWatermarks()
 _CONDITIONS = (DurabilityClass.FLUSHED, DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED)
-# By class, the places in Marks of what it demands: asked for every batch and every answer of a
-# follower, when flags would cost more than all the rest.
+# By class, the places in HighWatermarks of what it demands: asked for every
+# batch and every answer of a follower, when flags would cost more than all the rest.
 _PLACES = tuple(
     tuple(place for place, condition in enumerate(_CONDITIONS) if condition & demands)
     for demands in range(max(DurabilityClass) * 2)
@@ -109,7 +109,7 @@ class Watermarks:
         """Of copies nothing is known at first."""
         assert 0 <= flushed <= appended
         self.appended = appended  # end of the log
-        self.marks = Marks(flushed)
+        self.marks = HighWatermarks(flushed)
 
     @property
     def flushed(self) -> int:
@@ -134,7 +134,7 @@ class Watermarks:
         """
         assert copied_flushed <= copied <= self.appended, (copied, copied_flushed, self.appended)
         assert copied_flushed <= self.flushed, (copied_flushed, self.flushed)
-        self.marks = self.marks.raised(Marks(0, copied, copied_flushed))
+        self.marks = self.marks.raised(HighWatermarks(0, copied, copied_flushed))
 
     def ack(self, demands: DurabilityClass) -> int:
         """A batch that ends at or below this position is acknowledged."""
@@ -145,7 +145,7 @@ class Watermarks:
         return self.marks.visible(demands)
 
 
-class CopyWatermarks:
+class FollowerWatermarks:
     """How far a follower's copy has come, and what its writer lets consumers see.
 
     Invariants: flushed ≤ appended; nothing here ever goes back.
@@ -157,7 +157,7 @@ class CopyWatermarks:
         assert 0 <= flushed <= appended
         self.appended = appended
         self.flushed = flushed
-        self._told = Marks()  # of the writer: nothing is known until it tells
+        self._told = HighWatermarks()  # of the writer: nothing is known until it tells
 
     def append_to(self, position: int) -> None:
         """The copy now ends at ``position``."""
@@ -175,12 +175,12 @@ class CopyWatermarks:
         """
         self._told = self.shown
 
-    def told(self, marks: Marks) -> None:
+    def told(self, marks: HighWatermarks) -> None:
         """The writer has told by what consumers may see."""
         self._told = self._told.raised(marks)
 
     @property
-    def shown(self) -> Marks:
+    def shown(self) -> HighWatermarks:
         """By these the writer, or one before it, has shown what is here."""
         return self._told.within(self.appended)
 
@@ -207,7 +207,7 @@ class CopyWatermarks:
 
 
 def _shown_by(demands: DurabilityClass) -> DurabilityClass:
-    """The conditions that :meth:`Marks.visible` looks at."""
+    """The conditions that :meth:`HighWatermarks.visible` looks at."""
     return demands or DurabilityClass.FLUSHED
 
 

@@ -29,7 +29,7 @@ from cometmq.store.recovery.replay import LastRecord, Observer, Replay
 FAR_BEHIND_BYTES = 64 * 1024 * 1024
 
 
-class CopyObserver(Observer, Protocol):
+class FollowerObserver(Observer, Protocol):
     """Who hears of what is copied, in the order of the log."""
 
     def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
@@ -86,7 +86,7 @@ class FollowerStore(BaseStore):
         """The writer's log goes to ``offset``."""
         self._log.far_behind = offset - self.appended_offset > FAR_BEHIND_BYTES
 
-    def append(self, offset: int, data: bytes, observer: CopyObserver) -> int:
+    def append(self, offset: int, data: bytes, observer: FollowerObserver) -> int:
         """Write a chunk of the writer's log: whole records of one file, or a file's end mark alone.
         Returns the new end.
 
@@ -106,7 +106,7 @@ class FollowerStore(BaseStore):
         return self._guarded(lambda: self._append(offset, data, stretches, observer))
 
     def _append(
-        self, offset: int, data: bytes, stretches: Sequence[Stretch], observer: CopyObserver
+        self, offset: int, data: bytes, stretches: Sequence[Stretch], observer: FollowerObserver
     ) -> int:
         assert (stretches[0].start, stretches[-1].end) == (offset, offset + len(data)), offset
         self._log.append(offset, data, stretches[-1].run.last_time_ms)

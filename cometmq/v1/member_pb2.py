@@ -26,7 +26,7 @@ from cometmq.v1 import broker_pb2 as cometmq_dot_v1_dot_broker__pb2
 from cometmq.v1 import common_pb2 as cometmq_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\xad\x01\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12\"\n\x04want\x18\x03 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12(\n\tdelivered\x18\x04 \x03(\x0b\x32\x15.cometmq.v1.Delivered\"V\n\tDelivered\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x15\n\rmessage_count\x18\x03 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x04 \x01(\x04\"\xb6\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\x12)\n\x08messages\x18\x06 \x01(\x0b\x32\x17.cometmq.v1.NewMessages\"j\n\x0bNewMessages\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x03\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x03(\x05\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\":\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x9c\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\x12\x0f\n\x07\x63luster\x18\x0b \x01(\t\"z\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\x12\x17\n\x0f\x61nswers_boot_ms\x18\x03 \x01(\x03\x12\x12\n\npromise_ms\x18\x04 \x01(\x03\x12\x0e\n\x06leaves\x18\x05 \x01(\x08\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\xa9\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\x12\x12\n\npromise_ms\x18\x06 \x01(\x03\"\x8c\x02\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1e\n\x16visible_flushed_offset\x18\x06 \x01(\x03\x12\x1d\n\x15visible_copied_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\x12%\n\x1dvisible_copied_flushed_offset\x18\t \x01(\x03\x12\x17\n\x0f\x66lush_to_offset\x18\n \x01(\x03\x12\x14\n\x0csent_boot_ms\x18\x0b \x01(\x03\"\x11\n\x0fStandingRequest\"\xa2\x02\n\x10StandingResponse\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\x05\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x17\n\x0f\x66ormer_store_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x16\n\x0elog_min_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.cometmq.v1.MemberRole\x12 \n\x05reign\x18\t \x01(\x0b\x32\x11.cometmq.v1.Reign\x12$\n\x05lease\x18\n \x01(\x0b\x32\x15.cometmq.v1.LeaseView\x12\r\n\x05peers\x18\x0b \x03(\x05\"1\n\nMemberSeat\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x10\n\x08store_id\x18\x02 \x01(\t\"\xa8\x01\n\tLeaseView\x12&\n\x06holder\x18\x01 \x01(\x0b\x32\x16.cometmq.v1.MemberSeat\x12\'\n\x07in_sync\x18\x02 \x03(\x0b\x32\x16.cometmq.v1.MemberSeat\x12)\n\telectable\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.MemberSeat\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08renewals\x18\x05 \x01(\x03\"\x91\x01\n\x05Reign\x12\x0f\n\x07in_sync\x18\x01 \x03(\x05\x12\x11\n\telectable\x18\x02 \x03(\x05\x12\x13\n\x0bmin_in_sync\x18\x03 \x01(\x05\x12\x13\n\x0bonly_writer\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08since_ms\x18\x06 \x01(\x03\x12\x18\n\x10in_sync_expected\x18\x07 \x01(\x05\"\x1d\n\x0c\x45lectRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\"\x0f\n\rElectResponse\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\xa4\x04\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12\x45\n\x08Standing\x12\x1b.cometmq.v1.StandingRequest\x1a\x1c.cometmq.v1.StandingResponse\x12<\n\x05\x45lect\x12\x18.cometmq.v1.ElectRequest\x1a\x19.cometmq.v1.ElectResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/member.proto\x12\ncometmq.v1\x1a\x17\x63ometmq/v1/broker.proto\x1a\x17\x63ometmq/v1/common.proto\"\xc3\x01\n\x14WatchArrivalsRequest\x12!\n\x03\x61\x64\x64\x18\x01 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12$\n\x06remove\x18\x02 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12+\n\rinline_wanted\x18\x03 \x03(\x0b\x32\x14.cometmq.v1.QueueRef\x12\x35\n\x11inline_deliveries\x18\x04 \x03(\x0b\x32\x1a.cometmq.v1.InlineDelivery\"[\n\x0eInlineDelivery\x12\r\n\x05topic\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x15\n\rmessage_count\x18\x03 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x04 \x01(\x04\"\xb9\x01\n\x07\x41rrival\x12#\n\x05queue\x18\x01 \x01(\x0b\x32\x14.cometmq.v1.QueueRef\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.cometmq.v1.Error\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nmax_offset\x18\x04 \x01(\x03\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\x12,\n\x08messages\x18\x06 \x01(\x0b\x32\x1a.cometmq.v1.InlineMessages\"m\n\x0eInlineMessages\x12\x14\n\x0c\x66irst_offset\x18\x01 \x01(\x03\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x03(\x05\x12\x11\n\ttag_codes\x18\x05 \x03(\x07\">\n\x15WatchArrivalsResponse\x12%\n\x08\x61rrivals\x18\x01 \x03(\x0b\x32\x13.cometmq.v1.Arrival\":\n\x11PullStreamRequest\x12%\n\x04pull\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.PullRequest\"b\n\x12PullStreamResponse\x12 \n\x05\x65rror\x18\x01 \x01(\x0b\x32\x11.cometmq.v1.Error\x12*\n\x08response\x18\x02 \x01(\x0b\x32\x18.cometmq.v1.PullResponse\"1\n\nEpochStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x03\"m\n\x10ReplicateRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.cometmq.v1.FollowerHelloH\x00\x12%\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x16.cometmq.v1.ReplicaAckH\x00\x42\x06\n\x04kind\"\x9c\x02\n\rFollowerHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_group\x18\x03 \x01(\t\x12\x11\n\tmember_id\x18\x04 \x01(\x05\x12\x10\n\x08store_id\x18\x05 \x01(\t\x12&\n\x06\x65pochs\x18\x06 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x16\n\x0elog_min_offset\x18\x07 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x08 \x01(\x03\x12\x1a\n\x12last_record_offset\x18\t \x01(\x03\x12\x19\n\x11last_record_crc32\x18\n \x01(\x07\x12\x0f\n\x07\x63luster\x18\x0b \x01(\t\"\x7f\n\nReplicaAck\x12\x17\n\x0f\x61ppended_offset\x18\x01 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x02 \x01(\x03\x12\x17\n\x0f\x61nswers_boot_ms\x18\x03 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x04 \x01(\x03\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\"l\n\x11ReplicateResponse\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.cometmq.v1.WriterHelloH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.cometmq.v1.LogChunkH\x00\x42\x06\n\x04kind\"\xad\x01\n\x0bWriterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\x05\x12\x16\n\x0e\x66ormat_version\x18\x02 \x01(\x05\x12&\n\x06\x65pochs\x18\x03 \x03(\x0b\x32\x16.cometmq.v1.EpochStart\x12\x14\n\x0cstart_offset\x18\x04 \x01(\x03\x12\x16\n\x0elog_file_bytes\x18\x05 \x01(\x03\x12\x16\n\x0eno_election_ms\x18\x06 \x01(\x03\"\x94\x02\n\x08LogChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x12\n\ndata_crc32\x18\x04 \x01(\x07\x12\x19\n\x11writer_end_offset\x18\x05 \x01(\x03\x12\x1e\n\x16visible_flushed_offset\x18\x06 \x01(\x03\x12!\n\x19visible_replicated_offset\x18\x07 \x01(\x03\x12\x0f\n\x07sent_ms\x18\x08 \x01(\x03\x12)\n!visible_replicated_flushed_offset\x18\t \x01(\x03\x12\x17\n\x0f\x66lush_to_offset\x18\n \x01(\x03\x12\x14\n\x0csent_boot_ms\x18\x0b \x01(\x03\"\x18\n\x16\x44\x65scribeReplicaRequest\"\xba\x02\n\x17\x44\x65scribeReplicaResponse\x12\x14\n\x0c\x62roker_group\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\x05\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x17\n\x0f\x66ormer_store_id\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x16\n\x0elog_min_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12$\n\x04role\x18\x08 \x01(\x0e\x32\x16.cometmq.v1.MemberRole\x12/\n\rwriter_status\x18\t \x01(\x0b\x32\x18.cometmq.v1.WriterStatus\x12&\n\x05lease\x18\n \x01(\x0b\x32\x17.cometmq.v1.LeaseRecord\x12\r\n\x05peers\x18\x0b \x03(\x05\"0\n\tReplicaId\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x10\n\x08store_id\x18\x02 \x01(\t\"\xa7\x01\n\x0bLeaseRecord\x12%\n\x06holder\x18\x01 \x01(\x0b\x32\x15.cometmq.v1.ReplicaId\x12&\n\x07in_sync\x18\x02 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12(\n\telectable\x18\x03 \x03(\x0b\x32\x15.cometmq.v1.ReplicaId\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08renewals\x18\x05 \x01(\x03\"\x98\x01\n\x0cWriterStatus\x12\x0f\n\x07in_sync\x18\x01 \x03(\x05\x12\x11\n\telectable\x18\x02 \x03(\x05\x12\x13\n\x0bmin_in_sync\x18\x03 \x01(\x05\x12\x13\n\x0bonly_writer\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08since_ms\x18\x06 \x01(\x03\x12\x18\n\x10in_sync_expected\x18\x07 \x01(\x05\"\x1d\n\x0c\x45lectRequest\x12\r\n\x05\x66orce\x18\x01 \x01(\x08\"\x0f\n\rElectResponse\"7\n\x0fStepDownRequest\x12\x16\n\tmember_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_member_id\"=\n\x10StepDownResponse\x12\x11\n\tmember_id\x18\x01 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\"<\n\x12\x43hecksumLogRequest\x12\x13\n\x0b\x66rom_offset\x18\x01 \x01(\x03\x12\x11\n\tto_offset\x18\x02 \x01(\x03\"U\n\x13\x43hecksumLogResponse\x12\x16\n\x0elog_min_offset\x18\x01 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t2\xb9\x04\n\rMemberService\x12X\n\rWatchArrivals\x12 .cometmq.v1.WatchArrivalsRequest\x1a!.cometmq.v1.WatchArrivalsResponse(\x01\x30\x01\x12O\n\nPullStream\x12\x1d.cometmq.v1.PullStreamRequest\x1a\x1e.cometmq.v1.PullStreamResponse(\x01\x30\x01\x12L\n\tReplicate\x12\x1c.cometmq.v1.ReplicateRequest\x1a\x1d.cometmq.v1.ReplicateResponse(\x01\x30\x01\x12\x45\n\x08StepDown\x12\x1b.cometmq.v1.StepDownRequest\x1a\x1c.cometmq.v1.StepDownResponse\x12Z\n\x0f\x44\x65scribeReplica\x12\".cometmq.v1.DescribeReplicaRequest\x1a#.cometmq.v1.DescribeReplicaResponse\x12<\n\x05\x45lect\x12\x18.cometmq.v1.ElectRequest\x1a\x19.cometmq.v1.ElectResponse\x12N\n\x0b\x43hecksumLog\x12\x1e.cometmq.v1.ChecksumLogRequest\x1a\x1f.cometmq.v1.ChecksumLogResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,55 +34,55 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cometmq.v1.member_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHARRIVALSREQUEST']._serialized_start=90
-  _globals['_WATCHARRIVALSREQUEST']._serialized_end=263
-  _globals['_DELIVERED']._serialized_start=265
-  _globals['_DELIVERED']._serialized_end=351
-  _globals['_ARRIVAL']._serialized_start=354
-  _globals['_ARRIVAL']._serialized_end=536
-  _globals['_NEWMESSAGES']._serialized_start=538
-  _globals['_NEWMESSAGES']._serialized_end=644
-  _globals['_WATCHARRIVALSRESPONSE']._serialized_start=646
-  _globals['_WATCHARRIVALSRESPONSE']._serialized_end=708
-  _globals['_PULLSTREAMREQUEST']._serialized_start=710
-  _globals['_PULLSTREAMREQUEST']._serialized_end=768
-  _globals['_PULLSTREAMRESPONSE']._serialized_start=770
-  _globals['_PULLSTREAMRESPONSE']._serialized_end=868
-  _globals['_EPOCHSTART']._serialized_start=870
-  _globals['_EPOCHSTART']._serialized_end=919
-  _globals['_REPLICATEREQUEST']._serialized_start=921
-  _globals['_REPLICATEREQUEST']._serialized_end=1030
-  _globals['_FOLLOWERHELLO']._serialized_start=1033
-  _globals['_FOLLOWERHELLO']._serialized_end=1317
-  _globals['_REPLICAACK']._serialized_start=1319
-  _globals['_REPLICAACK']._serialized_end=1441
-  _globals['_REPLICATERESPONSE']._serialized_start=1443
-  _globals['_REPLICATERESPONSE']._serialized_end=1551
-  _globals['_WRITERHELLO']._serialized_start=1554
-  _globals['_WRITERHELLO']._serialized_end=1723
-  _globals['_LOGCHUNK']._serialized_start=1726
-  _globals['_LOGCHUNK']._serialized_end=1994
-  _globals['_STANDINGREQUEST']._serialized_start=1996
-  _globals['_STANDINGREQUEST']._serialized_end=2013
-  _globals['_STANDINGRESPONSE']._serialized_start=2016
-  _globals['_STANDINGRESPONSE']._serialized_end=2306
-  _globals['_MEMBERSEAT']._serialized_start=2308
-  _globals['_MEMBERSEAT']._serialized_end=2357
-  _globals['_LEASEVIEW']._serialized_start=2360
-  _globals['_LEASEVIEW']._serialized_end=2528
-  _globals['_REIGN']._serialized_start=2531
-  _globals['_REIGN']._serialized_end=2676
-  _globals['_ELECTREQUEST']._serialized_start=2678
-  _globals['_ELECTREQUEST']._serialized_end=2707
-  _globals['_ELECTRESPONSE']._serialized_start=2709
-  _globals['_ELECTRESPONSE']._serialized_end=2724
-  _globals['_STEPDOWNREQUEST']._serialized_start=2726
-  _globals['_STEPDOWNREQUEST']._serialized_end=2781
-  _globals['_STEPDOWNRESPONSE']._serialized_start=2783
-  _globals['_STEPDOWNRESPONSE']._serialized_end=2844
-  _globals['_CHECKSUMLOGREQUEST']._serialized_start=2846
-  _globals['_CHECKSUMLOGREQUEST']._serialized_end=2906
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=2908
-  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=2993
-  _globals['_MEMBERSERVICE']._serialized_start=2996
-  _globals['_MEMBERSERVICE']._serialized_end=3544
+  _globals['_WATCHARRIVALSREQUEST']._serialized_end=285
+  _globals['_INLINEDELIVERY']._serialized_start=287
+  _globals['_INLINEDELIVERY']._serialized_end=378
+  _globals['_ARRIVAL']._serialized_start=381
+  _globals['_ARRIVAL']._serialized_end=566
+  _globals['_INLINEMESSAGES']._serialized_start=568
+  _globals['_INLINEMESSAGES']._serialized_end=677
+  _globals['_WATCHARRIVALSRESPONSE']._serialized_start=679
+  _globals['_WATCHARRIVALSRESPONSE']._serialized_end=741
+  _globals['_PULLSTREAMREQUEST']._serialized_start=743
+  _globals['_PULLSTREAMREQUEST']._serialized_end=801
+  _globals['_PULLSTREAMRESPONSE']._serialized_start=803
+  _globals['_PULLSTREAMRESPONSE']._serialized_end=901
+  _globals['_EPOCHSTART']._serialized_start=903
+  _globals['_EPOCHSTART']._serialized_end=952
+  _globals['_REPLICATEREQUEST']._serialized_start=954
+  _globals['_REPLICATEREQUEST']._serialized_end=1063
+  _globals['_FOLLOWERHELLO']._serialized_start=1066
+  _globals['_FOLLOWERHELLO']._serialized_end=1350
+  _globals['_REPLICAACK']._serialized_start=1352
+  _globals['_REPLICAACK']._serialized_end=1479
+  _globals['_REPLICATERESPONSE']._serialized_start=1481
+  _globals['_REPLICATERESPONSE']._serialized_end=1589
+  _globals['_WRITERHELLO']._serialized_start=1592
+  _globals['_WRITERHELLO']._serialized_end=1765
+  _globals['_LOGCHUNK']._serialized_start=1768
+  _globals['_LOGCHUNK']._serialized_end=2044
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_start=2046
+  _globals['_DESCRIBEREPLICAREQUEST']._serialized_end=2070
+  _globals['_DESCRIBEREPLICARESPONSE']._serialized_start=2073
+  _globals['_DESCRIBEREPLICARESPONSE']._serialized_end=2387
+  _globals['_REPLICAID']._serialized_start=2389
+  _globals['_REPLICAID']._serialized_end=2437
+  _globals['_LEASERECORD']._serialized_start=2440
+  _globals['_LEASERECORD']._serialized_end=2607
+  _globals['_WRITERSTATUS']._serialized_start=2610
+  _globals['_WRITERSTATUS']._serialized_end=2762
+  _globals['_ELECTREQUEST']._serialized_start=2764
+  _globals['_ELECTREQUEST']._serialized_end=2793
+  _globals['_ELECTRESPONSE']._serialized_start=2795
+  _globals['_ELECTRESPONSE']._serialized_end=2810
+  _globals['_STEPDOWNREQUEST']._serialized_start=2812
+  _globals['_STEPDOWNREQUEST']._serialized_end=2867
+  _globals['_STEPDOWNRESPONSE']._serialized_start=2869
+  _globals['_STEPDOWNRESPONSE']._serialized_end=2930
+  _globals['_CHECKSUMLOGREQUEST']._serialized_start=2932
+  _globals['_CHECKSUMLOGREQUEST']._serialized_end=2992
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_start=2994
+  _globals['_CHECKSUMLOGRESPONSE']._serialized_end=3079
+  _globals['_MEMBERSERVICE']._serialized_start=3082
+  _globals['_MEMBERSERVICE']._serialized_end=3651
 # @@protoc_insertion_point(module_scope)

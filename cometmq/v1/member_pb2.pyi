@@ -28,8 +28,8 @@ class WatchArrivalsRequest(_message.Message):
 
     ADD_FIELD_NUMBER: _builtins.int
     REMOVE_FIELD_NUMBER: _builtins.int
-    WANT_FIELD_NUMBER: _builtins.int
-    DELIVERED_FIELD_NUMBER: _builtins.int
+    INLINE_WANTED_FIELD_NUMBER: _builtins.int
+    INLINE_DELIVERIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
         """Queues to watch from now on; known ones are told again. At most 100,000 a stream."""
@@ -39,13 +39,13 @@ class WatchArrivalsRequest(_message.Message):
         """Queues to forget."""
 
     @_builtins.property
-    def want(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
+    def inline_wanted(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
         """Watched queues at whose end somebody waits: their next 16 arrivals come with the messages, where they are few. Said
         again it is 16 from then on. Queues that are not watched do not matter.
         """
 
     @_builtins.property
-    def delivered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivered]:
+    def inline_deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___InlineDelivery]:
         """What was answered to consumers out of arrivals since the last request: pulls that the broker did not see."""
 
     def __init__(
@@ -53,19 +53,19 @@ class WatchArrivalsRequest(_message.Message):
         *,
         add: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
         remove: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
-        want: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
-        delivered: _abc.Iterable[Global___Delivered] | None = ...,
+        inline_wanted: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+        inline_deliveries: _abc.Iterable[Global___InlineDelivery] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "delivered", b"delivered", "remove", b"remove", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "inline_deliveries", b"inline_deliveries", "inline_wanted", b"inline_wanted", "remove", b"remove"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchArrivalsRequest: _TypeAlias = WatchArrivalsRequest  # noqa: Y015
 
 @_typing.final
-class Delivered(_message.Message):
+class InlineDelivery(_message.Message):
     """Messages that a group got out of arrivals."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -96,7 +96,7 @@ class Delivered(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Delivered: _TypeAlias = Delivered  # noqa: Y015
+Global___InlineDelivery: _TypeAlias = InlineDelivery  # noqa: Y015
 
 @_typing.final
 class Arrival(_message.Message):
@@ -127,7 +127,7 @@ class Arrival(_message.Message):
         """Low 32 bits of the tag hashes of the messages since the last arrival told on this stream. Empty = could be any."""
 
     @_builtins.property
-    def messages(self) -> Global___NewMessages:
+    def messages(self) -> Global___InlineMessages:
         """All messages since the last arrival told on this stream; absent = pull them."""
 
     def __init__(
@@ -138,7 +138,7 @@ class Arrival(_message.Message):
         generation: _builtins.int = ...,
         max_offset: _builtins.int = ...,
         tag_codes: _abc.Iterable[_builtins.int] | None = ...,
-        messages: Global___NewMessages | None = ...,
+        messages: Global___InlineMessages | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -149,7 +149,7 @@ class Arrival(_message.Message):
 Global___Arrival: _TypeAlias = Arrival  # noqa: Y015
 
 @_typing.final
-class NewMessages(_message.Message):
+class InlineMessages(_message.Message):
     """The messages of a queue between two tellings, at most 32 and 16 KiB: what a pull of them would find."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -188,7 +188,7 @@ class NewMessages(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___NewMessages: _TypeAlias = NewMessages  # noqa: Y015
+Global___InlineMessages: _TypeAlias = InlineMessages  # noqa: Y015
 
 @_typing.final
 class WatchArrivalsResponse(_message.Message):
@@ -344,7 +344,7 @@ class FollowerHello(_message.Message):
     LAST_RECORD_CRC32_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 2."""
+    """Version of this protocol, 3."""
     format_version: _builtins.int
     """Version of the log's format, 1."""
     broker_group: _builtins.str
@@ -399,19 +399,19 @@ class ReplicaAck(_message.Message):
     APPENDED_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     ANSWERS_BOOT_MS_FIELD_NUMBER: _builtins.int
-    PROMISE_MS_FIELD_NUMBER: _builtins.int
-    LEAVES_FIELD_NUMBER: _builtins.int
+    NO_ELECTION_MS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     appended_offset: _builtins.int
     """Everything below is in its page cache."""
     flushed_offset: _builtins.int
     """Everything below is on its disk."""
     answers_boot_ms: _builtins.int
     """`sent_boot_ms` of the newest chunk that was taken."""
-    promise_ms: _builtins.int
-    """The follower does not take the lease for so long, in milliseconds, from when it sends this; at most the `promise_ms` of
+    no_election_ms: _builtins.int
+    """The follower does not take the lease for so long, in milliseconds, from when it sends this; at most the `no_election_ms` of
     the writer's hello. 0 = it promises nothing.
     """
-    leaves: _builtins.bool
+    leaving: _builtins.bool
     """The follower is about to stop: the writer takes it out of the sets in the lease and then ends the stream. It goes on
     copying until then, and what it tells here is as true as ever.
     """
@@ -421,12 +421,12 @@ class ReplicaAck(_message.Message):
         appended_offset: _builtins.int = ...,
         flushed_offset: _builtins.int = ...,
         answers_boot_ms: _builtins.int = ...,
-        promise_ms: _builtins.int = ...,
-        leaves: _builtins.bool = ...,
+        no_election_ms: _builtins.int = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "leaves", b"leaves", "promise_ms", b"promise_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_boot_ms", b"answers_boot_ms", "appended_offset", b"appended_offset", "flushed_offset", b"flushed_offset", "leaving", b"leaving", "no_election_ms", b"no_election_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,16 +475,16 @@ class WriterHello(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     START_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_FILE_BYTES_FIELD_NUMBER: _builtins.int
-    PROMISE_MS_FIELD_NUMBER: _builtins.int
+    NO_ELECTION_MS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
-    """Version of this protocol, 2."""
+    """Version of this protocol, 3."""
     format_version: _builtins.int
     """Version of the log's format, 1."""
     start_offset: _builtins.int
     """The follower cuts its log here and goes on from here. Where it has nothing, the writer's lowest offset."""
     log_file_bytes: _builtins.int
     """Size of a commit log file, which members of a group share."""
-    promise_ms: _builtins.int
+    no_election_ms: _builtins.int
     """How long a follower is to promise not to take the lease, with each acknowledgement."""
     @_builtins.property
     def epochs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpochStart]:
@@ -498,11 +498,11 @@ class WriterHello(_message.Message):
         epochs: _abc.Iterable[Global___EpochStart] | None = ...,
         start_offset: _builtins.int = ...,
         log_file_bytes: _builtins.int = ...,
-        promise_ms: _builtins.int = ...,
+        no_election_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "promise_ms", b"promise_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "format_version", b"format_version", "log_file_bytes", b"log_file_bytes", "no_election_ms", b"no_election_ms", "protocol_version", b"protocol_version", "start_offset", b"start_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,9 +520,9 @@ class LogChunk(_message.Message):
     DATA_CRC32_FIELD_NUMBER: _builtins.int
     WRITER_END_OFFSET_FIELD_NUMBER: _builtins.int
     VISIBLE_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
-    VISIBLE_COPIED_OFFSET_FIELD_NUMBER: _builtins.int
+    VISIBLE_REPLICATED_OFFSET_FIELD_NUMBER: _builtins.int
     SENT_MS_FIELD_NUMBER: _builtins.int
-    VISIBLE_COPIED_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
+    VISIBLE_REPLICATED_FLUSHED_OFFSET_FIELD_NUMBER: _builtins.int
     FLUSH_TO_OFFSET_FIELD_NUMBER: _builtins.int
     SENT_BOOT_MS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
@@ -539,11 +539,11 @@ class LogChunk(_message.Message):
     """Up to here the log is on the writer's disk. A message may be seen when it lies below the lowest of the positions that its
     topic asks for, this one and the next two; a topic that asks for none of them, by this one.
     """
-    visible_copied_offset: _builtins.int
+    visible_replicated_offset: _builtins.int
     """Up to here every in-sync member has the log in its page cache."""
     sent_ms: _builtins.int
     """The writer's clock when it sent this, in milliseconds since 1970."""
-    visible_copied_flushed_offset: _builtins.int
+    visible_replicated_flushed_offset: _builtins.int
     """Up to here every in-sync member has the log on its disk."""
     flush_to_offset: _builtins.int
     """Up to here a message waits for the follower's disk: it is to sync at once."""
@@ -558,23 +558,23 @@ class LogChunk(_message.Message):
         data_crc32: _builtins.int = ...,
         writer_end_offset: _builtins.int = ...,
         visible_flushed_offset: _builtins.int = ...,
-        visible_copied_offset: _builtins.int = ...,
+        visible_replicated_offset: _builtins.int = ...,
         sent_ms: _builtins.int = ...,
-        visible_copied_flushed_offset: _builtins.int = ...,
+        visible_replicated_flushed_offset: _builtins.int = ...,
         flush_to_offset: _builtins.int = ...,
         sent_boot_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "flush_to_offset", b"flush_to_offset", "offset", b"offset", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms", "visible_copied_flushed_offset", b"visible_copied_flushed_offset", "visible_copied_offset", b"visible_copied_offset", "visible_flushed_offset", b"visible_flushed_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_crc32", b"data_crc32", "epoch", b"epoch", "flush_to_offset", b"flush_to_offset", "offset", b"offset", "sent_boot_ms", b"sent_boot_ms", "sent_ms", b"sent_ms", "visible_flushed_offset", b"visible_flushed_offset", "visible_replicated_flushed_offset", b"visible_replicated_flushed_offset", "visible_replicated_offset", b"visible_replicated_offset", "writer_end_offset", b"writer_end_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
 
 @_typing.final
-class StandingRequest(_message.Message):
-    """See MemberService.Standing."""
+class DescribeReplicaRequest(_message.Message):
+    """See MemberService.DescribeReplica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -587,11 +587,11 @@ class StandingRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StandingRequest: _TypeAlias = StandingRequest  # noqa: Y015
+Global___DescribeReplicaRequest: _TypeAlias = DescribeReplicaRequest  # noqa: Y015
 
 @_typing.final
-class StandingResponse(_message.Message):
-    """See MemberService.Standing."""
+class DescribeReplicaResponse(_message.Message):
+    """See MemberService.DescribeReplica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -603,7 +603,7 @@ class StandingResponse(_message.Message):
     LOG_MIN_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
-    REIGN_FIELD_NUMBER: _builtins.int
+    WRITER_STATUS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
@@ -623,11 +623,11 @@ class StandingResponse(_message.Message):
     role: _common_pb2.MemberRole.ValueType
     """What it does."""
     @_builtins.property
-    def reign(self) -> Global___Reign:
+    def writer_status(self) -> Global___WriterStatus:
         """Of the writer; absent of others, and where there is no lease."""
 
     @_builtins.property
-    def lease(self) -> Global___LeaseView:
+    def lease(self) -> Global___LeaseRecord:
         """What the lease said when it wrote or read it last; absent = nothing, or it does not know."""
 
     @_builtins.property
@@ -645,20 +645,20 @@ class StandingResponse(_message.Message):
         log_min_offset: _builtins.int = ...,
         log_end_offset: _builtins.int = ...,
         role: _common_pb2.MemberRole.ValueType = ...,
-        reign: Global___Reign | None = ...,
-        lease: Global___LeaseView | None = ...,
+        writer_status: Global___WriterStatus | None = ...,
+        lease: Global___LeaseRecord | None = ...,
         peers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "reign", b"reign"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "writer_status", b"writer_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "reign", b"reign", "role", b"role", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "epoch", b"epoch", "former_store_id", b"former_store_id", "lease", b"lease", "log_end_offset", b"log_end_offset", "log_min_offset", b"log_min_offset", "member_id", b"member_id", "peers", b"peers", "role", b"role", "store_id", b"store_id", "writer_status", b"writer_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StandingResponse: _TypeAlias = StandingResponse  # noqa: Y015
+Global___DescribeReplicaResponse: _TypeAlias = DescribeReplicaResponse  # noqa: Y015
 
 @_typing.final
-class MemberSeat(_message.Message):
+class ReplicaId(_message.Message):
     """A member with its store: whoever lost a disk, or the end of a log, comes back with another."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -681,10 +681,10 @@ class MemberSeat(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberSeat: _TypeAlias = MemberSeat  # noqa: Y015
+Global___ReplicaId: _TypeAlias = ReplicaId  # noqa: Y015
 
 @_typing.final
-class LeaseView(_message.Message):
+class LeaseRecord(_message.Message):
     """The lease of a group, as a member knows it."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -699,23 +699,23 @@ class LeaseView(_message.Message):
     renewals: _builtins.int
     """A number that grows with each record that a holder writes."""
     @_builtins.property
-    def holder(self) -> Global___MemberSeat:
+    def holder(self) -> Global___ReplicaId:
         """Who writes, or has written last."""
 
     @_builtins.property
-    def in_sync(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberSeat]:
+    def in_sync(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaId]:
         """Who has everything that was acknowledged under replication, the holder included."""
 
     @_builtins.property
-    def electable(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberSeat]:
+    def electable(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaId]:
         """Who may take over."""
 
     def __init__(
         self,
         *,
-        holder: Global___MemberSeat | None = ...,
-        in_sync: _abc.Iterable[Global___MemberSeat] | None = ...,
-        electable: _abc.Iterable[Global___MemberSeat] | None = ...,
+        holder: Global___ReplicaId | None = ...,
+        in_sync: _abc.Iterable[Global___ReplicaId] | None = ...,
+        electable: _abc.Iterable[Global___ReplicaId] | None = ...,
         epoch: _builtins.int = ...,
         renewals: _builtins.int = ...,
     ) -> None: ...
@@ -725,10 +725,10 @@ class LeaseView(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LeaseView: _TypeAlias = LeaseView  # noqa: Y015
+Global___LeaseRecord: _TypeAlias = LeaseRecord  # noqa: Y015
 
 @_typing.final
-class Reign(_message.Message):
+class WriterStatus(_message.Message):
     """A writer's hold on its group."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -777,7 +777,7 @@ class Reign(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Reign: _TypeAlias = Reign  # noqa: Y015
+Global___WriterStatus: _TypeAlias = WriterStatus  # noqa: Y015
 
 @_typing.final
 class ElectRequest(_message.Message):

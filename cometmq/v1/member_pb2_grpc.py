@@ -56,10 +56,10 @@ class MemberServiceStub:
                 request_serializer=cometmq_dot_v1_dot_member__pb2.StepDownRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_member__pb2.StepDownResponse.FromString,
                 _registered_method=True)
-        self.Standing = channel.unary_unary(
-                '/cometmq.v1.MemberService/Standing',
-                request_serializer=cometmq_dot_v1_dot_member__pb2.StandingRequest.SerializeToString,
-                response_deserializer=cometmq_dot_v1_dot_member__pb2.StandingResponse.FromString,
+        self.DescribeReplica = channel.unary_unary(
+                '/cometmq.v1.MemberService/DescribeReplica',
+                request_serializer=cometmq_dot_v1_dot_member__pb2.DescribeReplicaRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_member__pb2.DescribeReplicaResponse.FromString,
                 _registered_method=True)
         self.Elect = channel.unary_unary(
                 '/cometmq.v1.MemberService/Elect',
@@ -81,7 +81,7 @@ class MemberServiceServicer:
     def WatchArrivals(self, request_iterator, context):
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+        a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
         stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """
@@ -115,7 +115,7 @@ class MemberServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Standing(self, request, context):
+    def DescribeReplica(self, request, context):
         """How a member stands: what it has, what it does. A read. Deadline 2 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -160,10 +160,10 @@ def add_MemberServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_member__pb2.StepDownRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_member__pb2.StepDownResponse.SerializeToString,
             ),
-            'Standing': grpc.unary_unary_rpc_method_handler(
-                    servicer.Standing,
-                    request_deserializer=cometmq_dot_v1_dot_member__pb2.StandingRequest.FromString,
-                    response_serializer=cometmq_dot_v1_dot_member__pb2.StandingResponse.SerializeToString,
+            'DescribeReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeReplica,
+                    request_deserializer=cometmq_dot_v1_dot_member__pb2.DescribeReplicaRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_member__pb2.DescribeReplicaResponse.SerializeToString,
             ),
             'Elect': grpc.unary_unary_rpc_method_handler(
                     servicer.Elect,
@@ -297,7 +297,7 @@ class MemberService:
             _registered_method=True)
 
     @staticmethod
-    def Standing(request,
+    def DescribeReplica(request,
             target,
             options=(),
             channel_credentials=None,
@@ -310,9 +310,9 @@ class MemberService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/cometmq.v1.MemberService/Standing',
-            cometmq_dot_v1_dot_member__pb2.StandingRequest.SerializeToString,
-            cometmq_dot_v1_dot_member__pb2.StandingResponse.FromString,
+            '/cometmq.v1.MemberService/DescribeReplica',
+            cometmq_dot_v1_dot_member__pb2.DescribeReplicaRequest.SerializeToString,
+            cometmq_dot_v1_dot_member__pb2.DescribeReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

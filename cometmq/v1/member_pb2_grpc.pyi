@@ -38,7 +38,7 @@ class MemberServiceStub:
     WatchArrivals: _grpc.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+    a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
     stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
@@ -56,7 +56,7 @@ class MemberServiceStub:
     the writer then goes on as a follower. After an error everything is as it was. Errors: NOT_WRITER, NO_FOLLOWER,
     LEASE_UNAVAILABLE, DISK_FULL, BROKER_DRAINING (it is being done already). Deadline 30 s.
     """
-    Standing: _grpc.UnaryUnaryMultiCallable[_member_pb2.StandingRequest, _member_pb2.StandingResponse]
+    DescribeReplica: _grpc.UnaryUnaryMultiCallable[_member_pb2.DescribeReplicaRequest, _member_pb2.DescribeReplicaResponse]
     """How a member stands: what it has, what it does. A read. Deadline 2 s."""
     Elect: _grpc.UnaryUnaryMultiCallable[_member_pb2.ElectRequest, _member_pb2.ElectResponse]
     """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
@@ -75,7 +75,7 @@ class MemberServiceAsyncStub(MemberServiceStub):
     WatchArrivals: _aio.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]  # type: ignore[assignment]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
     latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+    a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
     stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
@@ -93,7 +93,7 @@ class MemberServiceAsyncStub(MemberServiceStub):
     the writer then goes on as a follower. After an error everything is as it was. Errors: NOT_WRITER, NO_FOLLOWER,
     LEASE_UNAVAILABLE, DISK_FULL, BROKER_DRAINING (it is being done already). Deadline 30 s.
     """
-    Standing: _aio.UnaryUnaryMultiCallable[_member_pb2.StandingRequest, _member_pb2.StandingResponse]  # type: ignore[assignment]
+    DescribeReplica: _aio.UnaryUnaryMultiCallable[_member_pb2.DescribeReplicaRequest, _member_pb2.DescribeReplicaResponse]  # type: ignore[assignment]
     """How a member stands: what it has, what it does. A read. Deadline 2 s."""
     Elect: _aio.UnaryUnaryMultiCallable[_member_pb2.ElectRequest, _member_pb2.ElectResponse]  # type: ignore[assignment]
     """Tells a follower to lead as soon as the lease is abandoned, though messages that were acknowledged may be missing in its
@@ -115,7 +115,7 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_member_pb2.WatchArrivalsResponse], _abc.AsyncIterator[_member_pb2.WatchArrivalsResponse]]:
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
         latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Where somebody waits at a queue's end (`want`), few new messages come along.
+        a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
         stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """
@@ -153,11 +153,11 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def Standing(
+    def DescribeReplica(
         self,
-        request: _member_pb2.StandingRequest,
+        request: _member_pb2.DescribeReplicaRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_member_pb2.StandingResponse, _abc.Awaitable[_member_pb2.StandingResponse]]:
+    ) -> _typing.Union[_member_pb2.DescribeReplicaResponse, _abc.Awaitable[_member_pb2.DescribeReplicaResponse]]:
         """How a member stands: what it has, what it does. A read. Deadline 2 s."""
 
     @_abc_1.abstractmethod

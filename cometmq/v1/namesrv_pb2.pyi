@@ -257,8 +257,8 @@ class WatchRegistrationResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMBER_FIELD_NUMBER: _builtins.int
-    HOLD_FIELD_NUMBER: _builtins.int
-    hold: _builtins.bool
+    PULLHOLD_FIELD_NUMBER: _builtins.int
+    pullhold: _builtins.bool
     """Whether the pullhold is registered."""
     @_builtins.property
     def member(self) -> Global___Member:
@@ -268,11 +268,11 @@ class WatchRegistrationResponse(_message.Message):
         self,
         *,
         member: Global___Member | None = ...,
-        hold: _builtins.bool = ...,
+        pullhold: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_member", b"_member", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member", b"_member", "hold", b"hold", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_member", b"_member", "member", b"member", "pullhold", b"pullhold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__member: _TypeAlias = _typing.Literal["member"]  # noqa: Y015
     _WhichOneofArgType__member: _TypeAlias = _typing.Literal["_member", b"_member"]  # noqa: Y015
@@ -460,7 +460,7 @@ class DescribeClusterRequest(_message.Message):
 Global___DescribeClusterRequest: _TypeAlias = DescribeClusterRequest  # noqa: Y015
 
 @_typing.final
-class MemberStatus(_message.Message):
+class RegisteredMember(_message.Message):
     """One registered member as this name server sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -495,7 +495,7 @@ class MemberStatus(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___MemberStatus: _TypeAlias = MemberStatus  # noqa: Y015
+Global___RegisteredMember: _TypeAlias = RegisteredMember  # noqa: Y015
 
 @_typing.final
 class DescribeClusterResponse(_message.Message):
@@ -505,13 +505,13 @@ class DescribeClusterResponse(_message.Message):
 
     MEMBERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]:
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegisteredMember]:
         """By cluster, broker group and member_id."""
 
     def __init__(
         self,
         *,
-        members: _abc.Iterable[Global___MemberStatus] | None = ...,
+        members: _abc.Iterable[Global___RegisteredMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -767,8 +767,8 @@ class ListValuesResponse(_message.Message):
 Global___ListValuesResponse: _TypeAlias = ListValuesResponse  # noqa: Y015
 
 @_typing.final
-class RegisterHoldRequest(_message.Message):
-    """See NameService.RegisterHold."""
+class RegisterPullholdRequest(_message.Message):
+    """See NameService.RegisterPullhold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -790,11 +790,11 @@ class RegisterHoldRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterHoldRequest: _TypeAlias = RegisterHoldRequest  # noqa: Y015
+Global___RegisterPullholdRequest: _TypeAlias = RegisterPullholdRequest  # noqa: Y015
 
 @_typing.final
-class RegisterHoldResponse(_message.Message):
-    """See NameService.RegisterHold."""
+class RegisterPullholdResponse(_message.Message):
+    """See NameService.RegisterPullhold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -807,11 +807,11 @@ class RegisterHoldResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RegisterHoldResponse: _TypeAlias = RegisterHoldResponse  # noqa: Y015
+Global___RegisterPullholdResponse: _TypeAlias = RegisterPullholdResponse  # noqa: Y015
 
 @_typing.final
-class UnregisterHoldRequest(_message.Message):
-    """See NameService.UnregisterHold."""
+class UnregisterPullholdRequest(_message.Message):
+    """See NameService.UnregisterPullhold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -833,11 +833,11 @@ class UnregisterHoldRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnregisterHoldRequest: _TypeAlias = UnregisterHoldRequest  # noqa: Y015
+Global___UnregisterPullholdRequest: _TypeAlias = UnregisterPullholdRequest  # noqa: Y015
 
 @_typing.final
-class UnregisterHoldResponse(_message.Message):
-    """See NameService.UnregisterHold."""
+class UnregisterPullholdResponse(_message.Message):
+    """See NameService.UnregisterPullhold."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -850,11 +850,11 @@ class UnregisterHoldResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnregisterHoldResponse: _TypeAlias = UnregisterHoldResponse  # noqa: Y015
+Global___UnregisterPullholdResponse: _TypeAlias = UnregisterPullholdResponse  # noqa: Y015
 
 @_typing.final
-class ListHoldsRequest(_message.Message):
-    """See NameService.ListHolds."""
+class ListPullholdsRequest(_message.Message):
+    """See NameService.ListPullholds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -872,11 +872,11 @@ class ListHoldsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListHoldsRequest: _TypeAlias = ListHoldsRequest  # noqa: Y015
+Global___ListPullholdsRequest: _TypeAlias = ListPullholdsRequest  # noqa: Y015
 
 @_typing.final
-class ListHoldsResponse(_message.Message):
-    """See NameService.ListHolds."""
+class ListPullholdsResponse(_message.Message):
+    """See NameService.ListPullholds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -896,4 +896,4 @@ class ListHoldsResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListHoldsResponse: _TypeAlias = ListHoldsResponse  # noqa: Y015
+Global___ListPullholdsResponse: _TypeAlias = ListPullholdsResponse  # noqa: Y015

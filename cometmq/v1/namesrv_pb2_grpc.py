@@ -93,20 +93,20 @@ class NameServiceStub:
                 request_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListValuesRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListValuesResponse.FromString,
                 _registered_method=True)
-        self.RegisterHold = channel.unary_unary(
-                '/cometmq.v1.NameService/RegisterHold',
-                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldRequest.SerializeToString,
-                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldResponse.FromString,
+        self.RegisterPullhold = channel.unary_unary(
+                '/cometmq.v1.NameService/RegisterPullhold',
+                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdResponse.FromString,
                 _registered_method=True)
-        self.UnregisterHold = channel.unary_unary(
-                '/cometmq.v1.NameService/UnregisterHold',
-                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldRequest.SerializeToString,
-                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldResponse.FromString,
+        self.UnregisterPullhold = channel.unary_unary(
+                '/cometmq.v1.NameService/UnregisterPullhold',
+                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdResponse.FromString,
                 _registered_method=True)
-        self.ListHolds = channel.unary_unary(
-                '/cometmq.v1.NameService/ListHolds',
-                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListHoldsRequest.SerializeToString,
-                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListHoldsResponse.FromString,
+        self.ListPullholds = channel.unary_unary(
+                '/cometmq.v1.NameService/ListPullholds',
+                request_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsResponse.FromString,
                 _registered_method=True)
 
 
@@ -204,7 +204,7 @@ class NameServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RegisterHold(self, request, context):
+    def RegisterPullhold(self, request, context):
         """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
         Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
@@ -212,7 +212,7 @@ class NameServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UnregisterHold(self, request, context):
+    def UnregisterPullhold(self, request, context):
         """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
         Errors: UNAUTHENTICATED. Deadline 3 s.
         """
@@ -220,7 +220,7 @@ class NameServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListHolds(self, request, context):
+    def ListPullholds(self, request, context):
         """Where the pullholds of a cluster are. A read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -285,20 +285,20 @@ def add_NameServiceServicer_to_server(servicer, server):
                     request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListValuesRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListValuesResponse.SerializeToString,
             ),
-            'RegisterHold': grpc.unary_unary_rpc_method_handler(
-                    servicer.RegisterHold,
-                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldRequest.FromString,
-                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldResponse.SerializeToString,
+            'RegisterPullhold': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterPullhold,
+                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdResponse.SerializeToString,
             ),
-            'UnregisterHold': grpc.unary_unary_rpc_method_handler(
-                    servicer.UnregisterHold,
-                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldRequest.FromString,
-                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldResponse.SerializeToString,
+            'UnregisterPullhold': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterPullhold,
+                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdResponse.SerializeToString,
             ),
-            'ListHolds': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListHolds,
-                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListHoldsRequest.FromString,
-                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListHoldsResponse.SerializeToString,
+            'ListPullholds': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPullholds,
+                    request_deserializer=cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -613,7 +613,7 @@ class NameService:
             _registered_method=True)
 
     @staticmethod
-    def RegisterHold(request,
+    def RegisterPullhold(request,
             target,
             options=(),
             channel_credentials=None,
@@ -626,9 +626,9 @@ class NameService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/cometmq.v1.NameService/RegisterHold',
-            cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldRequest.SerializeToString,
-            cometmq_dot_v1_dot_namesrv__pb2.RegisterHoldResponse.FromString,
+            '/cometmq.v1.NameService/RegisterPullhold',
+            cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdRequest.SerializeToString,
+            cometmq_dot_v1_dot_namesrv__pb2.RegisterPullholdResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -640,7 +640,7 @@ class NameService:
             _registered_method=True)
 
     @staticmethod
-    def UnregisterHold(request,
+    def UnregisterPullhold(request,
             target,
             options=(),
             channel_credentials=None,
@@ -653,9 +653,9 @@ class NameService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/cometmq.v1.NameService/UnregisterHold',
-            cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldRequest.SerializeToString,
-            cometmq_dot_v1_dot_namesrv__pb2.UnregisterHoldResponse.FromString,
+            '/cometmq.v1.NameService/UnregisterPullhold',
+            cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdRequest.SerializeToString,
+            cometmq_dot_v1_dot_namesrv__pb2.UnregisterPullholdResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -667,7 +667,7 @@ class NameService:
             _registered_method=True)
 
     @staticmethod
-    def ListHolds(request,
+    def ListPullholds(request,
             target,
             options=(),
             channel_credentials=None,
@@ -680,9 +680,9 @@ class NameService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/cometmq.v1.NameService/ListHolds',
-            cometmq_dot_v1_dot_namesrv__pb2.ListHoldsRequest.SerializeToString,
-            cometmq_dot_v1_dot_namesrv__pb2.ListHoldsResponse.FromString,
+            '/cometmq.v1.NameService/ListPullholds',
+            cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsRequest.SerializeToString,
+            cometmq_dot_v1_dot_namesrv__pb2.ListPullholdsResponse.FromString,
             options,
             channel_credentials,
             insecure,

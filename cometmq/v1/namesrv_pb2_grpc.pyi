@@ -75,15 +75,15 @@ class NameServiceStub:
     """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
     ListValues: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.ListValuesRequest, _namesrv_pb2.ListValuesResponse]
     """All values of a namespace; none is an empty answer. A read. Deadline 3 s."""
-    RegisterHold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterHoldRequest, _namesrv_pb2.RegisterHoldResponse]
+    RegisterPullhold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterPullholdRequest, _namesrv_pb2.RegisterPullholdResponse]
     """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
     Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
-    UnregisterHold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterHoldRequest, _namesrv_pb2.UnregisterHoldResponse]
+    UnregisterPullhold: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterPullholdRequest, _namesrv_pb2.UnregisterPullholdResponse]
     """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
     Errors: UNAUTHENTICATED. Deadline 3 s.
     """
-    ListHolds: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.ListHoldsRequest, _namesrv_pb2.ListHoldsResponse]
+    ListPullholds: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.ListPullholdsRequest, _namesrv_pb2.ListPullholdsResponse]
     """Where the pullholds of a cluster are. A read. Deadline 3 s."""
 
 @_typing.type_check_only
@@ -133,15 +133,15 @@ class NameServiceAsyncStub(NameServiceStub):
     """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
     ListValues: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.ListValuesRequest, _namesrv_pb2.ListValuesResponse]  # type: ignore[assignment]
     """All values of a namespace; none is an empty answer. A read. Deadline 3 s."""
-    RegisterHold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterHoldRequest, _namesrv_pb2.RegisterHoldResponse]  # type: ignore[assignment]
+    RegisterPullhold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.RegisterPullholdRequest, _namesrv_pb2.RegisterPullholdResponse]  # type: ignore[assignment]
     """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
     Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
     """
-    UnregisterHold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterHoldRequest, _namesrv_pb2.UnregisterHoldResponse]  # type: ignore[assignment]
+    UnregisterPullhold: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.UnregisterPullholdRequest, _namesrv_pb2.UnregisterPullholdResponse]  # type: ignore[assignment]
     """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
     Errors: UNAUTHENTICATED. Deadline 3 s.
     """
-    ListHolds: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.ListHoldsRequest, _namesrv_pb2.ListHoldsResponse]  # type: ignore[assignment]
+    ListPullholds: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.ListPullholdsRequest, _namesrv_pb2.ListPullholdsResponse]  # type: ignore[assignment]
     """Where the pullholds of a cluster are. A read. Deadline 3 s."""
 
 class NameServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -256,31 +256,31 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         """All values of a namespace; none is an empty answer. A read. Deadline 3 s."""
 
     @_abc_1.abstractmethod
-    def RegisterHold(
+    def RegisterPullhold(
         self,
-        request: _namesrv_pb2.RegisterHoldRequest,
+        request: _namesrv_pb2.RegisterPullholdRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_namesrv_pb2.RegisterHoldResponse, _abc.Awaitable[_namesrv_pb2.RegisterHoldResponse]]:
+    ) -> _typing.Union[_namesrv_pb2.RegisterPullholdResponse, _abc.Awaitable[_namesrv_pb2.RegisterPullholdResponse]]:
         """A pullhold says that it lives; repeated every 30 s, silent for 120 s = removed. Idempotent.
         Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 6 s.
         """
 
     @_abc_1.abstractmethod
-    def UnregisterHold(
+    def UnregisterPullhold(
         self,
-        request: _namesrv_pb2.UnregisterHoldRequest,
+        request: _namesrv_pb2.UnregisterPullholdRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_namesrv_pb2.UnregisterHoldResponse, _abc.Awaitable[_namesrv_pb2.UnregisterHoldResponse]]:
+    ) -> _typing.Union[_namesrv_pb2.UnregisterPullholdResponse, _abc.Awaitable[_namesrv_pb2.UnregisterPullholdResponse]]:
         """A pullhold that stops in order takes itself out of the list at once. Idempotent: an unknown one is no error.
         Errors: UNAUTHENTICATED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
-    def ListHolds(
+    def ListPullholds(
         self,
-        request: _namesrv_pb2.ListHoldsRequest,
+        request: _namesrv_pb2.ListPullholdsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_namesrv_pb2.ListHoldsResponse, _abc.Awaitable[_namesrv_pb2.ListHoldsResponse]]:
+    ) -> _typing.Union[_namesrv_pb2.ListPullholdsResponse, _abc.Awaitable[_namesrv_pb2.ListPullholdsResponse]]:
         """Where the pullholds of a cluster are. A read. Deadline 3 s."""
 
 def add_NameServiceServicer_to_server(servicer: NameServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

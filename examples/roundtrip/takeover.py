@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
-from cometmq.admin import local, reigns
+from cometmq.admin import group_status, local
 from cometmq.admin.connection import Connection, until
 from cometmq.admin.local import LocalCluster
 from cometmq.admin.views import GroupStatusView
@@ -85,7 +85,7 @@ async def _reaches(
     found: list[GroupStatusView] = []
 
     async def reached() -> bool:
-        groups = await reigns.describe(connection)
+        groups = await group_status.describe(connection)
         found.extend(
             group
             for group in groups

@@ -16,7 +16,7 @@ from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import LeaseHolder
 from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
-from cometmq.replication.lease import LeaseRecord, Seat, Seats
+from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
 from services.broker.replicas import Replicas
@@ -73,7 +73,7 @@ class InSyncSet:
     @property
     def size(self) -> int:
         """How many have a message before it counts as copied, this member included."""
-        return 1 if self._holder is None else len(self._holder.bounding())
+        return 1 if self._holder is None else len(self._holder.must_acknowledge())
 
     @property
     def expected(self) -> int:
@@ -83,7 +83,7 @@ class InSyncSet:
     @property
     def electable(self) -> int:
         """How many may write after this one fell silent, this member included."""
-        return 1 if self._holder is None else 1 + len(self._holder.rivals())
+        return 1 if self._holder is None else 1 + len(self._holder.electable_others())
 
     @property
     def size_min(self) -> int:
@@ -103,14 +103,14 @@ class InSyncSet:
                 f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
             )
 
-    def reign(self) -> member_pb2.Reign | None:
+    def writer_status(self) -> member_pb2.WriterStatus | None:
         """What is to be told of it; None without a lease."""
         if self._holder is None:
             return None
         record = self._holder.record
-        return member_pb2.Reign(
-            in_sync=[seat.member_id for seat in record.in_sync],
-            electable=[seat.member_id for seat in record.electable],
+        return member_pb2.WriterStatus(
+            in_sync=[replica_id.member_id for replica_id in record.in_sync],
+            electable=[replica_id.member_id for replica_id in record.electable],
             min_in_sync=self._policy.size_min,
             only_writer=self._storage.is_only_writer(),
             reason=record.reason,
@@ -131,15 +131,15 @@ class InSyncSet:
             self._count_copies(self._holder, replicated)
 
     def _count_copies(self, holder: LeaseHolder, replicated: bool) -> None:
-        bounding = holder.bounding()
+        must_acknowledge = holder.must_acknowledge()
         own = self._own(holder)
         # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
-        rivals = holder.rivals() if replicated else ()
-        positions = copied(bounding, rivals, own, self._replicas.by_seat)
+        electable_others = holder.electable_others() if replicated else ()
+        positions = copied(must_acknowledge, electable_others, own, self._replicas.by_seat)
         if positions is None:
             self._storage.hold_copies()
         else:
-            self._storage.copied_to(*positions, alone=bounding == {own.seat})
+            self._storage.copied_to(*positions, alone=must_acknowledge == {own.replica_id})
 
     def _own(self, holder: LeaseHolder) -> Own:
         marks = self._storage.watermarks
@@ -154,7 +154,7 @@ class InSyncSet:
             await asyncio.sleep(pause_s)
 
     async def _keep(self, holder: LeaseHolder) -> float:
-        self._replicas.let_go(holder.bounding() | holder.rivals())
+        self._replicas.let_go(holder.must_acknowledge() | holder.electable_others())
         before = holder.record
         wanted = self._wanted(holder)
         if holder.settled and wanted == (before.in_sync, before.electable):
@@ -165,7 +165,7 @@ class InSyncSet:
         self._tell(set(before.in_sync), set(holder.record.in_sync))
         return LOOK_S
 
-    def _wanted(self, holder: LeaseHolder) -> tuple[Seats, Seats]:
+    def _wanted(self, holder: LeaseHolder) -> tuple[ReplicaIds, ReplicaIds]:
         return wanted_sets(
             holder.record,
             self._own(holder),
@@ -175,12 +175,12 @@ class InSyncSet:
             replicated=self._replicated(),
         )
 
-    def _tell(self, before: set[Seat], now: set[Seat]) -> None:
+    def _tell(self, before: set[ReplicaId], now: set[ReplicaId]) -> None:
         self.shrinks += len(before - now)
-        told: list[tuple[Callable[..., None], str, set[Seat]]] = [
+        told: list[tuple[Callable[..., None], str, set[ReplicaId]]] = [
             (log.warning, "no longer in sync", before - now),
             (log.info, "in sync", now - before),
         ]
         for write, what, members in told:
-            for seat in sorted(members):
-                write(what, extra=fields(member=seat.member_id, size=len(now)))
+            for replica_id in sorted(members):
+                write(what, extra=fields(member=replica_id.member_id, size=len(now)))

@@ -27,9 +27,9 @@ from cometmq.replication.follower import (
     Replica,
     start_of_copy,
 )
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.cleaner import Pin
 from cometmq.store.log.commitlog import Chunk
 
@@ -50,13 +50,13 @@ class Frame:
     offset: int
     data: bytes
     writer_end: int
-    visible: Marks
+    visible: HighWatermarks
     flush_to: int  # somebody waits until the follower has synced that
     sent_boot_ms: int
 
 
 class Replicas:
-    """All followers that this writer has heard of, by seat; of each member one stream at a time: a
+    """All followers that this writer has heard of, by id; of each member one stream at a time: a
     newer one takes the place of an older.
     """
 
@@ -68,12 +68,12 @@ class Replicas:
         self.refusals = Refusals()
         self.clock = clock
         self.storage = storage
-        self._by_seat: dict[Seat, Replica] = {}
+        self._by_seat: dict[ReplicaId, Replica] = {}
         self._streams: dict[int, Sender] = {}  # by member id
         self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
 
     @property
-    def by_seat(self) -> Mapping[Seat, Replica]:
+    def by_seat(self) -> Mapping[ReplicaId, Replica]:
         """Followers, connected or not."""
         return self._by_seat
 
@@ -81,16 +81,16 @@ class Replicas:
         """Followers now, in order of member id."""
         # Asked by the metrics' thread too: the list is made in one step.
         found = [sender.replica for sender in list(self._streams.values())]
-        return sorted(found, key=lambda replica: replica.seat)
+        return sorted(found, key=lambda replica: replica.replica_id)
 
     def copies(self) -> list[Copy]:
         """The connected followers, for readers that may be sent to one of them."""
         end = self.storage.store.appended_offset
         return [Copy(r.member_id, r.behind_bytes(end)) for r in self.connected()]
 
-    def promised_until_s(self, seat: Seat) -> float:
+    def promised_until_s(self, replica_id: ReplicaId) -> float:
         """Until when that follower has promised not to take the lease; 0: it has not."""
-        replica = self._by_seat.get(seat)
+        replica = self._by_seat.get(replica_id)
         return 0.0 if replica is None else replica.promised_until_s
 
     def view(self) -> LogView:
@@ -113,40 +113,40 @@ class Replicas:
             return await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
 
     @contextmanager
-    def join(self, seat: Seat, start: int) -> Iterator[Sender]:
+    def join(self, replica_id: ReplicaId, start: int) -> Iterator[Sender]:
         """A follower, as long as its stream lives."""
-        replica = self._replica(seat, start)
+        replica = self._replica(replica_id, start)
         pins = self.storage.store.cleaner.pins
         with pins.hold(start) as pin:
-            sender = self._streams[seat.member_id] = Sender(self, replica, pin)
+            sender = self._streams[replica_id.member_id] = Sender(self, replica, pin)
             self.changed.ring()
             try:
                 with self.storage.moved.heard_by(sender.wake):
                     yield sender
             finally:
                 if self.is_current(sender):
-                    del self._streams[seat.member_id]
+                    del self._streams[replica_id.member_id]
                     replica.connected = False
                 self.changed.ring()
 
-    def _replica(self, seat: Seat, start: int) -> Replica:
+    def _replica(self, replica_id: ReplicaId, start: int) -> Replica:
         # A member on another store has lost what it had: what the store before has told of itself,
         # and promised, is kept only as long as that was connected last.
-        for other in [other for other in self._by_seat if other.member_id == seat.member_id]:
-            if other != seat:
+        for other in [other for other in self._by_seat if other.member_id == replica_id.member_id]:
+            if other != replica_id:
                 del self._by_seat[other]
-        replica = self._by_seat.get(seat)
+        replica = self._by_seat.get(replica_id)
         if replica is None:
-            replica = Replica(seat, start, self.clock.boottime_s())
-            self._by_seat[seat] = replica
+            replica = Replica(replica_id, start, self.clock.boottime_s())
+            self._by_seat[replica_id] = replica
         else:
             replica.join(start)
         return replica
 
-    def let_go(self, named: Collection[Seat]) -> None:
-        """End the streams of those that have said farewell, but of the seats ``named``."""
+    def let_go(self, named: Collection[ReplicaId]) -> None:
+        """End the streams of those that have said farewell, but of the replicas ``named``."""
         for sender in self._streams.values():
-            if sender.replica.leaves and sender.replica.seat not in named:
+            if sender.replica.leaving and sender.replica.replica_id not in named:
                 sender.let_go()
 
     def is_current(self, sender: Sender) -> bool:
@@ -177,7 +177,9 @@ class Sender:
         self._replicas = replicas
         self._pin = pin  # what was not sent yet is wanted
         self._let_go = False
-        self._told: tuple[Marks, int] | None = None  # positions that the follower was told last
+        self._told: tuple[HighWatermarks, int] | None = (
+            None  # positions that the follower was told last
+        )
         self._told_s = 0.0
 
     def acked(self, ack: Ack) -> None:
@@ -257,7 +259,7 @@ class Sender:
         if delay_s:  # even no time at all would be a turn of the loop
             await asyncio.sleep(min(delay_s, HEARTBEAT_S))  # heartbeats must not wait for it
 
-    def _to_tell(self) -> tuple[Marks, int]:
+    def _to_tell(self) -> tuple[HighWatermarks, int]:
         storage = self._replicas.storage
         return storage.shown, storage.copies_wanted
 

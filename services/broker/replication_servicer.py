@@ -11,15 +11,15 @@ from cometmq.errors import InvalidRequest, NotFollower
 from cometmq.member.checksum import checksum_log
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
-from cometmq.member.standing import standing_of
+from cometmq.member.standing import replica_status_of
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,
     Ack,
     LogView,
 )
-from cometmq.replication.hello import Door, Introduction
-from cometmq.replication.lease import Seat
+from cometmq.replication.handshake import FollowerIdentity, Handshake
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason
 from cometmq.rpc.gate import Gate
 from cometmq.v1 import common_pb2, member_pb2
@@ -51,7 +51,7 @@ class ReplicationServicer:
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
         self._gate = gate
-        self._door = Door(
+        self._handshake = Handshake(
             identity.cluster,
             identity.broker_group,
             config.member_id,
@@ -67,15 +67,17 @@ class ReplicationServicer:
         with self._replicas.refusals.counting(Reason.ORDER):
             if first.WhichOneof("kind") != "hello":
                 raise InvalidRequest("hello: must come first")
-        seat = Seat(first.hello.member_id, first.hello.store_id)
-        follower = self._checked(first.hello, seat)
+        replica_id = ReplicaId(first.hello.member_id, first.hello.store_id)
+        follower = self._checked(first.hello, replica_id)
         start = await self._replicas.start_of_copy(follower)
-        self._check_free(seat)  # before the hello: it would tell who has no place here to go on
+        self._check_free(
+            replica_id
+        )  # before the hello: it would tell who has no place here to go on
         await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
         if start != follower.log_end:
             return  # it cuts its log, and comes again
-        self._check_free(seat)  # two may have come at once
-        with self._replicas.join(seat, start) as sender:
+        self._check_free(replica_id)  # two may have come at once
+        with self._replicas.join(replica_id, start) as sender:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_acks(sender, context))
                 draining = tasks.create_task(self._end_when_draining())
@@ -86,8 +88,10 @@ class ReplicationServicer:
                 reading.cancel()
                 draining.cancel()
 
-    def _check_free(self, seat: Seat) -> None:
-        self._door.check_free(seat, self._replicas.connected(), self._replicas.clock.boottime_s())
+    def _check_free(self, replica_id: ReplicaId) -> None:
+        self._handshake.check_free(
+            replica_id, self._replicas.connected(), self._replicas.clock.boottime_s()
+        )
 
     async def _read_acks(self, sender: Sender, context: Context) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
@@ -100,8 +104,8 @@ class ReplicationServicer:
                     ack.appended_offset,
                     ack.flushed_offset,
                     ack.answers_boot_ms,
-                    min(ack.promise_ms, self._promise_ms),
-                    ack.leaves,
+                    min(ack.no_election_ms, self._promise_ms),
+                    ack.leaving,
                 )
             )
 
@@ -112,10 +116,12 @@ class ReplicationServicer:
         await self._gate.wait_draining()
         self._gate.check()
 
-    def _checked(self, hello: member_pb2.FollowerHello, seat: Seat) -> LogView:
+    def _checked(self, hello: member_pb2.FollowerHello, replica_id: ReplicaId) -> LogView:
         versions = (hello.protocol_version, hello.format_version)
-        self._door.check(Introduction(*versions, hello.cluster, hello.broker_group, seat))
-        return self._door.checked_log(
+        self._handshake.check(
+            FollowerIdentity(*versions, hello.cluster, hello.broker_group, replica_id)
+        )
+        return self._handshake.checked_log(
             ((epoch.epoch, epoch.start_offset) for epoch in hello.epochs),
             hello.log_min_offset,
             hello.log_end_offset,
@@ -133,7 +139,7 @@ class ReplicationServicer:
             ],
             start_offset=start,
             log_file_bytes=self._log_file_bytes,
-            promise_ms=self._promise_ms,
+            no_election_ms=self._promise_ms,
         )
 
     async def StepDown(
@@ -143,15 +149,15 @@ class ReplicationServicer:
         done = await self._hand_over.step_down(wanted)
         return member_pb2.StepDownResponse(member_id=done.member_id, log_end_offset=done.log_end)
 
-    async def Standing(
-        self, request: member_pb2.StandingRequest, context: Context
-    ) -> member_pb2.StandingResponse:
+    async def DescribeReplica(
+        self, request: member_pb2.DescribeReplicaRequest, context: Context
+    ) -> member_pb2.DescribeReplicaResponse:
         role = common_pb2.MEMBER_ROLE_WRITER
         lease = self._in_sync.record
-        standing = standing_of(self._identity, self._config, self._store, role, lease)
-        if (reign := self._in_sync.reign()) is not None:
-            standing.reign.CopyFrom(reign)
-        return standing
+        status = replica_status_of(self._identity, self._config, self._store, role, lease)
+        if (writer_status := self._in_sync.writer_status()) is not None:
+            status.writer_status.CopyFrom(writer_status)
+        return status
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context

@@ -20,25 +20,25 @@ from prometheus_client.registry import Collector
 from cometmq.member.admin_servicer import AdminReadServicer
 from cometmq.member.advising import Adviser
 from cometmq.member.app import FOLLOWER, FOLLOWER_MODULE, WRITER_MODULE, MemberApp
-from cometmq.member.copying import CopyStorage, cut
+from cometmq.member.copying import FollowerStorage, cut
 from cometmq.member.holdings import Holdings, Surroundings
 from cometmq.member.leases import open_lease
 from cometmq.member.metrics import StoreCollector
-from cometmq.member.opening import OpenedCopy, open_copy
+from cometmq.member.opening import OpenedFollower, open_copy
 from cometmq.member.progress import GroupReads
 from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.registration import Registrar
 from cometmq.member.serving import Servicers
 from cometmq.member.standing import Peers
 from cometmq.messaging.suggestion import Copy
-from cometmq.replication.candidacy import Follow, Lead, Standing
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.election import Follow, Lead, ReplicaStatus
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
-from services.haslave.candidate import Candidate
+from services.haslave.elector import Elector
 from services.haslave.following import CutNeeded, Follower, Following
-from services.haslave.metrics import CopyCollector
+from services.haslave.metrics import FollowerCollector
 from services.haslave.servicer import FollowerServicer
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class App(MemberApp):
 
     name = "haslave"
     role = FOLLOWER
-    _shown: Callable[[], Marks] = Marks  # by which a writer has shown what is here
+    _shown: Callable[[], HighWatermarks] = (
+        HighWatermarks  # by which a writer has shown what is here
+    )
     _following: Following | None = None  # once the store is open
 
     async def _open(self, around: Surroundings) -> _Parts | None:
@@ -61,26 +63,26 @@ class App(MemberApp):
         opened = await asyncio.to_thread(
             open_copy, self._config, self._clock, progress=self._progress()
         )
-        candidate = self._candidate(around, opened)
-        step = await candidate.look()
+        elector = self._elector(around, opened)
+        step = await elector.look()
         if isinstance(step, Lead):
             await asyncio.to_thread(opened.store.close)
             self.lead(step, opened.store, None)
             return None
-        parts = _Parts(self, around, opened, candidate)
+        parts = _Parts(self, around, opened, elector)
         self._shown = lambda: parts.storage.watermarks.shown
         self._following = parts.following
         if step is not None:
             parts.follow(step)
         return parts
 
-    def _candidate(self, around: Surroundings, opened: OpenedCopy) -> Candidate:
+    def _elector(self, around: Surroundings, opened: OpenedFollower) -> Elector:
         config, store = self._config, opened.store
 
         peers = Peers(config.broker_group, config.peer_addresses(), around.ports.secret)
 
-        def standing(promised_until_s: float, forced: bool) -> Standing:
-            return Standing(
+        def status(promised_until_s: float, forced: bool) -> ReplicaStatus:
+            return ReplicaStatus(
                 config.broker_group,
                 config.member_id,
                 store.store_id,
@@ -97,7 +99,7 @@ class App(MemberApp):
             )
 
         lease = open_lease(config.lease, config.broker_group)
-        return Candidate(lease, config.lease_duration_s, standing, peers, self._clock)
+        return Elector(lease, config.lease_duration_s, status, peers, self._clock)
 
     async def _retire(self) -> None:
         """Say farewell: else producers would wait until the writer has missed us."""
@@ -118,12 +120,12 @@ class _Parts:
     """Everything that needs the open store."""
 
     def __init__(
-        self, app: App, around: Surroundings, opened: OpenedCopy, candidate: Candidate
+        self, app: App, around: Surroundings, opened: OpenedFollower, elector: Elector
     ) -> None:
         config, identity, metrics = around.config, around.identity, around.metrics
         self._app = app
         self._around = around
-        self._candidate = candidate
+        self._elector = elector
         self._cut: CutNeeded | None = None
         self._lease_known = False
         self._store = opened.store
@@ -132,7 +134,7 @@ class _Parts:
         self.registrar = Registrar(
             config.namesrv, self._registration, register_s, secret=around.ports.secret
         )
-        self.storage = CopyStorage(
+        self.storage = FollowerStorage(
             opened.store,
             opened.state,
             around.flush_policy(),
@@ -143,7 +145,7 @@ class _Parts:
         )
         self._held = held = Holdings(around, self.storage, opened.state.state, copy=True)
         follower = _who_follows(around)
-        self.following = Following(self.storage, follower, candidate.promise, around.clock)
+        self.following = Following(self.storage, follower, elector.promise, around.clock)
         memory_percent = config.access_message_in_memory_max_ratio
         adviser = Adviser(config.slave_read_enable, memory_percent, self._as_copy)
         groups = GroupReads(held.state, held.reader, held.members, adviser)
@@ -153,11 +155,11 @@ class _Parts:
             groups,
             ReadServicer(identity, held.reader, groups, metrics, self._described),
             AdminReadServicer(held, groups),
-            FollowerServicer(identity, config, opened.store, candidate),
+            FollowerServicer(identity, config, opened.store, elector),
         )
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, self.storage, held.state),
-            CopyCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
+            FollowerCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
             held.collector,
         )
 
@@ -195,7 +197,7 @@ class _Parts:
                 async with asyncio.timeout(pause_s):
                     await self.following.lost.wait()
             self.following.lost.clear()
-            step = await self._candidate.look()
+            step = await self._elector.look()
             pause_s = self._around.config.lease_poll_s
             if isinstance(step, Lead):
                 self.following.follow("")

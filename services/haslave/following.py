@@ -19,7 +19,7 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
-from cometmq.member.copying import CopyStorage
+from cometmq.member.copying import FollowerStorage
 from cometmq.native import crc32
 from cometmq.replication.follower import (
     FORMAT_VERSION,
@@ -30,9 +30,9 @@ from cometmq.replication.follower import (
     owned,
     plan,
 )
-from cometmq.replication.hello import check_versions, check_writer
+from cometmq.replication.handshake import check_versions, check_writer
 from cometmq.replication.refusals import Reason, Refusals
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -79,7 +79,7 @@ class Following:
 
     def __init__(
         self,
-        storage: CopyStorage,
+        storage: FollowerStorage,
         follower: Follower,
         promise: Callable[[int], int],
         clock: Clock,
@@ -190,7 +190,7 @@ class Following:
             if answer.WhichOneof("kind") != "hello":
                 raise ReplicationBroken("the writer's first message is no hello")
         self._check(answer.hello, view)
-        self._promise_ms = answer.hello.promise_ms
+        self._promise_ms = answer.hello.no_election_ms
         self._answers_ms = 0
         start = answer.hello.start_offset
         match plan(view, start):
@@ -265,10 +265,10 @@ class Following:
             with self.refusals.counting(Reason.RECORDS):
                 await self._storage.copy(chunk.offset, data)
             self.bytes_copied += len(data)
-        visible = Marks(
+        visible = HighWatermarks(
             chunk.visible_flushed_offset,
-            chunk.visible_copied_offset,
-            chunk.visible_copied_flushed_offset,
+            chunk.visible_replicated_offset,
+            chunk.visible_replicated_flushed_offset,
         )
         self._storage.told(visible, chunk.flush_to_offset)
         self._answers_ms = chunk.sent_boot_ms
@@ -305,8 +305,8 @@ class Following:
                         appended_offset=told[0],
                         flushed_offset=told[1],
                         answers_boot_ms=told_ms,
-                        promise_ms=self._promise(self._promise_ms),
-                        leaves=told[2],
+                        no_election_ms=self._promise(self._promise_ms),
+                        leaving=told[2],
                     )
                     await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()

@@ -11,7 +11,7 @@ from cometmq.member.metrics import replication_refused
 from services.haslave.following import Following
 
 
-class CopyCollector(Collector):
+class FollowerCollector(Collector):
     """Read off at each scrape, in the scraper's thread. The writer tells the same of each of its
     followers; what a follower says of itself holds without a writer too.
     """

@@ -9,10 +9,10 @@ from cometmq.member.checksum import checksum_log
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.read_servicer import not_writer
-from cometmq.member.standing import standing_of
+from cometmq.member.standing import replica_status_of
 from cometmq.store.base import BaseStore
 from cometmq.v1 import common_pb2, member_pb2
-from services.haslave.candidate import Candidate
+from services.haslave.elector import Elector
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
@@ -25,12 +25,12 @@ class FollowerServicer:
         identity: BrokerIdentity,
         config: MemberConfig,
         store: BaseStore,
-        candidate: Candidate,
+        elector: Elector,
     ) -> None:
         self._identity = identity
         self._config = config
         self._store = store
-        self._candidate = candidate
+        self._elector = elector
 
     async def Replicate(self, request_iterator: object, context: Context) -> None:
         raise not_writer(self._identity)
@@ -40,19 +40,19 @@ class FollowerServicer:
     ) -> member_pb2.StepDownResponse:
         raise not_writer(self._identity)
 
-    async def Standing(
-        self, request: member_pb2.StandingRequest, context: Context
-    ) -> member_pb2.StandingResponse:
+    async def DescribeReplica(
+        self, request: member_pb2.DescribeReplicaRequest, context: Context
+    ) -> member_pb2.DescribeReplicaResponse:
         role = common_pb2.MEMBER_ROLE_FOLLOWER
-        lease = self._candidate.record
-        return standing_of(self._identity, self._config, self._store, role, lease)
+        lease = self._elector.record
+        return replica_status_of(self._identity, self._config, self._store, role, lease)
 
     async def Elect(
         self, request: member_pb2.ElectRequest, context: Context
     ) -> member_pb2.ElectResponse:
         if not request.force:
             raise InvalidRequest("force: must be said, for acknowledged messages may be lost")
-        await self._candidate.force()
+        await self._elector.force()
         return member_pb2.ElectResponse()
 
     async def ChecksumLog(

@@ -16,7 +16,7 @@ from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.namesrv_pb2_grpc import add_NameServiceServicer_to_server
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
-from services.namesrv.pullholds import HoldTable
+from services.namesrv.pullholds import PullholdTable
 from services.namesrv.routes import RouteTable
 from services.namesrv.servicer import NameServicer
 from services.namesrv.values import Values
@@ -48,7 +48,7 @@ class App:
             changed=self._watchers.changed,
             moved=self._registrations.changed,
         )
-        self._holds = HoldTable(
+        self._holds = PullholdTable(
             silence_max_s=config.member_silence_max_s,
             holds_max=config.holds_max,
             moved=self._registrations.changed,

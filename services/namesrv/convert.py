@@ -94,8 +94,8 @@ def route_to_proto(topic: str, groups: Sequence[GroupRoute]) -> namesrv_pb2.Topi
     )
 
 
-def status_to_proto(live: LiveMember) -> namesrv_pb2.MemberStatus:
-    return namesrv_pb2.MemberStatus(
+def status_to_proto(live: LiveMember) -> namesrv_pb2.RegisteredMember:
+    return namesrv_pb2.RegisteredMember(
         member=member_to_proto(live.member),
         last_heard_ms=live.heard_ms,
         data_version=namesrv_pb2.DataVersion(

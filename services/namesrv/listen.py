@@ -19,8 +19,8 @@ PROVEN = frozenset(
         "SetWritePermission",
         "PutValue",
         "DeleteValue",
-        "RegisterHold",
-        "UnregisterHold",
+        "RegisterPullhold",
+        "UnregisterPullhold",
     )
 )
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024  # a registration carries up to 100,000 topics

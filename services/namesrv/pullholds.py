@@ -12,7 +12,7 @@ from cometmq.errors import InvalidRequest, LimitExceeded
 from services.namesrv.routes import ADDRESS, NAME
 
 
-class HoldTable:
+class PullholdTable:
     """All registered pullholds, by (cluster, address). ``moved`` hears who came and went."""
 
     def __init__(

@@ -13,7 +13,7 @@ from cometmq.rpc.shares import address_of
 from cometmq.v1 import namesrv_pb2 as pb
 from cometmq.v1 import namesrv_pb2_grpc
 from services.namesrv import convert
-from services.namesrv.pullholds import HoldTable
+from services.namesrv.pullholds import PullholdTable
 from services.namesrv.routes import RouteTable
 from services.namesrv.values import Values
 from services.namesrv.watches import Registrations, Watcher, Watchers
@@ -32,7 +32,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         table: RouteTable,
         watchers: Watchers,
         values: Values,
-        holds: HoldTable,
+        holds: PullholdTable,
         registrations: Registrations,
         *,
         gate: Gate,
@@ -94,7 +94,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
     def _registration(self, request: pb.WatchRegistrationRequest) -> pb.WatchRegistrationResponse:
         if not request.broker_group:
             known = self._holds.knows(request.cluster, request.address)
-            return pb.WatchRegistrationResponse(hold=known)
+            return pb.WatchRegistrationResponse(pullhold=known)
         member = self._table.member(request.cluster, request.broker_group, request.member_id)
         found = None if member is None else convert.member_to_proto(member)
         return pb.WatchRegistrationResponse(member=found)
@@ -153,22 +153,22 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
     ) -> pb.ListValuesResponse:
         return pb.ListValuesResponse(values=self._values.of(request.namespace))
 
-    async def RegisterHold(
-        self, request: pb.RegisterHoldRequest, context: Context
-    ) -> pb.RegisterHoldResponse:
+    async def RegisterPullhold(
+        self, request: pb.RegisterPullholdRequest, context: Context
+    ) -> pb.RegisterPullholdResponse:
         self._holds.register(request.cluster, request.address, self._clock.monotonic_s())
-        return pb.RegisterHoldResponse()
+        return pb.RegisterPullholdResponse()
 
-    async def UnregisterHold(
-        self, request: pb.UnregisterHoldRequest, context: Context
-    ) -> pb.UnregisterHoldResponse:
+    async def UnregisterPullhold(
+        self, request: pb.UnregisterPullholdRequest, context: Context
+    ) -> pb.UnregisterPullholdResponse:
         self._holds.unregister(request.cluster, request.address)
-        return pb.UnregisterHoldResponse()
+        return pb.UnregisterPullholdResponse()
 
-    async def ListHolds(
-        self, request: pb.ListHoldsRequest, context: Context
-    ) -> pb.ListHoldsResponse:
-        return pb.ListHoldsResponse(addresses=self._holds.addresses(request.cluster))
+    async def ListPullholds(
+        self, request: pb.ListPullholdsRequest, context: Context
+    ) -> pb.ListPullholdsResponse:
+        return pb.ListPullholdsResponse(addresses=self._holds.addresses(request.cluster))
 
     async def _send_changes(self, watcher: Watcher, woken: asyncio.Event, context: Context) -> None:
         """Until the stream ends; BrokerDraining ends it."""

@@ -63,11 +63,11 @@ class Deliveries:
         count, size_bytes = self._counts.get(key, (0, 0))
         self._counts[key] = (count + response.count, size_bytes + len(response.records))
 
-    def take(self) -> list[member_pb2.Delivered]:
+    def take(self) -> list[member_pb2.InlineDelivery]:
         """What to tell; it is forgotten here."""
         counts, self._counts = self._counts, {}
         return [
-            member_pb2.Delivered(
+            member_pb2.InlineDelivery(
                 topic=topic, group=group, message_count=count, record_bytes=size_bytes
             )
             for (topic, group), (count, size_bytes) in counts.items()

@@ -44,8 +44,8 @@ def register_call(cluster: str, address: str) -> Call:
     """The call that registers this pullhold at one name server."""
 
     async def register(stub: Stub) -> None:
-        request = namesrv_pb2.RegisterHoldRequest(cluster=cluster, address=address)
-        await stub.RegisterHold(request, timeout=2 * CALL_DEADLINE_S)
+        request = namesrv_pb2.RegisterPullholdRequest(cluster=cluster, address=address)
+        await stub.RegisterPullhold(request, timeout=2 * CALL_DEADLINE_S)
 
     return register
 
@@ -54,8 +54,8 @@ def unregister_call(cluster: str, address: str) -> Call:
     """The call that takes it out again."""
 
     async def unregister(stub: Stub) -> None:
-        request = namesrv_pb2.UnregisterHoldRequest(cluster=cluster, address=address)
-        await stub.UnregisterHold(request, timeout=CALL_DEADLINE_S)
+        request = namesrv_pb2.UnregisterPullholdRequest(cluster=cluster, address=address)
+        await stub.UnregisterPullhold(request, timeout=CALL_DEADLINE_S)
 
     return unregister
 
@@ -66,7 +66,7 @@ def stands_call(cluster: str, address: str) -> Call:
     async def stands(stub: Stub) -> None:
         request = namesrv_pb2.WatchRegistrationRequest(cluster=cluster, address=address)
         async for now in stub.WatchRegistration(request):
-            if not now.hold:
+            if not now.pullhold:
                 return
 
     return stands
@@ -95,7 +95,7 @@ class Change:
     add: Sequence[QueueKey] = ()
     remove: Sequence[QueueKey] = ()
     want: Sequence[QueueKey] = ()
-    delivered: Sequence[member_pb2.Delivered] = ()
+    delivered: Sequence[member_pb2.InlineDelivery] = ()
 
     def __bool__(self) -> bool:
         return bool(self.add or self.remove or self.want or self.delivered)
@@ -250,8 +250,8 @@ class ArrivalStream:
         request = member_pb2.WatchArrivalsRequest(
             add=map(_queue_proto, change.add),
             remove=map(_queue_proto, change.remove),
-            want=map(_queue_proto, change.want),
-            delivered=change.delivered,
+            inline_wanted=map(_queue_proto, change.want),
+            inline_deliveries=change.delivered,
         )
         await _write(self._call, request)
 

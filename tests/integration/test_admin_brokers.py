@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.admin import brokers, ops, reigns
+from cometmq.admin import brokers, group_status, ops
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
 from cometmq.v1 import member_pb2
@@ -65,22 +65,23 @@ async def test_who_was_in_sync_is_known_without_a_writer(tmp_path: Path) -> None
         await group.all_in_sync(0, 1)
 
         async def well() -> bool:
-            return [view.status for view in await reigns.describe(connection)] == ["ok"]
+            return [view.status for view in await group_status.describe(connection)] == ["ok"]
 
         await until_async(well)
         [writer, follower] = [
-            await group[each].members.Standing(member_pb2.StandingRequest()) for each in (0, 1)
+            await group[each].members.DescribeReplica(member_pb2.DescribeReplicaRequest())
+            for each in (0, 1)
         ]
-        seats = [(0, writer.store_id), (1, follower.store_id)]
-        assert [(s.member_id, s.store_id) for s in writer.lease.in_sync] == seats
+        replica_ids = [(0, writer.store_id), (1, follower.store_id)]
+        assert [(s.member_id, s.store_id) for s in writer.lease.in_sync] == replica_ids
         await group[0].crash()
 
         async def told() -> bool:
-            [view] = await reigns.describe(connection)
+            [view] = await group_status.describe(connection)
             return (view.status, view.in_sync, view.electable) == ("no writer", [0, 1], [0, 1])
 
         await until_async(told)
-        [view] = await reigns.describe(connection)
+        [view] = await group_status.describe(connection)
         assert view.troubles == ["member 0 is not registered"]
         assert "member 1 takes over" in view.advice
 

@@ -107,8 +107,8 @@ BEYOND = (
     "epochs.epoch = 18446744073709551615",
     "data_version.epoch = 18446744073709551615",
     "data_version.counter = 18446744073709551615",
-    "delivered.message_count = 18446744073709551615",
-    "delivered.record_bytes = 18446744073709551615",
+    "inline_deliveries.message_count = 18446744073709551615",
+    "inline_deliveries.record_bytes = 18446744073709551615",
     "queue_id = -1",
     "offset = -1",
     "max_count = -1",
@@ -120,7 +120,12 @@ BEYOND = (
 )
 # Watches do not look at what they are to forget, or want of a queue that is not theirs. An empty
 # log has its last record at -1. What a producer says in its records is RocketMQ's.
-NOT_LOOKED_AT = ("remove.queue_id", "want.queue_id", "hello.last_record_offset", "answers_boot_ms")
+NOT_LOOKED_AT = (
+    "remove.queue_id",
+    "inline_wanted.queue_id",
+    "hello.last_record_offset",
+    "answers_boot_ms",
+)
 
 
 @dataclass(frozen=True)

@@ -208,15 +208,15 @@ async def test_a_pullhold_that_was_taken_out_is_back_at_once(tmp_path: Path) -> 
         stranger_at(namesrv) as stranger,
         running_pullhold(namesrv, **PERIOD) as pullhold,
     ):
-        request = pb.UnregisterHoldRequest(cluster="DefaultCluster", address=pullhold.address)
+        request = pb.UnregisterPullholdRequest(cluster="DefaultCluster", address=pullhold.address)
 
         async def there() -> bool:
-            answer = await stranger.stub.ListHolds(pb.ListHoldsRequest())
+            answer = await stranger.stub.ListPullholds(pb.ListPullholdsRequest())
             return list(answer.addresses) == [pullhold.address]
 
         for _ in range(3):
             await until_async(there)
-            await stranger.stub.UnregisterHold(request)
+            await stranger.stub.UnregisterPullhold(request)
         await until_async(there)
 
 
@@ -238,8 +238,8 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "SetWritePermission": lambda: pb.SetWritePermissionRequest(broker_group="g1"),
     "PutValue": lambda: pb.PutValueRequest(namespace="n", key="k", value="v"),
     "DeleteValue": lambda: pb.DeleteValueRequest(namespace="n", key="k"),
-    "RegisterHold": lambda: pb.RegisterHoldRequest(cluster="c", address="6.6.6.6:3"),
-    "UnregisterHold": lambda: pb.UnregisterHoldRequest(cluster="c", address="6.6.6.6:3"),
+    "RegisterPullhold": lambda: pb.RegisterPullholdRequest(cluster="c", address="6.6.6.6:3"),
+    "UnregisterPullhold": lambda: pb.UnregisterPullholdRequest(cluster="c", address="6.6.6.6:3"),
 }
 READS = {
     "QueryRoute",
@@ -247,7 +247,7 @@ READS = {
     "DescribeCluster",
     "ListTopics",
     "ListValues",
-    "ListHolds",
+    "ListPullholds",
 }
 
 
@@ -283,7 +283,7 @@ async def test_who_does_not_know_the_secret_changes_nothing(tmp_path: Path, file
                 assert isinstance(refused, Unauthenticated), method
         assert await stranger.members() == [(0, 1)]
         assert await stranger.topics() == ["TBW102"]
-        holds = await stranger.stub.ListHolds(pb.ListHoldsRequest())
+        holds = await stranger.stub.ListPullholds(pb.ListPullholdsRequest())
         assert list(holds.addresses) == [pullhold.address]
 
 

@@ -60,13 +60,13 @@ async def opened(writer: LiveMember, **fields: Any) -> tuple[Call, member_pb2.Lo
 
 
 async def tell(
-    call: Call, appended: int, flushed: int, answers_ms: int, promise_ms: int = 0
+    call: Call, appended: int, flushed: int, answers_ms: int, no_election_ms: int = 0
 ) -> None:
     ack = member_pb2.ReplicaAck(
         appended_offset=appended,
         flushed_offset=flushed,
         answers_boot_ms=answers_ms,
-        promise_ms=promise_ms,
+        no_election_ms=no_election_ms,
     )
     await call.write(member_pb2.ReplicateRequest(ack=ack))
 

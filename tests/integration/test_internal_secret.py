@@ -197,8 +197,8 @@ async def test_what_is_said_between_those_who_know_it_is_no_secret(
             open_channel(address) as plain,
         ):
             stub = member_pb2_grpc.MemberServiceStub(channel)
-            standing = await stub.Standing(member_pb2.StandingRequest(), timeout=20)
-            assert standing.broker_group == "g1"
+            status = await stub.DescribeReplica(member_pb2.DescribeReplicaRequest(), timeout=20)
+            assert status.broker_group == "g1"
             watch = stub.WatchArrivals()
             queue = common_pb2.QueueRef(topic="none", queue_id=0)
             await watch.write(member_pb2.WatchArrivalsRequest(add=[queue]))
@@ -213,11 +213,15 @@ async def test_what_is_said_between_those_who_know_it_is_no_secret(
             asked = await auth_pb2_grpc.AuthServiceStub(plain).Challenge(
                 auth_pb2.ChallengeRequest(nonce=nonce)
             )
-            method = "/cometmq.v1.MemberService/Standing"
+            method = "/cometmq.v1.MemberService/DescribeReplica"
             proof = known(file).prove(address, method, nonce, asked.challenge, asked.proofs)
             bare = member_pb2_grpc.MemberServiceStub(plain)
-            await bare.Standing(member_pb2.StandingRequest(), metadata=proof, timeout=20)
-            again = bare.Standing(member_pb2.StandingRequest(), metadata=proof, timeout=20)
+            await bare.DescribeReplica(
+                member_pb2.DescribeReplicaRequest(), metadata=proof, timeout=20
+            )
+            again = bare.DescribeReplica(
+                member_pb2.DescribeReplicaRequest(), metadata=proof, timeout=20
+            )
             assert isinstance(await refusal(again), Unauthenticated)
         assert await refused_count(group[0], "replayed") == 1
 
@@ -232,7 +236,7 @@ async def test_a_member_that_starts_anew_needs_nothing(tmp_path: Path, file: Pat
 
         async def answers() -> bool:
             with suppress(grpc.aio.AioRpcError):
-                await stub.Standing(member_pb2.StandingRequest(), timeout=5)
+                await stub.DescribeReplica(member_pb2.DescribeReplicaRequest(), timeout=5)
                 return True
             return False
 

@@ -238,7 +238,7 @@ async def refusal_or_answer(pullhold: LivePullhold, request: hold_pb2.HoldReques
 async def listed(namesrv: str, cluster_name: str = "") -> list[str]:
     async with grpc.aio.insecure_channel(namesrv) as channel:
         stub = namesrv_pb2_grpc.NameServiceStub(channel)
-        response = await stub.ListHolds(namesrv_pb2.ListHoldsRequest(cluster=cluster_name))
+        response = await stub.ListPullholds(namesrv_pb2.ListPullholdsRequest(cluster=cluster_name))
         return list(response.addresses)
 
 

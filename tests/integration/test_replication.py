@@ -186,7 +186,7 @@ def hello(**fields: Any) -> member_pb2.ReplicateRequest:
     return member_pb2.ReplicateRequest(
         hello=member_pb2.FollowerHello(
             **{
-                "protocol_version": 2,
+                "protocol_version": 3,
                 "format_version": 1,
                 "cluster": "DefaultCluster",
                 "broker_group": "g1",
@@ -223,7 +223,7 @@ async def test_who_may_not_follow(tmp_path: Path) -> None:
     later = [member_pb2.EpochStart(epoch=9, start_offset=0)]
     async with live_group(tmp_path, members=1) as group:
         for kind, request in [
-            (errors.VersionUnsupported, hello(protocol_version=1)),
+            (errors.VersionUnsupported, hello(protocol_version=2)),
             (errors.VersionUnsupported, hello(format_version=7)),
             (errors.InvalidRequest, hello(broker_group="g2")),
             (errors.InvalidRequest, hello(epochs=epochs, log_end_offset=10)),

@@ -537,7 +537,10 @@ async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
     async with live_group(tmp_path, **COPIED) as group:
         await group.all_in_sync(0, 1)
         await group.in_step()
-        found = [await group[n].members.Standing(member_pb2.StandingRequest()) for n in (0, 1)]
+        found = [
+            await group[n].members.DescribeReplica(member_pb2.DescribeReplicaRequest())
+            for n in (0, 1)
+        ]
         assert [answer.role for answer in found] == [
             common_pb2.MEMBER_ROLE_WRITER,
             common_pb2.MEMBER_ROLE_FOLLOWER,

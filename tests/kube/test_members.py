@@ -81,8 +81,8 @@ class Members:
 
         async def all_there() -> bool:
             found = await asyncio.to_thread(self.lease)
-            seats = json.loads(found["metadata"]["annotations"]["cometmq.io/in_sync"])
-            return ids == [number for number, _ in seats]
+            replica_ids = json.loads(found["metadata"]["annotations"]["cometmq.io/in_sync"])
+            return ids == [number for number, _ in replica_ids]
 
         await until_async(all_there, 60.0)
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from cometmq.errors import MessageNotFound
 from cometmq.format.batch import BatchLimits
-from cometmq.member.copying import CopyStorage, cut
+from cometmq.member.copying import FollowerStorage, cut
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.opening import open_copy, open_writer
 from cometmq.member.statelog import encode_record
@@ -65,7 +65,7 @@ class WriterAndFollower(RuleBasedStateMachine):
     """``ends``: where batches of the writer end that may be lost in a power cut."""
 
     writer: MemberStorage
-    copy: CopyStorage
+    copy: FollowerStorage
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class WriterAndFollower(RuleBasedStateMachine):
     def open_copy(self) -> None:
         found = open_copy(self.config("copy"), self.clock)
         self.copied = found.state.state
-        self.copy = CopyStorage(found.store, found.state, POLICY, self.clock)
+        self.copy = FollowerStorage(found.store, found.state, POLICY, self.clock)
         self.connected = False
 
     # --- what the writer does -----------------------------------------------------------------

@@ -70,15 +70,15 @@ class Consumer:
         if offset > len(units):
             # What a writer has, that was deposed and does not know it, is old.
             if role.writes and role.epoch >= self._epoch:
-                raise Violation(f"{role.disk.seat} takes {position}, it has {len(units)}")
+                raise Violation(f"{role.disk.replica_id} takes {position}, it has {len(units)}")
             return
         if offset > readable and not role.writes:
             return  # a copy that is not so far yet answers nothing, and moves nobody
         there = units[offset - 1].chain if offset else 0
         if there != self._chains[offset]:
             raise Violation(
-                f"{role.disk.seat} of epoch {role.epoch} takes {self._position} as {position} of "
-                f"queue {self._queue}: other messages than those that were read"
+                f"{role.disk.replica_id} of epoch {role.epoch} takes {self._position} as {position}"
+                f" of queue {self._queue}: other messages than those that were read"
             )
         for unit in units[offset : min(readable, offset + READ_MAX)]:
             self._chains.append(unit.chain)
@@ -100,8 +100,8 @@ class Consumer:
             read = self._chains[min(offset, len(self._chains) - 1)]
             if fence.offset > len(units) or chains[-1] != read:
                 raise Violation(
-                    f"{role.disk.seat} of epoch {role.epoch} fences {self._position} at {fence}: "
-                    f"below it are other messages than those that were read"
+                    f"{role.disk.replica_id} of epoch {role.epoch} fences {self._position} "
+                    f"at {fence}: below it are other messages than those that were read"
                 )
         self._chains = chains
         self._position = Position(fence.generation, offset)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cometmq.messaging.generations import History
 from cometmq.replication.follower import LogView, owned
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.metadata import epochs
 from tests.sim.world import Violation
@@ -58,8 +58,8 @@ class Disk:
         self._renamed = 0
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.member_id, self.store_id)
+    def replica_id(self) -> ReplicaId:
+        return ReplicaId(self.member_id, self.store_id)
 
     @property
     def end(self) -> int:
@@ -75,7 +75,7 @@ class Disk:
 
     def start(self, boot: int) -> None:
         """A process opens the store; recovery leaves everything on the disk."""
-        assert not self.open, self.seat
+        assert not self.open, self.replica_id
         if not self.clean and self.boot != boot:
             self.former_store_id = self.former_store_id or self.store_id
             self._rename()
@@ -137,7 +137,7 @@ class Disk:
 
     def cut(self, offset: int) -> None:
         if self.at(offset) is None and offset != self.end:
-            raise Violation(f"a cut at {offset} of {self.seat}: no record begins there")
+            raise Violation(f"a cut at {offset} of {self.replica_id}: no record begins there")
         self._keep(bisect_right(self._ends, offset))
         self.flushed = self.end
 

@@ -107,7 +107,7 @@ def _stop(faults: Faults) -> None:
 def lose_power(faults: Faults, member: Member) -> None:
     faults.tell(member, "loses its power")
     if not member.disk.clean:
-        faults.judge.power_lost(member.disk.seat)
+        faults.judge.power_lost(member.disk.replica_id)
     lost = member.lose_power()
     if lost:
         faults.tell(member, "loses unsynced records")
@@ -126,7 +126,7 @@ def _power_of_all(faults: Faults) -> None:
 def _disk(faults: Faults) -> None:
     member = faults.some()
     faults.tell(member, "loses its disk")
-    faults.judge.disk_lost(member.disk.seat)
+    faults.judge.disk_lost(member.disk.replica_id)
     member.lose_disk()
     faults.later(0.5, 10, lambda: start(member))
 

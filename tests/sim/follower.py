@@ -1,4 +1,4 @@
-"""A follower: the real ``Candidate`` on a simulated lease, a copy of the writer's log, and the word
+"""A follower: the real ``Elector`` on a simulated lease, a copy of the writer's log, and the word
 not to stand. What ``services/haslave`` does, without a network and files.
 """
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, LeaseConflict, LeaseUnavailable, StaleEpoch
 from cometmq.messaging.generations import EPOCH_SHIFT, History
-from cometmq.replication.candidacy import Lead, Standing
+from cometmq.replication.election import Lead, ReplicaStatus
 from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Plan, plan
-from cometmq.replication.hello import check_writer
-from cometmq.replication.lease import Seat
+from cometmq.replication.handshake import check_writer
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.watermarks import (
     STRICTEST,
-    CopyWatermarks,
     DurabilityClass,
-    Marks,
+    FollowerWatermarks,
+    HighWatermarks,
     ReadableMaxima,
 )
-from services.haslave.candidate import Candidate
+from services.haslave.elector import Elector
 from tests.sim.disk import Histories, Record
 from tests.sim.lease import LeaseClient
 from tests.sim.member import GROUP, Member, MemberPeers, Role
@@ -33,21 +33,21 @@ BACKOFF_S = (0.05, 2.0)
 
 
 class FollowerHello(NamedTuple):
-    seat: Seat
+    replica_id: ReplicaId
     view: LogView
 
 
 class WriterHello(NamedTuple):
     epochs: list[tuple[int, int]]
     start: int
-    promise_ms: int
+    no_election_ms: int
     log: list[Record]  # for the judge alone
 
 
 class Frame(NamedTuple):
     epoch: int
     records: tuple[Record, ...]
-    shown: Marks
+    shown: HighWatermarks
     flush_to: int
     sent_ms: int
 
@@ -61,8 +61,8 @@ class Follower(Role):
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
-        self.candidate: Candidate
-        self.marks = CopyWatermarks(0, 0)
+        self.elector: Elector
+        self.marks = FollowerWatermarks(0, 0)
         self._maxima = ReadableMaxima()
         self._histories: Histories = ()
         self._states: list[Record] = []  # copies of the state that wait to be seen
@@ -91,9 +91,9 @@ class Follower(Role):
         lease = LeaseClient(self.group.lease, self, self.member.id)
         peers = MemberPeers(self)
 
-        def standing(promised_until_s: float, forced: bool) -> Standing:
+        def status(promised_until_s: float, forced: bool) -> ReplicaStatus:
             disk = self.disk
-            return Standing(
+            return ReplicaStatus(
                 GROUP,
                 self.member.id,
                 disk.store_id,
@@ -109,8 +109,8 @@ class Follower(Role):
                 shown=self.marks.shown,
             )
 
-        self.candidate = Candidate(lease, self.rules.duration_s, standing, peers, self.clock)
-        step = await self.candidate.look()
+        self.elector = Elector(lease, self.rules.duration_s, status, peers, self.clock)
+        step = await self.elector.look()
         if isinstance(step, Lead):
             self.become(step.reason, "leads at once")
             return
@@ -126,15 +126,15 @@ class Follower(Role):
 
     async def _force(self) -> None:
         try:
-            await self.candidate.force()
+            await self.elector.force()
         except (LeaseConflict, LeaseUnavailable) as error:
             self.tell("does not take the order", error)
 
     def _open(self) -> None:
         disk = self.disk
-        self.tell("follows with", disk.seat, "end", disk.end, "epoch", disk.epoch)
+        self.tell("follows with", disk.replica_id, "end", disk.end, "epoch", disk.epoch)
         self.epoch = disk.epoch
-        self.marks = CopyWatermarks(disk.end, disk.flushed)
+        self.marks = FollowerWatermarks(disk.end, disk.flushed)
         self._histories = histories_of(disk)
         for queue, units in enumerate(disk.queues):
             if units:
@@ -144,7 +144,7 @@ class Follower(Role):
         pause_s = self.rules.poll_s
         while True:
             await self._lost_bell.heard(pause_s)
-            step = await self.candidate.look()
+            step = await self.elector.look()
             pause_s = self.rules.poll_s
             if isinstance(step, Lead):
                 self._connect_to("")
@@ -184,7 +184,7 @@ class Follower(Role):
         self._stream, self._end, self._agreed = stream, mine, False
         self._heard_s = self.world.now
         self._view = self.disk.view()
-        stream.send(mine, FollowerHello(self.disk.seat, self._view))
+        stream.send(mine, FollowerHello(self.disk.replica_id, self._view))
         self.after(SILENCE_S_MAX, lambda: self._check_silence(stream))
 
     def _check_silence(self, stream: Stream) -> None:
@@ -227,7 +227,7 @@ class Follower(Role):
         self.marks.agreed()
         self.epoch = max(self.epoch, hello.epochs[-1][0])
         self._agreed = True
-        self._promise_ms, self._answers_ms = hello.promise_ms, 0
+        self._promise_ms, self._answers_ms = hello.no_election_ms, 0
         self._told = (-1, -1, -ANSWER_MS)
         self._backoff_s = BACKOFF_S[0]
         self.tell("copies epoch", self.epoch, "from", hello.start)
@@ -280,8 +280,8 @@ class Follower(Role):
             return
         if now[:2] != self._told[:2] or now[2] - self._told[2] >= ANSWER_MS:
             self._told = now
-            promise_ms = self.candidate.promise(self._promise_ms)
-            self._stream.send(self._end, Ack(*now, promise_ms, self._leaves))
+            no_election_ms = self.elector.promise(self._promise_ms)
+            self._stream.send(self._end, Ack(*now, no_election_ms, self._leaves))
             self.world.counts["farewells"] += self._leaves
 
     # --- the disk, and what is seen ---------------------------------------------------------------

@@ -3,9 +3,9 @@
 The judge sees everything: all disks, true time, what stood in the lease. What may be lost:
 
 - A batch that asked for copies survives every fail-over that no operator forced, as long as one
-  seat of the lease's in-sync set is whole (COPIED), or the disk of one is still there
+  replica of the lease's in-sync set is whole (COPIED), or the disk of one is still there
   (COPIED_FLUSHED). When all of them lost their power, or their disks, at once, that is counted.
-- Whatever was acknowledged, or seen, survives a hand-over and a restart on the same seat.
+- Whatever was acknowledged, or seen, survives a hand-over and a restart on the same replica id.
 - A batch that asked only for the writer's disk survives the restart of its writer on that disk.
 - What an operator's order may lose was acknowledged by writers that had begun when it was given.
 - All else may be lost by a fail-over; but no position that is taken means another message.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cometmq.replication.lease import LeaseRecord, Reason, Seat
+from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 from tests.sim.disk import Record
 from tests.sim.member import Group, Member, Role
@@ -39,7 +39,7 @@ class Acked(NamedTuple):
 class Begun(NamedTuple):
     epoch: int
     reason: Reason
-    seat: Seat
+    replica_id: ReplicaId
 
 
 class Judge:
@@ -52,10 +52,12 @@ class Judge:
         self.begun_epochs: dict[int, Begun] = {}
         self.acked_count = 0
         self._acked: list[Acked] = []
-        self._broken: set[Seat] = set()  # lost its power with the store open
+        self._broken: set[ReplicaId] = set()  # lost its power with the store open
         self._gone: set[str] = set()  # names of disks that are no more
         self._taken_from: LeaseRecord | None = None  # the lease before its holder's
-        self._unserved: dict[Seat, Reason] = {}  # why an epoch was opened that nobody has served
+        self._unserved: dict[
+            ReplicaId, Reason
+        ] = {}  # why an epoch was opened that nobody has served
         self._ordered: dict[int, int] = {}  # newest epoch when a member was told to lead
         self._given_away = 0  # that one, of the order that was carried out last
         self._lost_lease = False  # an epoch may be known to nobody who is asked
@@ -68,12 +70,12 @@ class Judge:
 
     # --- what the faults tell ---------------------------------------------------------------------
 
-    def power_lost(self, seat: Seat) -> None:
-        self._broken.add(seat)
+    def power_lost(self, replica_id: ReplicaId) -> None:
+        self._broken.add(replica_id)
 
-    def disk_lost(self, seat: Seat) -> None:
-        self._broken.add(seat)
-        self._gone.add(_disk_of(seat))
+    def disk_lost(self, replica_id: ReplicaId) -> None:
+        self._broken.add(replica_id)
+        self._gone.add(_disk_of(replica_id))
 
     def ordered(self, member: Member) -> None:
         """An operator tells it to lead by force."""
@@ -93,24 +95,24 @@ class Judge:
         """It has an epoch. When it dies before it serves, and leads again, it does so for the
         reason that it had then.
         """
-        self._unserved.setdefault(writer.disk.seat, writer.reason)
+        self._unserved.setdefault(writer.disk.replica_id, writer.reason)
         if writer.reason is Reason.FORCED:
             self._given_away = self._ordered[writer.member.id]
 
     def begun(self, writer: Writer) -> None:
         """It serves from now on."""
-        epoch, seat = writer.epoch, writer.disk.seat
-        reason = self._unserved.get(seat, writer.reason)
+        epoch, replica_id = writer.epoch, writer.disk.replica_id
+        reason = self._unserved.get(replica_id, writer.reason)
         if Reason.FORCED in self._unserved.values():
             reason = Reason.FORCED  # all that is left has come from that one
         self._unserved.clear()
         newest = max(self.begun_epochs, default=0)
         if epoch <= newest or (newest and reason is Reason.FIRST):
             if not self._is_forgotten(newest, writer):
-                raise Violation(f"epoch {epoch} of {seat} begins after {newest}")
+                raise Violation(f"epoch {epoch} of {replica_id} begins after {newest}")
             raise Forgotten
         lost = self._lost_by(writer, reason)
-        self.begun_epochs[epoch] = Begun(epoch, reason, seat)
+        self.begun_epochs[epoch] = Begun(epoch, reason, replica_id)
         if reason.alone:
             self.lossy_since = max(self.lossy_since, epoch)
             self._copied_seen = {}
@@ -155,40 +157,42 @@ class Judge:
             counts["acknowledged and lost: forced"] += 1
             return
         if reason in (Reason.HANDOVER, Reason.RESTART):
-            raise Violation(f"{reason.value} of {writer.disk.seat} loses {what}")
-        own = acked.disk == _disk_of(writer.disk.seat) and acked.epoch == self._newest(writer)
+            raise Violation(f"{reason.value} of {writer.disk.replica_id} loses {what}")
+        own = acked.disk == _disk_of(writer.disk.replica_id) and acked.epoch == self._newest(writer)
         if reason is Reason.UNCLEAN and own and demands & DurabilityClass.FLUSHED:
-            raise Violation(f"{writer.disk.seat} had flushed and loses {what}")
+            raise Violation(f"{writer.disk.replica_id} had flushed and loses {what}")
         if not demands & REPLICATED:
             counts["acknowledged and lost: asked for no copies"] += 1
             return
         keepers = self._keepers(demands)
         if keepers:
             raise Violation(
-                f"{reason.value} of {writer.disk.seat} loses {what}, which {keepers} had to keep"
+                f"{reason.value} of {writer.disk.replica_id} loses {what}, kept by {keepers}"
             )
         counts["acknowledged and lost: all in sync at once"] += 1
 
     def _newest(self, writer: Writer) -> int:
         return max((epoch for epoch in self.begun_epochs if epoch < writer.epoch), default=0)
 
-    def _keepers(self, demands: DurabilityClass) -> list[Seat]:
-        """In-sync seats of the lease before, that what asked for copies cannot be lost with."""
+    def _keepers(self, demands: DurabilityClass) -> list[ReplicaId]:
+        """In-sync replicas of the lease before, that what asked for copies cannot be lost with."""
         before = self._taken_from
         members = () if before is None else before.in_sync
         if demands & DurabilityClass.COPIED_FLUSHED:
-            return [seat for seat in members if _disk_of(seat) not in self._gone]
-        return [seat for seat in members if seat not in self._broken]
+            return [replica_id for replica_id in members if _disk_of(replica_id) not in self._gone]
+        return [replica_id for replica_id in members if replica_id not in self._broken]
 
     def counts_on(self, writer: Writer) -> None:
         """Whom it waits for, and whom it takes for a rival, may be too many, never too few."""
         record = self.group.lease.last
-        if record is None or record.holder != writer.disk.seat or record.released:
+        if record is None or record.holder != writer.disk.replica_id or record.released:
             return
-        forgotten = set(record.in_sync) - writer.tenure.bounding()
-        forgotten |= set(record.electable) - writer.tenure.rivals() - {record.holder}
+        forgotten = set(record.in_sync) - writer.state.must_acknowledge()
+        forgotten |= set(record.electable) - writer.state.electable_others() - {record.holder}
         if forgotten:
-            raise Violation(f"{writer.disk.seat} does not count on {forgotten}, the lease does")
+            raise Violation(
+                f"{writer.disk.replica_id} does not count on {forgotten}, the lease does"
+            )
 
     # --- acknowledged -----------------------------------------------------------------------------
 
@@ -198,10 +202,12 @@ class Judge:
             return
         first, demands = batch.records[0], batch.demands
         if demands & DurabilityClass.FLUSHED and writer.disk.flushed < batch.end:
-            raise Violation(f"{writer.disk.seat} acknowledges {batch.end}, which is not flushed")
+            raise Violation(
+                f"{writer.disk.replica_id} acknowledges {batch.end}, which is not flushed"
+            )
         if demands & REPLICATED:
             self._check_copies(writer, batch)
-        self._acked.append(Acked(batch, writer.epoch, _disk_of(writer.disk.seat)))
+        self._acked.append(Acked(batch, writer.epoch, _disk_of(writer.disk.replica_id)))
         assert writer.disk.at(first.start) == first
 
     def _is_alone(self, writer: Writer, what: str) -> bool:
@@ -210,28 +216,32 @@ class Judge:
         if any(begun.reason is Reason.FORCED for begun in later):
             self.world.counts["two writers: forced"] += 1
         elif later:
-            raise Violation(f"{writer.disk.seat} of epoch {writer.epoch} {what} after {later}")
+            raise Violation(
+                f"{writer.disk.replica_id} of epoch {writer.epoch} {what} after {later}"
+            )
         return not later
 
     def _check_copies(self, writer: Writer, batch: Batch) -> None:
         """Everybody in sync, as the lease itself says, has it; and they are enough."""
         record = self.group.lease.last
         assert record is not None
-        if record.holder != writer.disk.seat:
+        if record.holder != writer.disk.replica_id:
             # It was taken meanwhile, by somebody who was in sync: he has it, or it is lost when he
             # begins, which is looked at then.
             return
-        for seat in record.in_sync:
-            disk = self.group.members[seat.member_id].disk
+        for replica_id in record.in_sync:
+            disk = self.group.members[replica_id.member_id].disk
             found = disk.at(batch.records[-1].start)
-            if disk.seat != seat or seat in self._broken:
+            if disk.replica_id != replica_id or replica_id in self._broken:
                 continue  # it had it, but has lost it since
             if found is None or found.uid != batch.records[-1].uid:
-                raise Violation(f"{seat} is in sync and has no copy of {batch.end}")
+                raise Violation(f"{replica_id} is in sync and has no copy of {batch.end}")
             if batch.demands & DurabilityClass.COPIED_FLUSHED and disk.flushed < batch.end:
-                raise Violation(f"{seat} is in sync and has not flushed {batch.end}")
+                raise Violation(f"{replica_id} is in sync and has not flushed {batch.end}")
         if self._copies_of(writer, batch) < self.group.rules.policy.size_min:
-            raise Violation(f"{writer.disk.seat} acknowledges {batch.end} with too few copies")
+            raise Violation(
+                f"{writer.disk.replica_id} acknowledges {batch.end} with too few copies"
+            )
         if len(record.in_sync) == 1:
             self.world.counts["acknowledged by one alone"] += 1
 
@@ -239,8 +249,12 @@ class Judge:
         """Members that have it, or had it and have lost their end, or their disk, since."""
         last = batch.records[-1]
         disks = [member.disk for member in self.group.members]
-        lost = [seat for seat in writer.tenure.bounding() if seat in self._broken]
-        having = [d for d in disks if d.at(last.start) == last and d.seat not in lost]
+        lost = [
+            replica_id
+            for replica_id in writer.state.must_acknowledge()
+            if replica_id in self._broken
+        ]
+        having = [d for d in disks if d.at(last.start) == last and d.replica_id not in lost]
         return len(having) + len(lost)
 
     # --- seen -------------------------------------------------------------------------------------
@@ -249,7 +263,9 @@ class Judge:
         """After the handshake a follower has nothing that its writer does not have."""
         ours = follower.disk.records
         if ours != writer_log[: len(ours)]:
-            raise Violation(f"{follower.disk.seat} goes on with another log than its writer's")
+            raise Violation(
+                f"{follower.disk.replica_id} goes on with another log than its writer's"
+            )
         self._agreed_at[follower] = (follower.epoch, follower.disk.end)
         self._seen_to.pop(follower, None)
 
@@ -260,7 +276,7 @@ class Judge:
         if now == before:
             return
         if any(a < b for a, b in zip(now, before, strict=True)):
-            raise Violation(f"{role.disk.seat} shows less than before: {now} after {before}")
+            raise Violation(f"{role.disk.replica_id} shows less than before: {now} after {before}")
         if isinstance(role, Writer):
             self._is_alone(role, "shows more")
             self._shown_in[role.epoch] = now
@@ -274,7 +290,7 @@ class Judge:
         for demands, own, writers in zip(CLASSES, now, self._shown_in[epoch], strict=True):
             if own > max(end, writers):
                 raise Violation(
-                    f"{role.disk.seat} shows {own} of {demands!r} in epoch {epoch}, "
+                    f"{role.disk.replica_id} shows {own} of {demands!r} in epoch {epoch}, "
                     f"whose writer shows {writers}"
                 )
 
@@ -286,7 +302,7 @@ class Judge:
         log = self._epoch_log.setdefault(epoch, {})
         for record in role.disk.between(seen, most):
             if log.setdefault(record.start, record.uid) != record.uid:
-                raise Violation(f"{role.disk.seat} shows another record at {record.start}")
+                raise Violation(f"{role.disk.replica_id} shows another record at {record.start}")
         replicated = now[DurabilityClass.COPIED_FLUSHED]
         if self.group.rules.replicated and epoch >= self.lossy_since:
             for record in role.disk.between(copied, min(replicated, role.disk.end)):
@@ -297,7 +313,7 @@ class Judge:
         known = self._copied_seen.setdefault(record.start, (record, role.epoch))
         if known[0].uid != record.uid:
             raise Violation(
-                f"{role.disk.seat} shows another copied record at {record.start} than was shown"
+                f"{role.disk.replica_id} shows another copied record at {record.start} than before"
             )
 
     # --- in the end -------------------------------------------------------------------------------
@@ -307,7 +323,9 @@ class Judge:
         log = writer.disk.records
         for member in self.group.members:
             if member.disk.records != log:
-                raise Violation(f"the log of {member.disk.seat} is not that of {writer.disk.seat}")
+                raise Violation(
+                    f"the log of {member.disk.replica_id} is not that of {writer.disk.replica_id}"
+                )
         for acked in self._acked:
             first = acked.batch.records[0]
             found = writer.disk.at(first.start)
@@ -315,5 +333,5 @@ class Judge:
                 raise Violation(f"{acked.batch.demands!r} at {first.start} is lost in the end")
 
 
-def _disk_of(seat: Seat) -> str:
-    return seat.store_id.split(".")[0]
+def _disk_of(replica_id: ReplicaId) -> str:
+    return replica_id.store_id.split(".")[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cometmq.messaging.generations import History
-from cometmq.replication.candidacy import Peer
+from cometmq.replication.election import Peer
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import LeaseRecord, Reason
 from cometmq.replication.watermarks import DurabilityClass
@@ -135,7 +135,7 @@ class Role(Process):
     def tell(self, what: str, *details: object) -> None:
         self.world.tell(f"n{self.member.id}", what, *details)
 
-    def standing(self) -> Peer:
+    def status(self) -> Peer:
         disk = self.disk
         return Peer(self.member.id, disk.store_id, disk.epoch, disk.flushed, self.writes)
 
@@ -225,7 +225,7 @@ class Member:
 
 
 class MemberPeers:
-    """Asks the others how they stand (as ``cometmq.member.standing.Peers``)."""
+    """Asks the others how they stand (as ``cometmq.member.status.Peers``)."""
 
     def __init__(self, role: Role) -> None:
         members = role.group.members
@@ -272,7 +272,7 @@ class MemberPeers:
                 process.call(lambda: answer(process))
 
         def answer(process: Role) -> None:
-            peer = process.standing()
+            peer = process.status()
             network.send((other, mine), lambda: role.call(lambda: take(peer)))
 
         network.send((mine, other), arrived)

@@ -38,7 +38,7 @@ ASYNC_TOPICS = [C.ASYNC, C.FLUSHED]
 
 def play(seed: int, told: Callable[[str], None] | None = None) -> Counter[str]:
     """Play one seed; what has happened. Raises Violation, and whatever a machine asserts."""
-    logging.getLogger("services.haslave.candidate").setLevel(logging.ERROR)
+    logging.getLogger("services.haslave.elector").setLevel(logging.ERROR)
     world = World(seed, told)
     group, judge, faults = _made(world, TIME_OF_DAY_MS if seed % 4 == 0 else 0)
     for member in group.members:
@@ -110,7 +110,7 @@ def _converge(group: Group, judge: Judge, faults: Faults, producer: Producer) ->
 
 def _served(group: Group) -> bool:
     """A writer has all members in sync."""
-    sizes = [len(writer.tenure.record.in_sync) for writer in group.writers()]
+    sizes = [len(writer.state.record.in_sync) for writer in group.writers()]
     return sizes == [len(group.members)] or (not group.rules.replicated and len(sizes) == 1)
 
 
@@ -120,10 +120,10 @@ def _settled(group: Group) -> Writer | None:
     if len(writers) != 1:
         return None
     writer = writers[0]
-    in_sync = {seat for seat in writer.tenure.record.in_sync}
-    wanted = {member.disk.seat for member in group.members}
+    in_sync = {replica_id for replica_id in writer.state.record.in_sync}
+    wanted = {member.disk.replica_id for member in group.members}
     if not (group.rules.replicated or group.rules.policy.promote_async):
-        wanted = {writer.disk.seat}
+        wanted = {writer.disk.replica_id}
     ends = {(member.disk.end, member.disk.flushed) for member in group.members}
     whole = ends == {(writer.disk.end, writer.disk.end)}
     return writer if in_sync == wanted and whole and writer.is_valid() else None
@@ -137,11 +137,13 @@ def _help(group: Group, faults: Faults) -> None:
     most = max((member.disk.epoch, member.disk.end) for member in group.members)
     for member in group.members:
         disk = member.disk
-        former = disk.seat._replace(store_id=disk.former_store_id)
+        former = disk.replica_id._replace(store_id=disk.former_store_id)
         may_ask = group.rules.knows_peers or (record and record.in_sync == (former,))
         longest = may_ask and (disk.epoch, disk.end) == most
-        if record and (disk.seat in record.electable or (former in record.in_sync and longest)):
-            raise Violation(f"{disk.seat} may lead and does not: {_story(group)}")
+        if record and (
+            disk.replica_id in record.electable or (former in record.in_sync and longest)
+        ):
+            raise Violation(f"{disk.replica_id} may lead and does not: {_story(group)}")
     group.world.counts["stuck, and helped"] += 1
     best = max(group.members, key=lambda member: (member.disk.epoch, member.disk.end))
     force(faults, best)
@@ -149,7 +151,7 @@ def _help(group: Group, faults: Faults) -> None:
 
 def _story(group: Group) -> str:
     members = [
-        f"n{m.id} {type(m.process).__name__} {m.disk.seat.store_id} "
+        f"n{m.id} {type(m.process).__name__} {m.disk.replica_id.store_id} "
         f"(was {m.disk.former_store_id or '-'}) epoch {m.disk.epoch} end {m.disk.end} "
         f"flushed {m.disk.flushed}"
         for m in group.members

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
-    Marks,
+    HighWatermarks,
     ReadableMaxima,
     Watermarks,
     union,
@@ -37,14 +37,14 @@ class Storage:
     """``is_only_writer`` is asked whenever something would be acknowledged or shown."""
 
     def __init__(
-        self, disk: Disk, epoch: int, demands: list[DurabilityClass], before: Marks
+        self, disk: Disk, epoch: int, demands: list[DurabilityClass], before: HighWatermarks
     ) -> None:
         """``before``: by these marks consumers have seen what is there."""
         self.disk = disk
         self.epoch = epoch
         self.watermarks = Watermarks(disk.end, disk.flushed)
         self.maxima = _readable_at_start(disk, demands, before)
-        self.shown = Marks()
+        self.shown = HighWatermarks()
         self.copies_wanted = 0
         self.sealed = False
         self.flush_wanted = 0
@@ -138,7 +138,9 @@ def newest_generation(histories: Histories) -> int:
     return max((history.current for history in histories), default=0)
 
 
-def _readable_at_start(disk: Disk, demands: list[DurabilityClass], before: Marks) -> ReadableMaxima:
+def _readable_at_start(
+    disk: Disk, demands: list[DurabilityClass], before: HighWatermarks
+) -> ReadableMaxima:
     maxima = ReadableMaxima()
     for queue, units in enumerate(disk.queues):
         copies, key = demands[queue] & REPLICATED, (TOPIC, queue)
@@ -148,7 +150,7 @@ def _readable_at_start(disk: Disk, demands: list[DurabilityClass], before: Marks
             maxima.push(DurabilityClass.ASYNC, disk.end, key, count)
         if len(units) > count:
             maxima.push(copies, disk.end, key, len(units))
-    maxima.advance(Marks(flushed=disk.flushed))
+    maxima.advance(HighWatermarks(flushed=disk.flushed))
     return maxima
 
 

@@ -1,5 +1,5 @@
 """A writer: opens its epoch, holds the lease, feeds its followers, keeps the in-sync set. What
-``services/broker`` and ``cometmq/member/tenure.py`` do, without a network and files.
+``services/broker`` and ``cometmq/member/state.py`` do, without a network and files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from cometmq.errors import (
     StaleEpoch,
 )
 from cometmq.messaging.generations import EPOCH_SHIFT, History
+from cometmq.replication.epoch_history import common_end
 from cometmq.replication.follower import (
     HEARTBEAT_S,
     Ack,
@@ -22,16 +23,15 @@ from cometmq.replication.follower import (
     choose_successor,
     start_of_copy,
 )
-from cometmq.replication.hello import Door
+from cometmq.replication.handshake import Handshake
 from cometmq.replication.insync import Own, copied, wanted_sets
-from cometmq.replication.lease import LeaseRecord, Reason, Seat, Seats
-from cometmq.replication.lineage import common_end
+from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, ReplicaIds
+from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.refusals import Refusals
-from cometmq.replication.tenure import Tenure
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
-    Marks,
+    HighWatermarks,
 )
 from tests.sim.disk import Histories, Record
 from tests.sim.follower import FollowerHello, Frame, WriterHello
@@ -61,7 +61,7 @@ class Sender:
         self._writer = writer
         self._stream = stream
         self._end = end
-        self._told: tuple[Marks, int] | None = None
+        self._told: tuple[HighWatermarks, int] | None = None
         self._told_s = 0.0
         end.taken, end.ended = self._acked, self._gone
         self.pump()
@@ -71,9 +71,9 @@ class Sender:
         if not isinstance(message, Ack):
             self.close()
             return
-        promise_ms = min(message.promise_ms, round(writer.rules.duration_s * 1000))
+        no_election_ms = min(message.no_election_ms, round(writer.rules.duration_s * 1000))
         try:
-            self.replica.acked(message._replace(promise_ms=promise_ms), writer.disk.end)
+            self.replica.acked(message._replace(no_election_ms=no_election_ms), writer.disk.end)
         except InvalidRequest as error:
             writer.tell("refuses an ack", error)
             writer.world.counts["acks refused"] += 1
@@ -116,7 +116,9 @@ class Sender:
         if to_tell != self._told or now_s - self._told_s >= HEARTBEAT_S:
             self._send((), to_tell, now_s)
 
-    def _send(self, records: tuple[Record, ...], to_tell: tuple[Marks, int], now_s: float) -> None:
+    def _send(
+        self, records: tuple[Record, ...], to_tell: tuple[HighWatermarks, int], now_s: float
+    ) -> None:
         writer, sent_ms = self._writer, int(now_s * 1000)
         if records:
             self.replica.sent_to(records[-1].end)
@@ -130,12 +132,12 @@ class Writer(Role):
 
     def __init__(self, member: Member, reason: Reason) -> None:
         super().__init__(member)
-        self.tenure: Tenure
+        self.state: LeaseState
         self.storage: Storage
         self.senders: dict[int, Sender] = {}
         self.reason = reason  # why it was started
         self.before: LeaseRecord | None = None  # what the lease said when it was started
-        self._by_seat: dict[Seat, Replica] = {}
+        self._by_seat: dict[ReplicaId, Replica] = {}
         self._lease = LeaseClient(self.group.lease, self, member.id)
         self._version = ""
         self._busy = False  # somebody writes to the lease
@@ -145,7 +147,7 @@ class Writer(Role):
         self._histories: Histories = ()
         self._since_s = 0.0
         others = [m.id for m in self.group.members if m is not member]
-        self._door = Door("c", GROUP, member.id, others, Refusals())
+        self._handshake = Handshake("c", GROUP, member.id, others, Refusals())
 
     def start(self) -> None:
         self.spawn(self._run())
@@ -188,7 +190,7 @@ class Writer(Role):
         disk.start(self.member.boot)
         self.reason = reason_of(record)
         handed_over = handed_over and self.reason is Reason.HANDOVER
-        self.tenure = Tenure(record)
+        self.state = LeaseState(record)
         self.epoch = disk.begin_epoch(record.epoch)
         clean, disk.recovered = not disk.recovered, False
         raised = not self.reason.keeps_positions or (not clean and not handed_over)
@@ -201,32 +203,34 @@ class Writer(Role):
         disk.append([state])
         disk.flushed = disk.end
         self.group.judge.opened(self)
-        self.tell("opens epoch", self.epoch, self.reason.value, "at", state.start, disk.seat)
+        self.tell("opens epoch", self.epoch, self.reason.value, "at", state.start, disk.replica_id)
 
     async def _begin(self) -> None:
-        tenure, epoch = self.tenure, self.epoch
+        state, epoch = self.state, self.epoch
         self._busy = True
         await self._settle(
             lambda: (
-                tenure.begun(self.disk.epoch_pairs(), self.member.address)
-                if tenure.record.epoch < epoch
-                else tenure.renewal()
+                state.begun(self.disk.epoch_pairs(), self.member.address)
+                if state.record.epoch < epoch
+                else state.renewal()
             )
         )
         self._busy = False
 
     def _serve(self) -> None:
         disk = self.disk
-        before = self.tenure.record.shown
+        before = self.state.record.shown
         self.storage = storage = Storage(disk, self.epoch, self.rules.demands, before)
-        self.tenure.shown = lambda: storage.shown
+        self.state.shown = lambda: storage.shown
         storage.is_only_writer = self.is_valid
         storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
         storage.on_show = lambda: self.group.judge.shown(self)
         storage.on_move = self._moved
         self._since_s = self.clock.boottime_s()
         self.serving = self.writes = True
-        self.tell("serves epoch", self.epoch, "in sync:", self._members(self.tenure.bounding()))
+        self.tell(
+            "serves epoch", self.epoch, "in sync:", self._members(self.state.must_acknowledge())
+        )
         self.group.judge.begun(self)
         self.refresh()
         self.spawn(self._renew())
@@ -235,10 +239,10 @@ class Writer(Role):
 
     def is_valid(self) -> bool:
         """Nobody else can be the writer now."""
-        return self.tenure.is_valid(self.clock.boottime_s(), self._promised_until_s)
+        return self.state.is_valid(self.clock.boottime_s(), self._promised_until_s)
 
-    def _promised_until_s(self, seat: Seat) -> float:
-        replica = self._by_seat.get(seat)
+    def _promised_until_s(self, replica_id: ReplicaId) -> float:
+        replica = self._by_seat.get(replica_id)
         return 0.0 if replica is None else replica.promised_until_s
 
     # --- the lease --------------------------------------------------------------------------------
@@ -248,7 +252,7 @@ class Writer(Role):
             await self.sleep(self.rules.renew_s)
             await self._in_turn()
             if not self._released:
-                await self._guarded(self.tenure.renewal)
+                await self._guarded(self.state.renewal)
             self._busy = False
 
     async def _in_turn(self) -> None:
@@ -287,14 +291,14 @@ class Writer(Role):
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
-        self.tenure.sent(record, self.clock.boottime_s())
+        self.state.sent(record, self.clock.boottime_s())
         self.refresh()
         try:
             self._version = await self._lease.write(record, self._version)
         except LeaseConflict:
-            self.tenure.refused(record)
+            self.state.refused(record)
             raise
-        self.tenure.written(record)
+        self.state.written(record)
         self.refresh()
 
     async def _look(self) -> bool:
@@ -302,9 +306,9 @@ class Writer(Role):
             reading = await self._lease.read()
         except LeaseUnavailable:
             return False
-        if self.tenure.is_release(reading.record):
+        if self.state.is_release(reading.record):
             return True
-        if not self.tenure.saw(reading.record, self.clock.boottime_s()):
+        if not self.state.saw(reading.record, self.clock.boottime_s()):
             raise Deposed
         self._version = reading.version
         self.refresh()
@@ -317,48 +321,48 @@ class Writer(Role):
         if not self.serving:
             return
         self.group.judge.counts_on(self)
-        bounding = self.tenure.bounding()
+        must_acknowledge = self.state.must_acknowledge()
         if not self._are_enough:
             self.storage.stand_still()
         else:
             own = self._own()
-            rivals = self.tenure.rivals() if self.rules.replicated else ()
-            found = copied(bounding, rivals, own, self._by_seat)
+            electable_others = self.state.electable_others() if self.rules.replicated else ()
+            found = copied(must_acknowledge, electable_others, own, self._by_seat)
             if found is not None:
-                self.storage.copied_to(*found, alone=bounding == {own.seat})
+                self.storage.copied_to(*found, alone=must_acknowledge == {own.replica_id})
         self._flush()
         self.storage.settle()
 
     @property
     def _are_enough(self) -> bool:
-        return len(self.tenure.bounding()) >= self.rules.policy.size_min
+        return len(self.state.must_acknowledge()) >= self.rules.policy.size_min
 
     def _own(self) -> Own:
         marks = self.storage.watermarks
         return Own(
-            self.tenure.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s
+            self.state.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s
         )
 
     async def _keep_sets(self) -> None:
         while not self._released:
             await self.sleep(LOOK_S)
-            before = self.tenure.record
-            if self.tenure.settled and self._wanted() == (before.in_sync, before.electable):
+            before = self.state.record
+            if self.state.settled and self._wanted() == (before.in_sync, before.electable):
                 continue
             await self._in_turn()
             if not self._released:
-                await self._guarded(lambda: self.tenure.with_sets(*self._wanted()))
+                await self._guarded(lambda: self.state.with_sets(*self._wanted()))
             self._busy = False
-            if not self.tenure.settled:
+            if not self.state.settled:
                 await self.sleep(RETRY_S)
                 continue
-            gone = set(before.in_sync) - set(self.tenure.record.in_sync)
+            gone = set(before.in_sync) - set(self.state.record.in_sync)
             self.world.counts["set shrinks"] += len(gone)
-            self.tell("in sync:", self._members(self.tenure.bounding()))
+            self.tell("in sync:", self._members(self.state.must_acknowledge()))
 
-    def _wanted(self) -> tuple[Seats, Seats]:
+    def _wanted(self) -> tuple[ReplicaIds, ReplicaIds]:
         return wanted_sets(
-            self.tenure.record,
+            self.state.record,
             self._own(),
             self._by_seat,
             self.rules.policy,
@@ -367,8 +371,8 @@ class Writer(Role):
         )
 
     @staticmethod
-    def _members(seats: frozenset[Seat]) -> str:
-        return " ".join(seat.store_id for seat in sorted(seats))
+    def _members(replica_ids: frozenset[ReplicaId]) -> str:
+        return " ".join(replica_id.store_id for replica_id in sorted(replica_ids))
 
     # --- followers --------------------------------------------------------------------------------
 
@@ -379,21 +383,21 @@ class Writer(Role):
             return
         writer_log = self.disk.view(writes=True)
         try:
-            view = self._door.checked_log(*_fields_of(hello))
+            view = self._handshake.checked_log(*_fields_of(hello))
             start = start_of_copy(writer_log, view, self.disk.crc_at)
-            self._door.check_free(hello.seat, self._connected(), self.clock.boottime_s())
+            self._handshake.check_free(hello.replica_id, self._connected(), self.clock.boottime_s())
         except (InvalidRequest, StaleEpoch, MemberIdTaken) as error:
-            self.tell("refuses", hello.seat, error)
+            self.tell("refuses", hello.replica_id, error)
             stream.close(end)
             return
-        promise_ms = round(self.rules.duration_s * 1000)
-        told = WriterHello(self.disk.epoch_pairs(), start, promise_ms, self.disk.records)
+        no_election_ms = round(self.rules.duration_s * 1000)
+        told = WriterHello(self.disk.epoch_pairs(), start, no_election_ms, self.disk.records)
         stream.send(end, told)
         if start != view.log_end:
             return  # it cuts its log, and comes again
-        before = self.senders.get(hello.seat.member_id)
-        sender = Sender(self, stream, end, self._replica(hello.seat, start))
-        self.senders[hello.seat.member_id] = sender
+        before = self.senders.get(hello.replica_id.member_id)
+        sender = Sender(self, stream, end, self._replica(hello.replica_id, start))
+        self.senders[hello.replica_id.member_id] = sender
         if before is not None:
             # Its end comes when it next wants to send; till then its acks may still come.
             self.after(self.world.between(0.0, 0.05), before.close)
@@ -402,13 +406,15 @@ class Writer(Role):
     def _connected(self) -> list[Replica]:
         return [sender.replica for sender in self.senders.values()]
 
-    def _replica(self, seat: Seat, start: int) -> Replica:
-        for other in [other for other in self._by_seat if other.member_id == seat.member_id]:
-            if other != seat:
+    def _replica(self, replica_id: ReplicaId, start: int) -> Replica:
+        for other in [other for other in self._by_seat if other.member_id == replica_id.member_id]:
+            if other != replica_id:
                 del self._by_seat[other]
-        replica = self._by_seat.get(seat)
+        replica = self._by_seat.get(replica_id)
         if replica is None:
-            replica = self._by_seat[seat] = Replica(seat, start, self.clock.boottime_s())
+            replica = self._by_seat[replica_id] = Replica(
+                replica_id, start, self.clock.boottime_s()
+            )
         else:
             replica.join(start)
         return replica
@@ -499,9 +505,9 @@ class Writer(Role):
     async def _release(self, transfer_to: int, end: int) -> None:
         try:
             try:
-                await self._write(self.tenure.release(transfer_to, end))
+                await self._write(self.state.release(transfer_to, end))
             except (LeaseConflict, LeaseUnavailable):
-                if not await self._settle(self.tenure.renewal):
+                if not await self._settle(self.state.renewal):
                     self.storage.sealed = False
                     return
         except Deposed:
@@ -532,7 +538,7 @@ def _copy_of_state(writer: Writer, *, raised: bool) -> Histories:
     if not raised:
         return found
     writer.world.counts["generations raised"] += 1
-    branches = writer.tenure.record.epochs
+    branches = writer.state.record.epochs
     common = common_end(disk.epoch_pairs(), branches, newest >> EPOCH_SHIFT)
     writer.world.counts["generations raised below the log's end"] += common < disk.end
     starts = [sum(unit.start < common for unit in units) for units in disk.queues]

@@ -21,8 +21,8 @@ import pytest
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member import leases
 from cometmq.member.leases import NOT_THERE, KubernetesLease, Lease, Reading
-from cometmq.replication.lease import LeaseRecord, Seat
-from cometmq.replication.watermarks import NO_MARKS, Marks
+from cometmq.replication.lease import LeaseRecord, ReplicaId
+from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 from tests.support.broker import until_async
 
 T = TypeVar("T")
@@ -30,15 +30,15 @@ T = TypeVar("T")
 HELD = LeaseRecord("g1", 0, "store-0", "host:1", 3, duration_s=0.5)
 FULL = replace(
     HELD,
-    in_sync=(Seat(0, "store-0"), Seat(1, "store-1")),
-    electable=(Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, 'store "ü"')),
+    in_sync=(ReplicaId(0, "store-0"), ReplicaId(1, "store-1")),
+    electable=(ReplicaId(0, "store-0"), ReplicaId(1, "store-1"), ReplicaId(2, 'store "ü"')),
     reason="takeover",
     opened=False,
     released=True,
     transfer_to=1,
     log_end=2**40,
     renewals=9,
-    shown=Marks(3 << 40, 2 << 40, 1 << 40),
+    shown=HighWatermarks(3 << 40, 2 << 40, 1 << 40),
 )
 
 
@@ -399,7 +399,7 @@ class KubernetesContract(LeaseContract):
         """It writes what it knows of, and keeps the rest."""
         await keeper.open().write(FULL, NOT_THERE)
         found = keeper.object()
-        later = replace(FULL, renewals=FULL.renewals + 1, shown=NO_MARKS)
+        later = replace(FULL, renewals=FULL.renewals + 1, shown=NO_WATERMARKS)
         for key, value in later.fields().items():
             if not key.startswith("shown"):
                 found["metadata"]["annotations"][f"cometmq.io/{key}"] = json.dumps(value)
@@ -428,7 +428,7 @@ class KubernetesContract(LeaseContract):
         found = keeper.object()
         found["metadata"]["annotations"]["cometmq.io/shown"] = text
         keeper.put(found)
-        assert (await keeper.open().read()).record == replace(FULL, shown=NO_MARKS)
+        assert (await keeper.open().read()).record == replace(FULL, shown=NO_WATERMARKS)
 
     async def test_annotations_that_contradict_themselves(self, keeper: KubernetesKeeper) -> None:
         await keeper.open().write(HELD, NOT_THERE)

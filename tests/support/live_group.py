@@ -204,7 +204,7 @@ class LiveGroup:
 
     def in_sync(self) -> list[int]:
         """Who may take over, as the lease says."""
-        return [seat[0] for seat in self.lease_record()["in_sync"]]
+        return [replica_id[0] for replica_id in self.lease_record()["in_sync"]]
 
     async def all_in_sync(self, *members: int) -> None:
         """Wait until the lease says so, and its writer knows: it goes by that a moment later."""
@@ -214,8 +214,11 @@ class LiveGroup:
         if self.in_sync() != members:
             return False
         writers = [member for member in self._members.values() if member.role == "writer"]
-        told = [await one.members.Standing(member_pb2.StandingRequest()) for one in writers]
-        return [list(standing.reign.in_sync) for standing in told] == [members]
+        told = [
+            await one.members.DescribeReplica(member_pb2.DescribeReplicaRequest())
+            for one in writers
+        ]
+        return [list(status.writer_status.in_sync) for status in told] == [members]
 
     async def in_step(self) -> None:
         """Wait until all logs end at the same place."""

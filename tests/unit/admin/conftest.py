@@ -257,7 +257,7 @@ class FakeNamesrv(namesrv_pb2_grpc.NameServiceServicer):
         self, request: n.DescribeClusterRequest, context: Context
     ) -> n.DescribeClusterResponse:
         members = [*(self.member(broker) for broker in self.brokers), *self.ghosts]
-        return n.DescribeClusterResponse(members=[n.MemberStatus(member=m) for m in members])
+        return n.DescribeClusterResponse(members=[n.RegisteredMember(member=m) for m in members])
 
     async def QueryRoute(
         self, request: n.QueryRouteRequest, context: Context

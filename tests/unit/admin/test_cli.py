@@ -128,9 +128,9 @@ def test_options_of_the_way_may_stand_before_the_command(form: str) -> None:
 
 def test_a_secret_may_be_named_before_the_command(tmp_path: Path) -> None:
     missing = ("--internal-secret-file", str(tmp_path / "missing"), "--namesrv", SILENT)
-    told = run(*missing, "broker", "status").stderr
-    assert "missing" in told
-    assert told == run("broker", "status", *missing).stderr
+    observed = run(*missing, "broker", "status").stderr
+    assert "missing" in observed
+    assert observed == run("broker", "status", *missing).stderr
 
 
 def test_only_a_table_with_more_columns_takes_wide() -> None:
@@ -216,8 +216,8 @@ def test_up_again_says_what_the_cluster_was_started_with(
     shape = {"namesrvs": 1, "brokers": 3, "slaves": 1, "pullholds": 0}
     state = {"shape": shape, "options": {"a": "b"}, "processes": []}
     (tmp_path / "local.json").write_text(json.dumps(state))
-    told = "started with --namesrvs 1 --brokers 3 --slaves 1 --pullholds 0 --option a=b\n"
-    assert told in run("local", "up", *folder).stderr
+    observed = "started with --namesrvs 1 --brokers 3 --slaves 1 --pullholds 0 --option a=b\n"
+    assert observed in run("local", "up", *folder).stderr
     assert json.loads(run("local", "up", *folder, "--output", "json").stderr)["error"]
 
 
@@ -253,8 +253,8 @@ def test_the_local_clusters_secret_goes_with_its_name_servers(nowhere: Path) -> 
     options = {"internal_secret_file": str(secret)}
     (folder / "local.json").write_text(json.dumps({"options": options, "processes": [process]}))
     assert commandline.connection_to(None, None)._secret is not None
-    told = run("local", "status", "--dir", str(folder)).stdout
-    assert f"export COMETMQ_INTERNAL_SECRET_FILE='{secret}'" in told
+    observed = run("local", "status", "--dir", str(folder)).stdout
+    assert f"export COMETMQ_INTERNAL_SECRET_FILE='{secret}'" in observed
     assert commandline.connection_to("h:1", None)._secret is not None, "the same, by its name"
     assert commandline.connection_to("other:2", None)._secret is None, "another cluster's"
     assert commandline.connection_to("other:2", secret)._secret is not None

@@ -166,11 +166,11 @@ HEALTHY = views.GroupStatusView(
 
 def test_a_group_is_seen_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
     render.show([HEALTHY], render.TABLE)
-    table, _, told = capsys.readouterr().out.partition("g1: ")
+    table, _, observed = capsys.readouterr().out.partition("g1: ")
     for text in ("ok", "0 1 (min 2)", "0 1 2", "1,500"):
         assert text in table
-    assert told.startswith("member 0 leads since 2023-11-1")
-    assert told.endswith("(takeover)\n")
+    assert observed.startswith("member 0 leads since 2023-11-1")
+    assert observed.endswith("(takeover)\n")
 
 
 def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,8 +179,8 @@ def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) 
         HEALTHY, status="no writer", writer=None, troubles=troubles, advice="mend it"
     )
     render.show([lost], render.TABLE)
-    told = capsys.readouterr().out.splitlines()[-4:]
-    assert told == [
+    observed = capsys.readouterr().out.splitlines()[-4:]
+    assert observed == [
         "g1: nobody leads",
         "    member 0 does not answer",
         "    member 2 is not registered",

@@ -10,7 +10,7 @@ from cometmq.member.leases import Reading
 from cometmq.member.pacing import CatchUpPace
 from cometmq.member.tenure import LeaseHolder
 from cometmq.replication.follower import Ack
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 from services.broker.handover import HandOver
 from services.broker.replicas import Replicas, Sender
 from tests.support.broker import until
@@ -38,7 +38,7 @@ async def test_nobody_waits_with_a_sealed_log_for_a_follower_that_is_silent(
         hand_over = HandOver(member.storage, member.keeper, replicas, holder, ended.append)
         await member.put("T")
         end = member.store.appended_offset
-        with replicas.join(Seat(1, "store-1"), 0) as sender:
+        with replicas.join(ReplicaId(1, "store-1"), 0) as sender:
             answer(sender, end, clock)
             clock.now_ms += 5_000
             member.append("T", 0, b"not copied")
@@ -56,7 +56,7 @@ async def test_nobody_waits_for_a_follower_that_goes(tmp_path: Path) -> None:
         holder = LeaseHolder(MemoryLease(), Reading(HELD, "1"), 1.0, clock)
         hand_over = HandOver(member.storage, member.keeper, replicas, holder, ended.append)
         await member.put("T")
-        with replicas.join(Seat(1, "store-1"), 0) as sender:
+        with replicas.join(ReplicaId(1, "store-1"), 0) as sender:
             answer(sender, member.store.appended_offset, clock)
             member.append("T", 0, b"not copied")
             handing = asyncio.create_task(hand_over.step_down(None))

@@ -17,7 +17,7 @@ from cometmq.member.tenure import LeaseHolder
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
 from cometmq.replication.insync import SetPolicy
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.watermarks import REPLICATED
 from services.broker.insync import InSyncSet
 from services.broker.replicas import Replicas, Sender
@@ -27,7 +27,7 @@ from tests.support.leases import HELD, MemoryLease
 from tests.support.members import Member, living_member
 from tests.support.stores import WallClock
 
-FOLLOWER = Seat(1, "store-1")
+FOLLOWER = ReplicaId(1, "store-1")
 
 
 @dataclass
@@ -52,14 +52,14 @@ class Writer:
         keeper.on_demands, keeper.check_copies = made.refresh, made.check_copies
         return made
 
-    def tell(self, sender: Sender, *, appended: int, flushed: int, promise_ms: int = 0) -> None:
+    def tell(self, sender: Sender, *, appended: int, flushed: int, no_election_ms: int = 0) -> None:
         """The follower has taken everything that was sent, and answers at once."""
         replica = sender.replica
         if appended > replica.sent:
             replica.sent_to(appended)
         sent_ms = int(self.clock.boottime_s() * 1000)
         replica.framed(sent_ms, self.member.store.appended_offset)
-        sender.acked(Ack(appended, flushed, sent_ms, promise_ms))
+        sender.acked(Ack(appended, flushed, sent_ms, no_election_ms))
 
 
 @pytest.fixture
@@ -213,16 +213,20 @@ async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> No
         await writer.member.on_disk_alone()
         assert not ticket.acked.done()
         assert writer.member.storage.shown.copied < end
-        writer.tell(sender, appended=end, flushed=end, promise_ms=6_000)
+        writer.tell(sender, appended=end, flushed=end, no_election_ms=6_000)
         await ticket.acked
         assert writer.member.storage.shown.copied == end
 
 
 async def test_what_is_told_of_it(writer: Writer) -> None:
     in_sync = writer.in_sync(SetPolicy(size_min=2))
-    reign = in_sync.reign()
-    assert reign is not None
-    assert (list(reign.in_sync), reign.min_in_sync, reign.only_writer) == ([0], 2, True)
+    writer_status = in_sync.writer_status()
+    assert writer_status is not None
+    assert (list(writer_status.in_sync), writer_status.min_in_sync, writer_status.only_writer) == (
+        [0],
+        2,
+        True,
+    )
 
 
 async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copied(

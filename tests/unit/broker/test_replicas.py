@@ -13,8 +13,8 @@ from cometmq.member.pacing import CatchUpPace
 from cometmq.member.storage import MemberStorage
 from cometmq.replication import follower
 from cometmq.replication.follower import Ack, LogView
-from cometmq.replication.lease import Seat
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.lease import ReplicaId
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.log.commitlog import Chunk
 from services.broker import replicas as module
 from services.broker.replicas import MARKS_S, Replicas
@@ -47,7 +47,7 @@ def flush(replicas: Replicas) -> None:
 
 async def test_what_there_is_is_sent_and_then_what_comes(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         first = await sender.next_frame()
         assert first is not None
         assert (first.offset, len(first.data), first.writer_end) == (0, end, end)
@@ -66,7 +66,7 @@ async def test_what_comes_while_something_is_unanswered_is_sent_together(
     replicas: Replicas,
 ) -> None:
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         waiting = asyncio.create_task(sender.next_frame())
         for _ in range(3):
@@ -85,7 +85,7 @@ async def test_much_waits_for_no_answer(
 ) -> None:
     monkeypatch.setattr(module, "GATHER_BYTES", 1000)
     grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         while replicas.storage.store.appended_offset - sender.replica.sent < 1000:
             grow(replicas)
@@ -98,10 +98,10 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
     clock = replicas.clock
     assert isinstance(clock, WallClock)
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         first = await sender.next_frame()
         assert first is not None
-        assert first.visible == Marks()
+        assert first.visible == HighWatermarks()
         sender.acked(Ack(end, 0, 0, 0))
         waiting = asyncio.create_task(sender.next_frame())
         await asyncio.sleep(0)
@@ -109,12 +109,12 @@ async def test_positions_that_move_are_told_without_bytes(replicas: Replicas) ->
         flush(replicas)
         second = await waiting
         assert second is not None
-        assert (second.data, second.visible) == (b"", Marks(end, end, end))
+        assert (second.data, second.visible) == (b"", HighWatermarks(end, end, end))
 
 
 async def test_bytes_do_not_wait_with_the_marks(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         sender.acked(Ack(end, 0, 0, 0))
         flush(replicas)
@@ -124,12 +124,12 @@ async def test_bytes_do_not_wait_with_the_marks(replicas: Replicas) -> None:
         frame = await waiting
         assert frame is not None
         assert frame.data
-        assert frame.visible == Marks(end, end, end)
+        assert frame.visible == HighWatermarks(end, end, end)
 
 
 async def test_who_waits_for_its_disk_is_told_at_once(replicas: Replicas) -> None:
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         replicas.storage.copies_wanted = end
         frame = await sender.next_frame()
@@ -141,7 +141,7 @@ async def test_a_wait_for_its_disk_is_told_with_the_bytes_that_are_to_be_there(
     replicas: Replicas,
 ) -> None:
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         replicas.storage.copies_wanted = later = grow(replicas)
         waiting = asyncio.create_task(sender.next_frame())
@@ -156,7 +156,7 @@ async def test_a_wait_for_its_disk_is_told_with_the_bytes_that_are_to_be_there(
 async def test_a_heartbeat_comes_when_nothing_happens(replicas: Replicas) -> None:
     clock = replicas.clock
     assert isinstance(clock, WallClock)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
         clock.now_ms += int(follower.HEARTBEAT_S * 1000)
         frame = await sender.next_frame()
@@ -173,7 +173,7 @@ async def test_the_window_holds_back_until_the_follower_has_it(
     monkeypatch.setattr(module, "GATHER_BYTES", 1)
     for _ in range(20):
         grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         replica = sender.replica
         for _ in range(3):
             while replica.has_room:
@@ -192,9 +192,9 @@ async def test_the_window_holds_back_until_the_follower_has_it(
 
 async def test_a_newer_stream_takes_the_place_of_an_older(replicas: Replicas) -> None:
     with ExitStack() as ending:
-        older = ending.enter_context(replicas.join(Seat(1, "store"), 0))
+        older = ending.enter_context(replicas.join(ReplicaId(1, "store"), 0))
         assert [r.member_id for r in replicas.connected()] == [1]
-        with replicas.join(Seat(1, "store"), 0) as newer:
+        with replicas.join(ReplicaId(1, "store"), 0) as newer:
             assert await older.next_frame() is None
             ending.close()
             assert await newer.next_frame() is not None
@@ -214,12 +214,12 @@ async def test_what_an_older_stream_was_reading_is_not_skipped_by_the_newer(
         await goes_on.wait()
         return await read(offset, bytes_max)
 
-    with replicas.join(Seat(1, "store"), 0) as older:
+    with replicas.join(ReplicaId(1, "store"), 0) as older:
         with monkeypatch.context() as patch:
             patch.setattr(replicas, "read_chunk", slowly)
             reading = asyncio.create_task(older.next_frame())
             await asyncio.sleep(0)
-        with replicas.join(Seat(1, "store"), 0) as newer:
+        with replicas.join(ReplicaId(1, "store"), 0) as newer:
             goes_on.set()
             assert await reading is None
             frame = await newer.next_frame()
@@ -230,7 +230,7 @@ async def test_what_an_older_stream_was_reading_is_not_skipped_by_the_newer(
 async def test_what_is_still_to_be_sent_is_kept_if_possible(replicas: Replicas) -> None:
     pins = replicas.storage.store.cleaner.pins
     end = grow(replicas)
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert pins.lowest() == 0
         await sender.next_frame()
         assert pins.lowest() == end
@@ -243,7 +243,7 @@ async def test_a_follower_that_fell_off_is_told_to_begin_anew(replicas: Replicas
         grow(replicas, 10_000)
     flush(replicas)
     store.flush_queues()
-    with replicas.join(Seat(1, "store"), 0) as sender:
+    with replicas.join(ReplicaId(1, "store"), 0) as sender:
         store.cleaner.forget_before(store.cleaner.log_files()[0].end)
         store.cleaner.remove_first()
         with pytest.raises(MessageNotFound):

@@ -102,7 +102,7 @@ def queues(*numbers: int) -> list[common_pb2.QueueRef]:
 
 
 async def test_wanted_messages_come_along_and_are_counted(watched: Watched) -> None:
-    await watched.say(add=queues(0, 1), want=queues(0))
+    await watched.say(add=queues(0, 1), inline_wanted=queues(0))
     await watched.told({0: 0, 1: 0})
     watched.member.append("T", 0, b"one", b"two")
     watched.member.append("T", 1, b"three")
@@ -128,7 +128,7 @@ async def test_a_slow_stream_has_one_bounded_message_under_way(
 ) -> None:
     monkeypatch.setattr(arrivals_servicer, "NEWS_BYTES_PER_MESSAGE_MAX", 3_000)
     every = queues(*range(QUEUES))
-    await watched.say(add=every, want=every)
+    await watched.say(add=every, inline_wanted=every)
     await watched.told(dict.fromkeys(range(QUEUES), 0))
     watched.stream.flowing.clear()
     for _ in range(3):
@@ -150,10 +150,10 @@ async def test_a_slow_stream_has_one_bounded_message_under_way(
 async def test_what_was_delivered_counts_as_messages_out(watched: Watched) -> None:
     one = {"message_count": 3, "record_bytes": 70}
     delivered = [
-        member_pb2.Delivered(topic="T", group="made-up", **one),
-        member_pb2.Delivered(topic="deleted", group="", **one),
+        member_pb2.InlineDelivery(topic="T", group="made-up", **one),
+        member_pb2.InlineDelivery(topic="deleted", group="", **one),
     ]
-    await watched.say(delivered=delivered)
+    await watched.say(inline_deliveries=delivered)
     await until(lambda: watched.value("rocketmq_messages_out_total") > 0)
     assert watched.value("rocketmq_messages_out_total") == 3, "a deleted topic has no series"
     assert watched.value("rocketmq_throughput_out_total", topic="T", consumer_group="") == 70

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from cometmq.format.batch import BatchLimits
-from cometmq.member.copying import INLINE_BYTES_MAX, CopyStorage, cut
+from cometmq.member.copying import INLINE_BYTES_MAX, FollowerStorage, cut
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.opening import open_copy, open_writer
 from cometmq.member.statelog import append_now, encode_record
@@ -16,7 +16,7 @@ from cometmq.messaging.changes import Change
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import ReplicationMode, TopicConfig
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.writer import MessageStore
 from tests.support.broker import config_for
 from tests.support.stores import HOST, WallClock, bodies, encoded
@@ -38,7 +38,7 @@ class Pair:
         found = open_copy(config_for(self._directory / "copy"), WallClock())
         self.copied = found.state.state
         self.dropped_groups: list[str] = []
-        self.copy = CopyStorage(
+        self.copy = FollowerStorage(
             found.store,
             found.state,
             FlushPolicy(),
@@ -72,7 +72,7 @@ class Pair:
     def show(self, position: int) -> None:
         """All of ours is on the disk, and the writer shows so much."""
         self.copy._synced(self.copy.store.flush_log(), 0.0)
-        self.copy.told(Marks(position, position, position), 0)
+        self.copy.told(HighWatermarks(position, position, position), 0)
 
     def forget(self, log_files: int) -> None:
         """The writer lets so many files of its log go, and all that is in no others."""
@@ -119,10 +119,10 @@ def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) 
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(Marks(sent, 0, 0), 0)
+    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
     assert pair.copied.topics.get("T") == copied
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
-    pair.copy.told(Marks(sent, sent, 0), 0)
+    pair.copy.told(HighWatermarks(sent, sent, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     pair.close()
 
@@ -138,7 +138,7 @@ def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(Marks(sent, 0, 0), 0)
+    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
     assert pair.copied.topics.get("T") == copied
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
     pair.close()
@@ -156,7 +156,7 @@ def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) 
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(Marks(sent, 0, 0), 0)
+    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert pair.copied.generations.of("T", 0).current > before
     pair.close()

@@ -39,8 +39,10 @@ class Copied:
     async def StepDown(self, request: Any, context: Any) -> member_pb2.StepDownResponse:
         return member_pb2.StepDownResponse(member_id=1)
 
-    async def Standing(self, request: Any, context: Any) -> member_pb2.StandingResponse:
-        return member_pb2.StandingResponse(epoch=4)
+    async def DescribeReplica(
+        self, request: Any, context: Any
+    ) -> member_pb2.DescribeReplicaResponse:
+        return member_pb2.DescribeReplicaResponse(epoch=4)
 
     async def Elect(self, request: Any, context: Any) -> member_pb2.ElectResponse:
         return member_pb2.ElectResponse()
@@ -62,7 +64,7 @@ async def outcomes(servicer: MemberServicer) -> dict[str, Any]:
             "PullStream": stub.PullStream().read(),
             "Replicate": stub.Replicate().read(),
             "StepDown": stub.StepDown(member_pb2.StepDownRequest()),
-            "Standing": stub.Standing(member_pb2.StandingRequest()),
+            "DescribeReplica": stub.DescribeReplica(member_pb2.DescribeReplicaRequest()),
             "Elect": stub.Elect(member_pb2.ElectRequest()),
             "ChecksumLog": stub.ChecksumLog(member_pb2.ChecksumLogRequest()),
         }
@@ -77,6 +79,6 @@ async def test_each_method_is_answered_by_its_part() -> None:
     assert found["PullStream"].response.count == 5
     assert found["Replicate"].chunk.epoch == 3
     assert found["StepDown"].member_id == 1
-    assert found["Standing"].epoch == 4
+    assert found["DescribeReplica"].epoch == 4
     assert found["Elect"] == member_pb2.ElectResponse()
     assert found["ChecksumLog"].log_end_offset == 9

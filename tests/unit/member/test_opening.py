@@ -15,7 +15,7 @@ from cometmq.messaging.changes import TopicDropped, TopicPut
 from cometmq.messaging.generations import EPOCH_SHIFT
 from cometmq.messaging.state import STATE_TOPIC, change_records
 from cometmq.model import Position, TopicConfig
-from cometmq.replication.lineage import Branch
+from cometmq.replication.epoch_history import EpochBranch
 from cometmq.store.layout import offset_name
 from tests.support.broker import config_for
 from tests.support.members import living_member, opened
@@ -87,7 +87,11 @@ async def test_what_a_writer_in_between_gave_out_is_fenced_where_it_began(
     ours = open_writer(config, BatchLimits(), HOST, clock, epoch_floor=floor).store
     place, _, _ = queueunit.unit_at(ours.read_units("T", 0, 1, 1), 0)
     ours.close()
-    begun = [Branch(1, 0, 0), Branch(4, place, 1), Branch(ours.epoch, ours.epochs[-1][1], 1)]
+    begun = [
+        EpochBranch(1, 0, 0),
+        EpochBranch(4, place, 1),
+        EpochBranch(ours.epoch, ours.epochs[-1][1], 1),
+    ]
     found = open_writer(
         config,
         BatchLimits(),

@@ -11,9 +11,9 @@ import pytest
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
-from cometmq.member.standing import Peers, standing_of
-from cometmq.replication.candidacy import Peer
-from cometmq.replication.lease import LeaseRecord, Seat
+from cometmq.member.standing import Peers, replica_status_of
+from cometmq.replication.election import Peer
+from cometmq.replication.lease import LeaseRecord, ReplicaId
 from cometmq.store.base import BaseStore
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
 from tests.support.stores import HOST, encoded, open_store
@@ -24,17 +24,19 @@ WRITER, FOLLOWER = common_pb2.MEMBER_ROLE_WRITER, common_pb2.MEMBER_ROLE_FOLLOWE
 class Answering(member_pb2_grpc.MemberServiceServicer):
     """A member that says one thing of itself."""
 
-    def __init__(self, answer: member_pb2.StandingResponse) -> None:
+    def __init__(self, answer: member_pb2.DescribeReplicaResponse) -> None:
         self._answer = answer
 
-    async def Standing(self, request: Any, context: Any) -> member_pb2.StandingResponse:
+    async def DescribeReplica(
+        self, request: Any, context: Any
+    ) -> member_pb2.DescribeReplicaResponse:
         return self._answer
 
 
 @asynccontextmanager
 async def answering(**answer: Any) -> AsyncIterator[str]:
     server = grpc.aio.server()
-    told = member_pb2.StandingResponse(**answer)
+    told = member_pb2.DescribeReplicaResponse(**answer)
     servicer = Answering(told)  # type: ignore[abstract]  # it serves one method
     member_pb2_grpc.add_MemberServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -80,7 +82,7 @@ def told_by(store: BaseStore, lease: LeaseRecord | None, *peers: str) -> Any:
     config = MemberConfig(
         broker_group="g1", member_id=1, internal_port=2, lease="file:///lease", peers=peers
     )
-    return standing_of(identity, config, store, FOLLOWER, lease)
+    return replica_status_of(identity, config, store, FOLLOWER, lease)
 
 
 def test_a_member_stands_by_what_it_has_appended(tmp_path: Path) -> None:
@@ -88,23 +90,23 @@ def test_a_member_stands_by_what_it_has_appended(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.append(encoded("T", 0, b"a"), [("T", 0, 1)], born_host=HOST, store_host=HOST)
     assert store.flushed_offset < store.appended_offset
-    standing = told_by(store, None)
-    assert (standing.log_end_offset, standing.epoch) == (store.appended_offset, store.epoch)
-    assert standing.store_id == store.store_id
-    assert not standing.HasField("lease")
-    assert not standing.peers
+    status = told_by(store, None)
+    assert (status.log_end_offset, status.epoch) == (store.appended_offset, store.epoch)
+    assert status.store_id == store.store_id
+    assert not status.HasField("lease")
+    assert not status.peers
     store.abandon()
 
 
 def test_a_member_tells_the_lease_and_whom_it_knows(tmp_path: Path) -> None:
     """Where nobody writes, operators ask followers who was in sync."""
     store = open_store(tmp_path)
-    mine, other = Seat(1, store.store_id), Seat(0, "store-0")
+    mine, other = ReplicaId(1, store.store_id), ReplicaId(0, "store-0")
     record = LeaseRecord("g1", *other, "h:1", 3, (other,), (other, mine), renewals=7)
-    standing = told_by(store, record, "0@h:1", "1@h:2", "2@h:3")
-    lease = standing.lease
+    status = told_by(store, record, "0@h:1", "1@h:2", "2@h:3")
+    lease = status.lease
     assert [(s.member_id, s.store_id) for s in lease.in_sync] == [other]
     assert [(s.member_id, s.store_id) for s in lease.electable] == [other, mine]
     assert (lease.holder.member_id, lease.epoch, lease.renewals) == (0, 3, 7)
-    assert list(standing.peers) == [0, 1, 2]
+    assert list(status.peers) == [0, 1, 2]
     store.abandon()

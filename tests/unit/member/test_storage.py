@@ -8,7 +8,7 @@ import pytest
 from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
 from cometmq.member.storage import MemberStorage, Segment, readable_at_start
 from cometmq.model import FlushMode, TopicConfig
-from cometmq.replication.watermarks import DurabilityClass, Marks
+from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
 from cometmq.store.writer import MessageStore
 from tests.support.broker import encoded, until
 from tests.support.members import NEVER, Member, living_member, opened
@@ -151,13 +151,13 @@ async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) 
     def demands_of(topic: str) -> DurabilityClass:
         return DurabilityClass.COPIED if topic == "C" else DurabilityClass.ASYNC
 
-    nothing = readable_at_start(found.store, demands_of, Marks())
+    nothing = readable_at_start(found.store, demands_of, HighWatermarks())
     assert [nothing.readable(key) for key in (A, C)] == [2, 0]
     end = found.store.appended_offset
     both = DurabilityClass.FLUSHED | DurabilityClass.COPIED
-    unflushed = readable_at_start(found.store, lambda _topic: both, Marks(shown, end, 0))
+    unflushed = readable_at_start(found.store, lambda _topic: both, HighWatermarks(shown, end, 0))
     assert unflushed.readable(C) == 2, "the rest had been copied, but was on no writer's disk"
-    maxima = readable_at_start(found.store, demands_of, Marks(0, shown, 0))
+    maxima = readable_at_start(found.store, demands_of, HighWatermarks(0, shown, 0))
     storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, alone=False)
     assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
     storage.copied_to(end - 1, 0, alone=False)

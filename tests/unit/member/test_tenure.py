@@ -9,7 +9,7 @@ from cometmq.errors import LeaseUnavailable
 from cometmq.member import tenure
 from cometmq.member.leases import Reading
 from cometmq.member.tenure import Deposed, LeaseHolder
-from cometmq.replication.lease import Seat, Seats
+from cometmq.replication.lease import ReplicaId, ReplicaIds
 from tests.support.broker import until
 from tests.support.leases import HELD, TAKEN, MemoryLease
 from tests.support.stores import WallClock
@@ -123,8 +123,8 @@ async def test_a_release_that_the_successor_has_taken_already(lease: MemoryLease
 async def test_who_is_in_sync_is_changed_by_a_write(lease: MemoryLease) -> None:
     held = holder(lease)
     changes: list[int] = []
-    held.on_change = lambda: changes.append(len(held.bounding()))
-    both = (HELD.holder, Seat(1, "store-1"))
+    held.on_change = lambda: changes.append(len(held.must_acknowledge()))
+    both = (HELD.holder, ReplicaId(1, "store-1"))
     await held.put_sets(lambda: (both, both))
     assert (lease.record and lease.record.in_sync) == both
     assert changes == [2, 2], "who is added is waited for from the attempt on"
@@ -138,7 +138,7 @@ async def test_who_shall_be_in_sync_is_asked_when_the_turn_has_come(lease: Memor
     held = holder(lease)
     asked: list[bool] = []
 
-    def wanted() -> tuple[Seats, Seats]:
+    def wanted() -> tuple[ReplicaIds, ReplicaIds]:
         asked.append(held._one_at_a_time.locked())
         return (HELD.holder,), (HELD.holder,)
 
@@ -155,19 +155,19 @@ async def test_a_set_that_may_or_may_not_be_written_counts_at_its_stricter(
 ) -> None:
     held = holder(lease)
     lease.plan = ["lost"]
-    both = (HELD.holder, Seat(1, "store-1"))
+    both = (HELD.holder, ReplicaId(1, "store-1"))
     await held.put_sets(lambda: (both, both))
-    assert (set(held.bounding()), held.settled) == (set(both), False)
+    assert (set(held.must_acknowledge()), held.settled) == (set(both), False)
     await held.put_sets(lambda: ((HELD.holder,), (HELD.holder,)))
-    assert (set(held.bounding()), held.settled) == ({HELD.holder}, True)
+    assert (set(held.must_acknowledge()), held.settled) == ({HELD.holder}, True)
 
 
 async def test_a_set_that_was_refused_does_not_count(lease: MemoryLease) -> None:
     held = holder(lease)
     lease.version += 1  # somebody has annotated the object
-    both = (HELD.holder, Seat(1, "store-1"))
+    both = (HELD.holder, ReplicaId(1, "store-1"))
     await held.put_sets(lambda: (both, both))
-    assert (set(held.bounding()), held.settled) == ({HELD.holder}, True)
+    assert (set(held.must_acknowledge()), held.settled) == ({HELD.holder}, True)
 
 
 async def test_it_is_renewed_while_the_store_is_opened(lease: MemoryLease) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cometmq.errors import InvalidRequest, LimitExceeded
-from services.namesrv.pullholds import HoldTable
+from services.namesrv.pullholds import PullholdTable
 
 
 def test_lists_by_cluster_sorted_each_once() -> None:
-    table = HoldTable()
+    table = PullholdTable()
     for cluster, address in [("c", "b:2"), ("c", "a:1"), ("d", "a:1"), ("c", "b:2")]:
         table.register(cluster, address, 0.0)
     assert table.addresses("c") == ["a:1", "b:2"]
@@ -20,7 +20,7 @@ def test_lists_by_cluster_sorted_each_once() -> None:
 
 
 def test_silence_removes() -> None:
-    table = HoldTable(silence_max_s=120)
+    table = PullholdTable(silence_max_s=120)
     table.register("c", "a:1", 0.0)
     table.register("c", "b:2", 0.0)
     table.register("c", "b:2", 30.0)
@@ -30,7 +30,7 @@ def test_silence_removes() -> None:
 
 
 def test_unregister_is_idempotent() -> None:
-    table = HoldTable()
+    table = PullholdTable()
     table.register("c", "a:1", 0.0)
     table.unregister("c", "a:1")
     table.unregister("c", "a:1")
@@ -42,11 +42,11 @@ def test_unregister_is_idempotent() -> None:
 )
 def test_refuses_what_is_no_name_or_address(cluster: str, address: str) -> None:
     with pytest.raises(InvalidRequest):
-        HoldTable().register(cluster, address, 0.0)
+        PullholdTable().register(cluster, address, 0.0)
 
 
 def test_a_full_table_still_hears_those_it_knows() -> None:
-    table = HoldTable(holds_max=1)
+    table = PullholdTable(holds_max=1)
     table.register("c", "a:1", 0.0)
     with pytest.raises(LimitExceeded):
         table.register("c", "b:2", 0.0)

@@ -127,7 +127,7 @@ async def read_one(**messages: Any) -> peers.Told:
         queue=common_pb2.QueueRef(topic="t"),
         generation=1,
         max_offset=7,
-        messages=member_pb2.NewMessages(**messages),
+        messages=member_pb2.InlineMessages(**messages),
     )
     call.answers.put_nowait(member_pb2.WatchArrivalsResponse(arrivals=[arrival]))
     (told,) = await ArrivalStream("g", call).read()
@@ -162,12 +162,12 @@ async def test_messages_that_do_not_fit_together_are_pulled(wrong: dict[str, Any
 
 async def test_a_change_says_everything_in_one_request() -> None:
     call, key = FakeCall(), QueueKey("g", "t", 3)
-    delivered = member_pb2.Delivered(topic="t", group="c", message_count=1, record_bytes=9)
+    delivered = member_pb2.InlineDelivery(topic="t", group="c", message_count=1, record_bytes=9)
     await ArrivalStream("g", call).change(Change([key], [key], [key], [delivered]))
     queue = common_pb2.QueueRef(topic="t", queue_id=3)
     assert call.written == [
         member_pb2.WatchArrivalsRequest(
-            add=[queue], remove=[queue], want=[queue], delivered=[delivered]
+            add=[queue], remove=[queue], inline_wanted=[queue], inline_deliveries=[delivered]
         )
     ]
     assert not Change()

@@ -19,7 +19,7 @@ from cometmq.replication.follower import (
     plan,
     start_of_copy,
 )
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 
 WRITER = LogView(((1, 0), (2, 100), (4, 300)), 0, 500)
 
@@ -163,7 +163,7 @@ def test_owned_epochs_have_a_byte(epochs: list[tuple[int, int]], end: int) -> No
 
 
 def replica(member_id: int = 1, appended: int = 0, flushed: int = 0) -> Replica:
-    found = Replica(Seat(member_id, "store"), 0, now_s=0.0)
+    found = Replica(ReplicaId(member_id, "store"), 0, now_s=0.0)
     if appended:
         found.sent_to(appended)
         found.acked(Ack(appended, flushed, 0, 0), appended)
@@ -263,7 +263,7 @@ def test_the_successor_is_who_has_come_furthest_or_who_was_named() -> None:
 @pytest.mark.parametrize("wanted", [None, 1])
 def test_who_has_said_farewell_takes_nothing_over(wanted: int | None) -> None:
     leaving = replica(1, 100, 100)
-    leaving.acked(Ack(100, 100, 0, 0, leaves=True), 100)
+    leaving.acked(Ack(100, 100, 0, 0, leaving=True), 100)
     with pytest.raises(NoFollower):
         choose_successor([leaving], wanted, 100)
     assert choose_successor([leaving, replica(2, 90, 90)], None, 100).member_id == 2

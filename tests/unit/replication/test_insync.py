@@ -6,19 +6,19 @@ import pytest
 
 from cometmq.replication.follower import Ack, Replica
 from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
-from cometmq.replication.lease import LeaseRecord, Seat, Seats
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
+from cometmq.replication.watermarks import HighWatermarks
 
-W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
+W, A, B = ReplicaId(0, "store-0"), ReplicaId(1, "store-1"), ReplicaId(2, "store-2")
 ALONE = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
 SHARED = replace(ALONE, in_sync=(W, A), electable=(W, A))
-OWN = Own(W, appended=1000, flushed=900, marks=Marks(900, 500, 400), since_s=0.0)
+OWN = Own(W, appended=1000, flushed=900, marks=HighWatermarks(900, 500, 400), since_s=0.0)
 NOW_S = 100.0
 POLICY = SetPolicy(async_lag_bytes_max=300)
 
 
 def replica(
-    seat: Seat = A,
+    replica_id: ReplicaId = A,
     appended: int = 1000,
     flushed: int = 1000,
     *,
@@ -26,7 +26,7 @@ def replica(
     heard_s: float = NOW_S,
     connected: bool = True,
 ) -> Replica:
-    found = Replica(seat, 0, in_step_s)
+    found = Replica(replica_id, 0, in_step_s)
     found.sent_to(appended)
     found.framed(int(heard_s * 1000), 10**9)
     found.acked(Ack(appended, flushed, int(heard_s * 1000), 0), 10**9)
@@ -40,8 +40,8 @@ def wanted(
     replicated: bool = True,
     policy: SetPolicy = POLICY,
     own: Own = OWN,
-) -> tuple[Seats, Seats]:
-    by_seat = {found.seat: found for found in replicas}
+) -> tuple[ReplicaIds, ReplicaIds]:
+    by_seat = {found.replica_id: found for found in replicas}
     return wanted_sets(record, own, by_seat, policy, NOW_S, replicated=replicated)
 
 
@@ -76,7 +76,7 @@ def test_who_falls_out_of_step_is_taken_out(follower: Replica, stays: bool) -> N
 
 def test_a_newcomer_is_taken_in_when_it_has_had_all_whatever_counts_as_copied() -> None:
     """Of a new writer nothing counts as copied yet; the one before has acknowledged messages."""
-    new = replace(OWN, marks=Marks(900))
+    new = replace(OWN, marks=HighWatermarks(900))
     newcomer = Replica(A, 0, NOW_S)
     newcomer.sent_to(1000)
     newcomer.framed(int(NOW_S * 1000), 1000)
@@ -127,7 +127,7 @@ def test_how_many_should_be_in_sync() -> None:
 
 
 def test_a_member_sits_on_one_seat() -> None:
-    new = Seat(1, "new")
+    new = ReplicaId(1, "new")
     assert wanted(SHARED, replica(), replica(new))[0] == (W, A)
     assert wanted(ALONE, replica(new))[0] == (W, new)
 
@@ -160,7 +160,7 @@ def test_who_has_said_farewell_is_in_no_set_until_it_comes_again(
     record: LeaseRecord, replicated: bool
 ) -> None:
     leaving = replica()
-    leaving.acked(Ack(1000, 1000, int(NOW_S * 1000), 0, leaves=True), 10**9)
+    leaving.acked(Ack(1000, 1000, int(NOW_S * 1000), 0, leaving=True), 10**9)
     assert wanted(record, leaving, replicated=replicated) == ((W,), (W,))
     leaving.acked(Ack(1000, 1000, int(NOW_S * 1000), 0), 10**9)
     leaving.connected = False

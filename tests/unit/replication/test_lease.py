@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from cometmq.replication.lease import LeaseRecord, Reason, Seat, record_from, seats
-from cometmq.replication.lineage import Branch
-from cometmq.replication.watermarks import NO_MARKS, Marks
+from cometmq.replication.epoch_history import EpochBranch
+from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, record_from, replica_ids
+from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 
 HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
 
@@ -17,9 +17,9 @@ def test_a_record_without_sets_has_its_holder_alone() -> None:
 
 
 def test_a_record_goes_through_json() -> None:
-    members = (Seat(0, "store-0"), Seat(1, "store-1"))
+    members = (ReplicaId(0, "store-0"), ReplicaId(1, "store-1"))
     record = replace(HELD, in_sync=members, electable=members, reason=Reason.TAKEOVER.value)
-    record = replace(record, epochs=(Branch(1, 0, 0), Branch(4, 90, 1)))
+    record = replace(record, epochs=(EpochBranch(1, 0, 0), EpochBranch(4, 90, 1)))
     assert record_from(json.loads(json.dumps(record.fields()))) == record
 
 
@@ -43,9 +43,9 @@ def test_a_record_of_before_knows_of_no_epochs() -> None:
     ],
 )
 def test_marks_that_are_not_told_of_this_record_are_none(change: dict[str, object]) -> None:
-    fields = replace(HELD, shown=Marks(3, 2, 1), renewals=5).fields()
+    fields = replace(HELD, shown=HighWatermarks(3, 2, 1), renewals=5).fields()
     assert record_from(fields).shown == (3, 2, 1)
-    assert record_from({**fields, **change}).shown == NO_MARKS
+    assert record_from({**fields, **change}).shown == NO_WATERMARKS
 
 
 def test_a_record_of_before_tells_of_no_marks() -> None:
@@ -77,8 +77,8 @@ def test_a_record_that_contradicts_itself_is_refused(change: dict[str, object]) 
 
 
 def test_seats_stand_in_order_and_once() -> None:
-    one, two = Seat(1, "a"), Seat(2, "b")
-    assert seats([two, one, two]) == (one, two)
+    one, two = ReplicaId(1, "a"), ReplicaId(2, "b")
+    assert replica_ids([two, one, two]) == (one, two)
 
 
 def test_which_reasons_leave_every_position_what_it_was() -> None:

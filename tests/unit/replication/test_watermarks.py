@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cometmq.model import FlushMode, ReplicationMode
 from cometmq.replication.watermarks import (
-    CopyWatermarks,
     DurabilityClass,
-    Marks,
+    FollowerWatermarks,
+    HighWatermarks,
     QueueKey,
     ReadableMaxima,
     Watermarks,
@@ -59,7 +59,7 @@ def test_a_member_that_joins_with_less_takes_nothing_back() -> None:
     watermarks = Watermarks(appended=300, flushed=100)
     watermarks.copied_to(200, 80)
     watermarks.copied_to(150, 90)
-    assert watermarks.marks == Marks(100, 200, 90)
+    assert watermarks.marks == HighWatermarks(100, 200, 90)
 
 
 @pytest.mark.parametrize(("copied", "copied_flushed"), [(301, 0), (50, 60), (200, 101)])
@@ -129,10 +129,10 @@ def test_an_asynchronous_record_waits_for_the_disk_also_before_one_that_was_copi
     maxima.push(ASYNC, 100, QUEUE, 1)
     maxima.push(COPIED, 200, QUEUE, 2)
     maxima.push(ASYNC, 300, QUEUE, 3)
-    assert maxima.advance(Marks(flushed=99, copied=300)) == []
-    assert maxima.advance(Marks(flushed=100, copied=300)) == [(QUEUE, 1)]
-    assert maxima.advance(Marks(flushed=299, copied=300)) == [(QUEUE, 2)]
-    assert maxima.advance(Marks(flushed=300, copied=300)) == [(QUEUE, 3)]
+    assert maxima.advance(HighWatermarks(flushed=99, copied=300)) == []
+    assert maxima.advance(HighWatermarks(flushed=100, copied=300)) == [(QUEUE, 1)]
+    assert maxima.advance(HighWatermarks(flushed=299, copied=300)) == [(QUEUE, 2)]
+    assert maxima.advance(HighWatermarks(flushed=300, copied=300)) == [(QUEUE, 3)]
 
 
 class MaximaMachine(RuleBasedStateMachine):
@@ -203,9 +203,9 @@ TestReadableMaxima = MaximaMachine.TestCase
 
 class TestCopyWatermarks:
     def test_a_copy_shows_what_the_writer_shows_and_what_is_on_its_own_disk(self) -> None:
-        marks = CopyWatermarks(100, 100)
+        marks = FollowerWatermarks(100, 100)
         assert marks.visible(ASYNC) == 0, "nothing is known before the writer tells"
-        marks.told(Marks(80, 60, 50))
+        marks.told(HighWatermarks(80, 60, 50))
         assert [marks.visible(d) for d in (ASYNC, FLUSHED, COPIED, COPIED_FLUSHED)] == [
             80,
             80,
@@ -213,31 +213,31 @@ class TestCopyWatermarks:
             50,
         ]
         assert marks.told_position == marks.told_on_disk == marks.most_visible == 80
-        marks.told(Marks(80, 90, 50))
+        marks.told(HighWatermarks(80, 90, 50))
         assert (marks.told_position, marks.told_on_disk) == (90, 80)
         marks.append_to(200)
-        marks.told(Marks(200, 200, 200))
+        marks.told(HighWatermarks(200, 200, 200))
         assert marks.visible(FLUSHED) == marks.most_visible == 100
         marks.flush_to(150)
         assert marks.visible(COPIED_FLUSHED) == 150
 
     def test_what_was_told_of_bytes_that_never_came_is_not_said_of_others(self) -> None:
-        marks = CopyWatermarks(100, 100)
-        marks.told(Marks(180, 170, 90))
+        marks = FollowerWatermarks(100, 100)
+        marks.told(HighWatermarks(180, 170, 90))
         marks.agreed()
         marks.append_to(200)
         marks.flush_to(200)
         assert (marks.visible(ASYNC), marks.visible(COPIED_FLUSHED)) == (100, 90)
 
     def test_what_a_writer_has_shown_of_it_is_known(self) -> None:
-        marks = CopyWatermarks(100, 60)
+        marks = FollowerWatermarks(100, 60)
         assert marks.shown == (0, 0, 0)
-        marks.told(Marks(180, 90, 70))
+        marks.told(HighWatermarks(180, 90, 70))
         assert marks.shown == (100, 90, 70), "no more than is here"
 
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
-        marks = CopyWatermarks(100, 100)
-        marks.told(Marks(80, 70, 70))
-        marks.told(Marks(50, 75, 50))
+        marks = FollowerWatermarks(100, 100)
+        marks.told(HighWatermarks(80, 70, 70))
+        marks.told(HighWatermarks(50, 75, 50))
         assert marks.visible(ASYNC) == 80
         assert marks.visible(COPIED) == 75

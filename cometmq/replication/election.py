@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from cometmq.replication.epoch_history import merged_branches
 from cometmq.replication.epochs import Epoch
-from cometmq.replication.lease import LeaseRecord, Reason, Seat, seats
-from cometmq.replication.lineage import recalled
-from cometmq.replication.watermarks import NO_MARKS, Marks
+from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, replica_ids
+from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 
 # Who has taken the lease has so many durations to open its log, before others take it for dead.
 OPENING_DURATIONS = 3
@@ -24,7 +24,7 @@ LAGGARD_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaStatus:
     """A member, as far as leading is concerned."""
 
     group: str
@@ -39,11 +39,11 @@ class Standing:
     forced: bool = False  # an operator wants it to lead, whatever may be lost
     epochs: tuple[Epoch, ...] = ()  # of its log
     counted_in: int = 0  # the epoch that its generations say they are counted in
-    shown: Marks = NO_MARKS  # by these a writer has shown what is in its log
+    shown: HighWatermarks = NO_WATERMARKS  # by these a writer has shown what is in its log
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.member_id, self.store_id)
+    def replica_id(self) -> ReplicaId:
+        return ReplicaId(self.member_id, self.store_id)
 
     @property
     def epoch_floor(self) -> int:
@@ -51,8 +51,8 @@ class Standing:
         return max(self.epoch, self.counted_in)
 
     @property
-    def former_seat(self) -> Seat | None:
-        return Seat(self.member_id, self.former_store_id) if self.former_store_id else None
+    def former_replica_id(self) -> ReplicaId | None:
+        return ReplicaId(self.member_id, self.former_store_id) if self.former_store_id else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Peer:
     writes: bool
 
     @property
-    def seat(self) -> Seat:
-        return Seat(self.member_id, self.store_id)
+    def replica_id(self) -> ReplicaId:
+        return ReplicaId(self.member_id, self.store_id)
 
 
 Answers = Mapping[int, Peer]  # of those that answered, by member id
@@ -117,7 +117,7 @@ class Follow:
 Step = Lead | Write | Ask | Follow
 
 
-class Candidacy:
+class Election:
     """Call :meth:`saw` with each reading of the lease."""
 
     def __init__(self, duration_s: float) -> None:
@@ -135,7 +135,11 @@ class Candidacy:
         return not self._attempt
 
     def saw(
-        self, record: LeaseRecord | None, me: Standing, now_s: float, answers: Answers | None = None
+        self,
+        record: LeaseRecord | None,
+        me: ReplicaStatus,
+        now_s: float,
+        answers: Answers | None = None,
     ) -> Step:
         """What to do about a reading. ``answers``: of the members of the last :class:`Ask`, made
         since; of those that are missing nothing is known.
@@ -148,13 +152,13 @@ class Candidacy:
         if record is None:
             return self._take_unowned(me, now_s, answers)
         assert record.group == me.group, (record.group, me.group)
-        if not record.released and record.holder == me.seat:
+        if not record.released and record.holder == me.replica_id:
             return self._lead_again(record, me)
         return self._take_over(record, me, now_s, answers)
 
     # --- a lease that is there --------------------------------------------------------------------
 
-    def _lead_again(self, record: LeaseRecord, me: Standing) -> Step:
+    def _lead_again(self, record: LeaseRecord, me: ReplicaStatus) -> Step:
         reason = Reason.RESTART if record.opened else Reason(record.reason)
         if not record.opened and me.epoch_floor <= record.epoch:
             return Lead(reason, record)
@@ -172,11 +176,11 @@ class Candidacy:
         return Write(again, reason)
 
     def _take_over(
-        self, record: LeaseRecord, me: Standing, now_s: float, answers: Answers | None
+        self, record: LeaseRecord, me: ReplicaStatus, now_s: float, answers: Answers | None
     ) -> Step:
         if record.released and me.log_end == record.log_end and record.transfer_to == me.member_id:
             return self._write(record, me, Reason.HANDOVER)
-        if not record.released and record.holder == me.former_seat:
+        if not record.released and record.holder == me.former_replica_id:
             # Our older self is gone: we hold its folder.
             step = self._after_loss(record, me, answers)
             if step is not None or not me.forced:
@@ -187,33 +191,37 @@ class Candidacy:
             return step
         return Follow("" if record.released else record.holder_address, max(wait_s, 0.0) or None)
 
-    def _wait_s(self, record: LeaseRecord, me: Standing, now_s: float) -> float:
+    def _wait_s(self, record: LeaseRecord, me: ReplicaStatus, now_s: float) -> float:
         """How long until the lease counts as abandoned."""
         wait_s = max(record.duration_s, self._duration_s)
         if not record.opened:  # its holder becomes another program now, and cannot renew meanwhile
             wait_s *= OPENING_DURATIONS
-        if not record.released and me.seat not in record.in_sync:
+        if not record.released and me.replica_id not in record.in_sync:
             wait_s += LAGGARD_WAIT_S
         return self._left_s(wait_s, me, now_s)
 
-    def _left_s(self, wait_s: float, me: Standing, now_s: float) -> float:
+    def _left_s(self, wait_s: float, me: ReplicaStatus, now_s: float) -> float:
         """How long until we have watched it for ``wait_s``, and our word not to stand is over."""
         assert self._watched is not None
         return max(self._watched[1] + wait_s, me.promised_until_s) - now_s
 
-    def _overdue(self, record: LeaseRecord, me: Standing, answers: Answers | None) -> Step | None:
+    def _overdue(
+        self, record: LeaseRecord, me: ReplicaStatus, answers: Answers | None
+    ) -> Step | None:
         """The lease is abandoned: is it for us?"""
-        if record.released and record.holder == me.seat and me.log_end == record.log_end:
+        if record.released and record.holder == me.replica_id and me.log_end == record.log_end:
             return self._write(record, me, Reason.HANDOVER)  # whom it was for has not come
-        if me.seat in record.electable:
+        if me.replica_id in record.electable:
             return self._write(record, me, Reason.TAKEOVER)
         if me.forced:
             return self._by_force(record, me, answers)
-        if me.former_seat in record.in_sync:
+        if me.former_replica_id in record.in_sync:
             return self._after_loss(record, me, answers)
         return None
 
-    def _by_force(self, record: LeaseRecord, me: Standing, answers: Answers | None) -> Step | None:
+    def _by_force(
+        self, record: LeaseRecord, me: ReplicaStatus, answers: Answers | None
+    ) -> Step | None:
         """An operator wants it, who may not have reached a writer that can be asked from here."""
         if me.peers and answers is None:
             return Ask(me.peers)
@@ -222,22 +230,22 @@ class Candidacy:
         return self._write(record, me, Reason.FORCED)
 
     def _after_loss(
-        self, record: LeaseRecord, me: Standing, answers: Answers | None
+        self, record: LeaseRecord, me: ReplicaStatus, answers: Answers | None
     ) -> Step | None:
         """We were in sync, and lost the end of our log: we lead only if nobody has more."""
-        others = frozenset(seat.member_id for seat in record.in_sync) - {me.member_id}
+        others = frozenset(replica_id.member_id for replica_id in record.in_sync) - {me.member_id}
         if others and answers is None:
             return Ask(others)
         found = [answers[member] for member in others if answers and member in answers]
         if len(found) < len(others) or any(
-            peer.writes or peer.seat in record.electable for peer in found
+            peer.writes or peer.replica_id in record.electable for peer in found
         ):
             return None
         return self._write(record, me, Reason.UNCLEAN) if _longest(me, found) else None
 
     # --- a lease that nobody has written, or that was lost ----------------------------------------
 
-    def _take_unowned(self, me: Standing, now_s: float, answers: Answers | None) -> Step:
+    def _take_unowned(self, me: ReplicaStatus, now_s: float, answers: Answers | None) -> Step:
         # As long as a writer may still live, and write the lease anew, not even by force.
         wait_s = self._left_s(self._duration_s, me, now_s) if me.forced else 0.0
         if wait_s > 0:
@@ -252,7 +260,7 @@ class Candidacy:
         # Those who answer tell of epochs that were there: none is to be used twice.
         return self._write(None, me, reason, max((peer.epoch for peer in found), default=0))
 
-    def _reason_unowned(self, me: Standing, found: list[Peer]) -> Reason | None:
+    def _reason_unowned(self, me: ReplicaStatus, found: list[Peer]) -> Reason | None:
         """Why a lease that is not there is for us; None: it is not. ``found`` have answered."""
         if any(peer.writes for peer in found):
             return None  # the acting writer writes it anew
@@ -266,7 +274,7 @@ class Candidacy:
         return Reason.RECREATED if me.peers is not None and _longest(me, found) else None
 
     def _write(
-        self, before: LeaseRecord | None, me: Standing, reason: Reason, epoch: int = 0
+        self, before: LeaseRecord | None, me: ReplicaStatus, reason: Reason, epoch: int = 0
     ) -> Write:
         self._attempt = (before,)
         epoch = max(epoch, me.epoch_floor)
@@ -274,7 +282,7 @@ class Candidacy:
         return Write(record, reason)
 
 
-def _why_not(me: Standing, found: list[Peer]) -> str:
+def _why_not(me: ReplicaStatus, found: list[Peer]) -> str:
     """Why a member with messages, or whose peers may have some, does not lead without a lease."""
     if any(peer.writes for peer in found):
         return ""
@@ -286,7 +294,7 @@ def _why_not(me: Standing, found: list[Peer]) -> str:
     return ""  # another has more of the log: it leads
 
 
-def _longest(me: Standing, peers: Iterable[Peer]) -> bool:
+def _longest(me: ReplicaStatus, peers: Iterable[Peer]) -> bool:
     """Nobody has a newer writer's bytes, or more of them. Of equals, who may lead, one gets it."""
     return all((me.epoch, me.log_end) >= (peer.epoch, peer.log_end) for peer in peers)
 
@@ -294,18 +302,20 @@ def _longest(me: Standing, peers: Iterable[Peer]) -> bool:
 def _taken(
     before: LeaseRecord | None,
     last: LeaseRecord | None,
-    me: Standing,
+    me: ReplicaStatus,
     reason: Reason,
     duration_s: float,
     epoch: int,
 ) -> LeaseRecord:
     """What to write over ``before``; ``last`` is that, or what was there before it was lost."""
-    in_sync = {me.seat}
+    in_sync = {me.replica_id}
     if before is not None and not reason.alone:
         # Whoever was in sync still has all that was acknowledged. Not so the old writer: it may
         # have more, but nobody wants to wait for it. It comes back as any follower does.
         gone = (me.member_id, before.holder_id)
-        in_sync.update(seat for seat in before.in_sync if seat.member_id not in gone)
+        in_sync.update(
+            replica_id for replica_id in before.in_sync if replica_id.member_id not in gone
+        )
     if last is not None and not last.released:
         # The old writer may have opened one more, and not have come to say so.
         epoch = max(epoch, last.epoch + 1)
@@ -315,18 +325,18 @@ def _taken(
         holder_store_id=me.store_id,
         holder_address=me.address,
         epoch=max(epoch, 0 if last is None else last.epoch),
-        in_sync=seats(in_sync),
-        electable=seats(in_sync),
+        in_sync=replica_ids(in_sync),
+        electable=replica_ids(in_sync),
         reason=reason.value,
         opened=False,
         duration_s=duration_s,
         renewals=0 if last is None else last.renewals + 1,
-        epochs=recalled(() if last is None else last.epochs, me.epochs),
+        epochs=merged_branches(() if last is None else last.epochs, me.epochs),
         shown=_shown(before, me, reason),
     )
 
 
-def _shown(before: LeaseRecord | None, me: Standing, reason: Reason) -> Marks:
+def _shown(before: LeaseRecord | None, me: ReplicaStatus, reason: Reason) -> HighWatermarks:
     """By which marks consumers have seen what is in our log, as far as is known."""
     if before is None or reason is Reason.FORCED:
         return me.shown  # the lease may speak of another log than ours

@@ -20,7 +20,7 @@ from cometmq.replication.follower import (
     Replica,
     check_epochs,
 )
-from cometmq.replication.lease import Seat
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
 
 MEMBER_ID_MAX = 1_000  # of the option member_id
@@ -28,18 +28,18 @@ STORE_ID_CHARS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class FollowerIdentity:
     """What a follower says of itself, besides its log."""
 
     protocol_version: int
     format_version: int
     cluster: str
     broker_group: str
-    seat: Seat
+    replica_id: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Handshake:
     """Where followers come in. ``others`` are the ids that the option ``peers`` gives the other
     members; None: they are not known.
     """
@@ -50,7 +50,7 @@ class Door:
     others: Collection[int] | None
     refusals: Refusals
 
-    def check(self, follower: Introduction) -> None:
+    def check(self, follower: FollowerIdentity) -> None:
         """VersionUnsupported, InvalidRequest: who that is may not follow."""
         with self.refusals.counting(Reason.VERSION):
             check_versions(follower.protocol_version, follower.format_version)
@@ -61,27 +61,27 @@ class Door:
             if follower.broker_group != self.broker_group:
                 raise InvalidRequest(f"broker_group: this is {self.broker_group}")
         with self.refusals.counting(Reason.MEMBER):
-            self._check_seat(follower.seat)
+            self._check_replica_id(follower.replica_id)
 
-    def _check_seat(self, seat: Seat) -> None:
-        if not 0 <= seat.member_id <= MEMBER_ID_MAX:
+    def _check_replica_id(self, replica_id: ReplicaId) -> None:
+        if not 0 <= replica_id.member_id <= MEMBER_ID_MAX:
             raise InvalidRequest(f"member_id: must be within 0 and {MEMBER_ID_MAX}")
-        if seat.member_id == self.member_id:
-            raise InvalidRequest(f"member_id: {seat.member_id} is the writer itself")
-        if self.others is not None and seat.member_id not in self.others:
-            raise InvalidRequest(f"member_id: {seat.member_id} is not among the option peers")
-        if len(seat.store_id) > STORE_ID_CHARS_MAX:
+        if replica_id.member_id == self.member_id:
+            raise InvalidRequest(f"member_id: {replica_id.member_id} is the writer itself")
+        if self.others is not None and replica_id.member_id not in self.others:
+            raise InvalidRequest(f"member_id: {replica_id.member_id} is not among the option peers")
+        if len(replica_id.store_id) > STORE_ID_CHARS_MAX:
             raise InvalidRequest(f"store_id: at most {STORE_ID_CHARS_MAX} characters")
 
-    def check_free(self, seat: Seat, connected: Iterable[Replica], now_s: float) -> None:
+    def check_free(self, replica_id: ReplicaId, connected: Iterable[Replica], now_s: float) -> None:
         """MemberIdTaken: another store under this member id answers frames. A stream of the same
         store is of the same member, which has come again; one that has fallen silent is gone.
         """
         with self.refusals.counting(Reason.MEMBER):
             for other in connected:
-                same_id = other.member_id == seat.member_id
-                if same_id and other.seat != seat and _lives(other, now_s):
-                    raise MemberIdTaken(f"member {seat.member_id} follows, on another store")
+                same_id = other.member_id == replica_id.member_id
+                if same_id and other.replica_id != replica_id and _lives(other, now_s):
+                    raise MemberIdTaken(f"member {replica_id.member_id} follows, on another store")
 
     def checked_log(
         self,

@@ -8,59 +8,69 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.replication.follower import EPOCHS_MAX
-from cometmq.replication.lineage import (
+from cometmq.replication.epoch_history import (
     BRANCHES_MAX,
-    Branch,
-    Branches,
-    branched,
+    EpochBranch,
+    EpochBranches,
     common_end,
-    recalled,
+    merged_branches,
+    with_branches,
 )
+from cometmq.replication.follower import EPOCHS_MAX
 
 
 def test_a_writer_that_has_everybodys_bytes_is_fenced_at_its_end() -> None:
-    recorded = branched(branched((), [(1, 0)]), [(1, 0), (2, 50)])
-    assert recorded == (Branch(1, 0, 0), Branch(2, 50, 1))
+    recorded = with_branches(with_branches((), [(1, 0)]), [(1, 0), (2, 50)])
+    assert recorded == (EpochBranch(1, 0, 0), EpochBranch(2, 50, 1))
     assert common_end([(1, 0), (2, 50), (3, 90)], recorded, settled=1) == 90
 
 
 def test_a_writer_in_between_is_fenced_where_it_began() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 181, 1))
+    recorded = (EpochBranch(1, 0, 0), EpochBranch(2, 181, 1))
     assert common_end([(1, 0), (3, 188)], recorded, settled=1) == 181
 
 
 def test_ours_may_have_left_the_common_log_before_the_other_did() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 188, 1), Branch(3, 195, 1))
+    recorded = (EpochBranch(1, 0, 0), EpochBranch(2, 188, 1), EpochBranch(3, 195, 1))
     assert common_end([(1, 0), (2, 188), (4, 230)], recorded, settled=2) == 188
 
 
 def test_an_epoch_that_we_lack_may_come_from_another_that_we_lack() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 181, 1), Branch(3, 188, 1), Branch(4, 195, 2))
+    recorded = (
+        EpochBranch(1, 0, 0),
+        EpochBranch(2, 181, 1),
+        EpochBranch(3, 188, 1),
+        EpochBranch(4, 195, 2),
+    )
     assert common_end([(1, 0), (3, 188), (5, 230)], recorded, settled=3) == 181
 
 
 def test_what_an_earlier_epoch_of_ours_took_into_account_counts_no_more() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 181, 1), Branch(3, 188, 1))
+    recorded = (EpochBranch(1, 0, 0), EpochBranch(2, 181, 1), EpochBranch(3, 188, 1))
     assert common_end([(1, 0), (3, 188), (4, 230)], recorded, settled=3) == 230
 
 
 def test_epochs_whose_bytes_retention_removed_are_no_strangers() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 50, 1), Branch(3, 90, 2), Branch(4, 120, 3))
+    recorded = (
+        EpochBranch(1, 0, 0),
+        EpochBranch(2, 50, 1),
+        EpochBranch(3, 90, 2),
+        EpochBranch(4, 120, 3),
+    )
     assert common_end([(3, 90), (4, 120), (5, 130)], recorded, settled=3) == 130
 
 
 def test_an_epoch_that_the_lease_never_heard_of_belongs_to_the_next() -> None:
-    recorded = branched((Branch(1, 0, 0),), [(1, 0), (2, 40), (3, 60)])
-    assert recorded[-1] == Branch(3, 40, 1)
+    recorded = with_branches((EpochBranch(1, 0, 0),), [(1, 0), (2, 40), (3, 60)])
+    assert recorded[-1] == EpochBranch(3, 40, 1)
     assert common_end([(1, 0), (4, 70)], recorded, settled=1) == 40
 
 
 def test_nothing_is_certain_when_the_lease_has_dropped_what_we_know() -> None:
-    recorded: Branches = ()
+    recorded: EpochBranches = ()
     own = [(1, 0)]
     for epoch in range(2, BRANCHES_MAX + 4):
-        recorded = branched(recorded, own)
+        recorded = with_branches(recorded, own)
         own.append((epoch, 10 * epoch))
     assert len(recorded) == BRANCHES_MAX
     assert common_end([(1, 0), (30, 15)], recorded, settled=1) == 0
@@ -70,23 +80,23 @@ def test_nothing_is_certain_when_the_lease_has_dropped_what_we_know() -> None:
 
 def test_a_full_list_that_begins_after_our_log_may_have_dropped_who_left_it_first() -> None:
     """Epoch 2 left it at 5, say, and nobody recalls."""
-    dropped: Branches = (Branch(2, 5, 1), Branch(3, 10, 1))
+    dropped: EpochBranches = (EpochBranch(2, 5, 1), EpochBranch(3, 10, 1))
     own = [(1, 0), (3, 10)]
     recorded = dropped
     for epoch in range(4, BRANCHES_MAX + 3):
         own.append((epoch, 10 * epoch))
-        recorded = branched(recorded, own)
+        recorded = with_branches(recorded, own)
     assert recorded[0] == dropped[1]
     assert common_end([(1, 0), (30, 15)], recorded, settled=1) == 0
 
 
 def test_without_a_record_our_own_end_counts() -> None:
-    assert branched((), [(4, 10), (7, 90)]) == (Branch(7, 90, 4),)
+    assert with_branches((), [(4, 10), (7, 90)]) == (EpochBranch(7, 90, 4),)
     assert common_end([(4, 10), (7, 90)], (), settled=0) == 90
 
 
 def test_who_counted_by_the_time_of_day_has_taken_no_newer_epoch_into_account() -> None:
-    recorded = (Branch(1, 0, 0), Branch(2, 181, 1))
+    recorded = (EpochBranch(1, 0, 0), EpochBranch(2, 181, 1))
     by_the_clock = 1_790_000_000_000 >> 32
     assert by_the_clock > 2
     assert common_end([(1, 0), (418, 188)], recorded, settled=by_the_clock) == 181
@@ -95,29 +105,29 @@ def test_who_counted_by_the_time_of_day_has_taken_no_newer_epoch_into_account() 
 
 def test_a_list_that_was_lost_is_made_of_what_the_store_knows() -> None:
     own = [(3, 0), (5, 50), (7, 90)]
-    found = recalled((), own)
-    assert found == (Branch(3, 0, 0), Branch(5, 50, 3), Branch(7, 90, 5))
-    later = branched(found, [*own, (9, 120)])
+    found = merged_branches((), own)
+    assert found == (EpochBranch(3, 0, 0), EpochBranch(5, 50, 3), EpochBranch(7, 90, 5))
+    later = with_branches(found, [*own, (9, 120)])
     assert common_end([(3, 0), (4, 50), (10, 70)], later, settled=4) == 50
-    assert recalled(found, own) == found
+    assert merged_branches(found, own) == found
 
 
 def test_what_was_seen_is_kept_and_what_the_store_has_since_is_added() -> None:
-    seen = (Branch(3, 0, 0), Branch(4, 40, 3), Branch(5, 50, 3))
-    assert recalled(seen, [(3, 0), (5, 50), (7, 90)]) == (*seen, Branch(7, 90, 5))
-    assert recalled(seen, [(3, 0)]) == seen
-    assert recalled((), []) == ()
+    seen = (EpochBranch(3, 0, 0), EpochBranch(4, 40, 3), EpochBranch(5, 50, 3))
+    assert merged_branches(seen, [(3, 0), (5, 50), (7, 90)]) == (*seen, EpochBranch(7, 90, 5))
+    assert merged_branches(seen, [(3, 0)]) == seen
+    assert merged_branches((), []) == ()
 
 
 def test_what_is_recalled_is_bounded() -> None:
     own = [(number, 10 * number) for number in range(1, BRANCHES_MAX + 5)]
-    assert [branch.epoch for branch in recalled((), own)] == list(range(5, BRANCHES_MAX + 5))
+    assert [branch.epoch for branch in merged_branches((), own)] == list(range(5, BRANCHES_MAX + 5))
 
 
 def test_what_is_recalled_of_a_store_of_very_many_epochs() -> None:
     own = [(number, 10 * number) for number in range(1, EPOCHS_MAX + 1)]
-    found = recalled((), own)
-    assert found[-1] == Branch(EPOCHS_MAX, 10 * EPOCHS_MAX, EPOCHS_MAX - 1)
+    found = merged_branches((), own)
+    assert found[-1] == EpochBranch(EPOCHS_MAX, 10 * EPOCHS_MAX, EPOCHS_MAX - 1)
     assert len(found) == BRANCHES_MAX
 
 
@@ -128,15 +138,15 @@ RISING = st.lists(st.integers(1, 60), unique=True, max_size=40).map(sorted)
 def test_what_is_recalled_is_as_if_each_epoch_had_been_recorded_when_it_began(
     others: list[int], own: list[int]
 ) -> None:
-    seen: Branches = ()
+    seen: EpochBranches = ()
     for number in others:
-        seen = branched(seen, [(number, number)])
+        seen = with_branches(seen, [(number, number)])
     epochs = [(number, 10 * number) for number in own]
     later = [count for count, number in enumerate(own, 1) if number > max(others, default=0)]
     expected = seen
     for count in later:
-        expected = branched(expected, epochs[:count])
-    assert recalled(seen, epochs) == expected
+        expected = with_branches(expected, epochs[:count])
+    assert merged_branches(seen, epochs) == expected
 
 
 # --- against logs ---------------------------------------------------------------------------------
@@ -167,11 +177,11 @@ class Log:
 
 
 class Cluster:
-    """Members that take over with whatever they have, worse than candidacy lets them."""
+    """Members that take over with whatever they have, worse than the election lets them."""
 
     def __init__(self, members: int) -> None:
         self.logs = [Log() for _ in range(members)]
-        self.recorded: Branches = ()
+        self.recorded: EpochBranches = ()
         self.given_out: list[tuple[int, Log]] = []  # an epoch, and all that it ever wrote
         self.epoch = 0
 
@@ -184,7 +194,7 @@ class Cluster:
         self.check(log)
         log.content += [(self.epoch, place) for place in range(size)]
         if not keeps_secret:
-            self.recorded = branched(self.recorded, own)
+            self.recorded = with_branches(self.recorded, own)
             self.given_out.append((self.epoch, log.cut(len(log.content))))
 
     def check(self, log: Log) -> None:

@@ -17,7 +17,7 @@ from cometmq.replication.epochs import Epoch
 BRANCHES_MAX = 16
 
 
-class Branch(NamedTuple):
+class EpochBranch(NamedTuple):
     """An epoch that a writer has begun."""
 
     epoch: int
@@ -25,16 +25,16 @@ class Branch(NamedTuple):
     parent: int  # the newest epoch that its log had before; 0 = none
 
 
-Branches = tuple[Branch, ...]  # as they were begun, the last ``BRANCHES_MAX``
+EpochBranches = tuple[EpochBranch, ...]  # as they were begun, the last ``BRANCHES_MAX``
 
 
-def is_in_order(recorded: Branches) -> bool:
+def is_in_order(recorded: EpochBranches) -> bool:
     """Whether epochs rise, and come from earlier ones."""
     rising = all(a.epoch < b.epoch for a, b in pairwise(recorded))
     return rising and all(0 <= b.parent < b.epoch and b.start >= 0 for b in recorded)
 
 
-def branched(recorded: Branches, own: Sequence[Epoch]) -> Branches:
+def with_branches(recorded: EpochBranches, own: Sequence[Epoch]) -> EpochBranches:
     """What to record when the last of ``own``, a store's epochs, has begun.
 
     Its parent is the newest that is recorded, so that others find their way back by it: an epoch
@@ -43,11 +43,11 @@ def branched(recorded: Branches, own: Sequence[Epoch]) -> Branches:
     before = [number for number, _ in own[:-1]]
     named = {branch.epoch for branch in recorded}
     parent = max((number for number in before if number in named), default=max(before, default=0))
-    branch = Branch(own[-1][0], _start_after(own, parent), parent)
+    branch = EpochBranch(own[-1][0], _start_after(own, parent), parent)
     return (*recorded, branch)[-BRANCHES_MAX:]
 
 
-def recalled(seen: Branches, own: Sequence[Epoch]) -> Branches:
+def merged_branches(seen: EpochBranches, own: Sequence[Epoch]) -> EpochBranches:
     """What to record when a member takes the lease: what was ``seen`` there last, and what its
     store has since. The lease may have been lost, or written by a release that kept no list.
     """
@@ -56,11 +56,11 @@ def recalled(seen: Branches, own: Sequence[Epoch]) -> Branches:
     if known == len(own):
         return seen
     # The first finds its parent among what was seen; each of the others comes from the one before.
-    later = [Branch(*own[at], parent=own[at - 1][0]) for at in range(known + 1, len(own))]
-    return (*branched(seen, own[: known + 1]), *later)[-BRANCHES_MAX:]
+    later = [EpochBranch(*own[at], parent=own[at - 1][0]) for at in range(known + 1, len(own))]
+    return (*with_branches(seen, own[: known + 1]), *later)[-BRANCHES_MAX:]
 
 
-def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:
+def common_end(own: Sequence[Epoch], recorded: EpochBranches, settled: int) -> int:
     """Log offset up to which every log that may have been shown to somebody, and was not fenced, is
     the same as ours. ``own``: the store's epochs, the last of them just opened at the log's end.
     ``settled``: the newest epoch that raised the generations as our log tells; it has taken all
@@ -80,7 +80,7 @@ def common_end(own: Sequence[Epoch], recorded: Branches, settled: int) -> int:
 
 
 def _parts_at(
-    own: Sequence[Epoch], known: set[int], by_epoch: Mapping[int, Branch], branch: Branch
+    own: Sequence[Epoch], known: set[int], by_epoch: Mapping[int, EpochBranch], branch: EpochBranch
 ) -> int:
     """Where the log of an epoch that is not ours left the one that we have in common."""
     lowest = branch.start

@@ -1,4 +1,4 @@
-"""Who comes in at the door of a writer, and which writer is followed."""
+"""Which followers a writer lets in, and which writer is followed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cometmq.replication.follower import (
     LogView,
     Replica,
 )
-from cometmq.replication.hello import Door, Introduction, check_writer
-from cometmq.replication.lease import Seat
+from cometmq.replication.handshake import FollowerIdentity, Handshake, check_writer
+from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
 
-GOOD = Introduction(PROTOCOL_VERSION, FORMAT_VERSION, "c", "g", Seat(1, "store"))
+GOOD = FollowerIdentity(PROTOCOL_VERSION, FORMAT_VERSION, "c", "g", ReplicaId(1, "store"))
 
 
 @pytest.fixture
-def door() -> Door:
-    return Door("c", "g", 0, {1, 2}, Refusals())
+def handshake() -> Handshake:
+    return Handshake("c", "g", 0, {1, 2}, Refusals())
 
 
 def only(reason: Reason) -> dict[Reason, int]:
     return {**dict.fromkeys(Reason, 0), reason: 1}
 
 
-def test_a_follower_of_the_group_comes_in(door: Door) -> None:
-    door.check(GOOD)
-    door.check(replace(GOOD, seat=Seat(2, "")))
-    replace(door, others=None).check(replace(GOOD, seat=Seat(1000, "x")))
-    assert not any(door.refusals.counts.values())
+def test_a_follower_of_the_group_comes_in(handshake: Handshake) -> None:
+    handshake.check(GOOD)
+    handshake.check(replace(GOOD, replica_id=ReplicaId(2, "")))
+    replace(handshake, others=None).check(replace(GOOD, replica_id=ReplicaId(1000, "x")))
+    assert not any(handshake.refusals.counts.values())
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,19 @@ def test_a_follower_of_the_group_comes_in(door: Door) -> None:
         (replace(GOOD, cluster="d"), InvalidRequest, Reason.CLUSTER),
         (replace(GOOD, cluster=""), InvalidRequest, Reason.CLUSTER),
         (replace(GOOD, broker_group="G"), InvalidRequest, Reason.GROUP),
-        (replace(GOOD, seat=Seat(0, "store")), InvalidRequest, Reason.MEMBER),
-        (replace(GOOD, seat=Seat(3, "store")), InvalidRequest, Reason.MEMBER),
-        (replace(GOOD, seat=Seat(-1, "store")), InvalidRequest, Reason.MEMBER),
-        (replace(GOOD, seat=Seat(1001, "store")), InvalidRequest, Reason.MEMBER),
-        (replace(GOOD, seat=Seat(1, "s" * 65)), InvalidRequest, Reason.MEMBER),
+        (replace(GOOD, replica_id=ReplicaId(0, "store")), InvalidRequest, Reason.MEMBER),
+        (replace(GOOD, replica_id=ReplicaId(3, "store")), InvalidRequest, Reason.MEMBER),
+        (replace(GOOD, replica_id=ReplicaId(-1, "store")), InvalidRequest, Reason.MEMBER),
+        (replace(GOOD, replica_id=ReplicaId(1001, "store")), InvalidRequest, Reason.MEMBER),
+        (replace(GOOD, replica_id=ReplicaId(1, "s" * 65)), InvalidRequest, Reason.MEMBER),
     ],
 )
 def test_a_stranger_does_not(
-    door: Door, stranger: Introduction, error: type[CometError], reason: Reason
+    handshake: Handshake, stranger: FollowerIdentity, error: type[CometError], reason: Reason
 ) -> None:
     with pytest.raises(error):
-        door.check(stranger)
-    assert door.refusals.counts == only(reason)
+        handshake.check(stranger)
+    assert handshake.refusals.counts == only(reason)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_a_stranger_does_not(
     ],
 )
 def test_a_log_that_cannot_be_is_refused(
-    door: Door, epochs: list[Epoch], low: int, end: int, last: int, reason: Reason
+    handshake: Handshake, epochs: list[Epoch], low: int, end: int, last: int, reason: Reason
 ) -> None:
     with pytest.raises(InvalidRequest):
-        door.checked_log(epochs, low, end, last, 0)
-    assert door.refusals.counts == only(reason)
+        handshake.checked_log(epochs, low, end, last, 0)
+    assert handshake.refusals.counts == only(reason)
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,33 @@ def test_a_log_that_cannot_be_is_refused(
     [([], 0, 0, -1), ([], 100, 100, -1), ([(1, 0), (3, 9)], 0, 10, 5), ([(1, 0)], 5, 10, -1)],
 )
 def test_a_log_that_can_be_is_taken(
-    door: Door, epochs: list[Epoch], low: int, end: int, last: int
+    handshake: Handshake, epochs: list[Epoch], low: int, end: int, last: int
 ) -> None:
-    view = door.checked_log(epochs, low, end, last, 7)
+    view = handshake.checked_log(epochs, low, end, last, 7)
     assert view == LogView(tuple(epochs), low, end, last, 7)
 
 
-def answering(seat: Seat, at_s: float) -> Replica:
-    replica = Replica(seat, 0, at_s)
+def answering(replica_id: ReplicaId, at_s: float) -> Replica:
+    replica = Replica(replica_id, 0, at_s)
     replica.framed(int(at_s * 1000), 0)
     replica.acked(Ack(0, 0, int(at_s * 1000), 0), 0)
     return replica
 
 
-def test_a_member_that_answers_is_not_pushed_out(door: Door) -> None:
-    seat, another = Seat(1, "store"), Seat(1, "another store")
-    there = [answering(Seat(2, "x"), 50.0), answering(seat, 50.0)]
-    door.check_free(seat, there, 51.0)  # it comes again
-    door.check_free(another, there[:1], 51.0)
+def test_a_member_that_answers_is_not_pushed_out(handshake: Handshake) -> None:
+    replica_id, another = ReplicaId(1, "store"), ReplicaId(1, "another store")
+    there = [answering(ReplicaId(2, "x"), 50.0), answering(replica_id, 50.0)]
+    handshake.check_free(replica_id, there, 51.0)  # it comes again
+    handshake.check_free(another, there[:1], 51.0)
     with pytest.raises(MemberIdTaken, match="member 1"):
-        door.check_free(another, there, 51.0)
-    assert door.refusals.counts == only(Reason.MEMBER)
-    door.check_free(another, there, 50.0 + SILENCE_S_MAX)  # its machine is gone, its disk replaced
-    door.check_free(another, [Replica(seat, 0, 50.0)], 51.0)  # whoever that is has said nothing yet
+        handshake.check_free(another, there, 51.0)
+    assert handshake.refusals.counts == only(Reason.MEMBER)
+    handshake.check_free(
+        another, there, 50.0 + SILENCE_S_MAX
+    )  # its machine is gone, its disk replaced
+    handshake.check_free(
+        another, [Replica(replica_id, 0, 50.0)], 51.0
+    )  # whoever that is has said nothing yet
 
 
 @pytest.mark.parametrize(

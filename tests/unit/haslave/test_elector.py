@@ -9,27 +9,27 @@ import pytest
 
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.standing import Peers
-from cometmq.replication.candidacy import Follow, Lead, Peer, Standing
+from cometmq.replication.election import Follow, Lead, Peer, ReplicaStatus
 from cometmq.replication.lease import LeaseRecord, Reason
-from services.haslave.candidate import Candidate
+from services.haslave.elector import Elector
 from tests.support.leases import HELD, MemoryLease
 from tests.support.stores import WallClock
 
-ME = Standing("g1", 1, "store-1", "host:2", 3, 77)
+ME = ReplicaStatus("g1", 1, "store-1", "host:2", 3, 77)
 RELEASED = replace(HELD, released=True, transfer_to=1, log_end=77)
 
 
-def candidate(lease: MemoryLease, me: Standing = ME, clock: WallClock | None = None) -> Candidate:
+def elector(lease: MemoryLease, me: ReplicaStatus = ME, clock: WallClock | None = None) -> Elector:
     peers = Peers("g1", None, None)
 
-    def standing(promised_until_s: float, forced: bool) -> Standing:
+    def status(promised_until_s: float, forced: bool) -> ReplicaStatus:
         return replace(me, promised_until_s=promised_until_s, forced=forced)
 
-    return Candidate(lease, 15.0, standing, peers, clock or WallClock())
+    return Elector(lease, 15.0, status, peers, clock or WallClock())
 
 
 async def test_the_writer_is_followed() -> None:
-    step = await candidate(MemoryLease()).look()
+    step = await elector(MemoryLease()).look()
     assert isinstance(step, Follow)
     assert step.address == "host:1"
 
@@ -38,7 +38,7 @@ async def test_the_writer_is_followed() -> None:
 async def test_what_is_released_to_us_is_taken(plan: list[str]) -> None:
     lease = MemoryLease()
     lease.record, lease.plan = RELEASED, plan
-    looking = candidate(lease)
+    looking = elector(lease)
     step = None
     for _ in range(len(plan) + 1):
         step = step or await looking.look()
@@ -51,14 +51,14 @@ async def test_what_is_released_to_us_is_taken(plan: list[str]) -> None:
 async def test_whoever_comes_second_follows() -> None:
     lease = MemoryLease()
     lease.record, lease.plan = RELEASED, ["taken"]
-    looking = candidate(lease)
+    looking = elector(lease)
     assert await looking.look() is None
     assert isinstance(await looking.look(), Lead), "the record names us: an older self took it"
 
 
 async def test_a_lease_that_cannot_be_read_changes_nothing() -> None:
     lease = MemoryLease()
-    looking = candidate(lease)
+    looking = elector(lease)
     await looking.look()
     lease.readable = False
     assert await looking.look() is None
@@ -66,15 +66,18 @@ async def test_a_lease_that_cannot_be_read_changes_nothing() -> None:
 
 
 SHARED = replace(
-    HELD, in_sync=(HELD.holder, ME.seat), electable=(HELD.holder, ME.seat), duration_s=0.001
+    HELD,
+    in_sync=(HELD.holder, ME.replica_id),
+    electable=(HELD.holder, ME.replica_id),
+    duration_s=0.001,
 )
 
 
-async def abandoned(**fields: Any) -> tuple[Candidate, MemoryLease, WallClock]:
+async def abandoned(**fields: Any) -> tuple[Elector, MemoryLease, WallClock]:
     """A candidate that has watched a lease for as long as it takes."""
     lease, clock = MemoryLease(), WallClock()
     lease.record = SHARED
-    looking = candidate(lease, replace(ME, **fields), clock)
+    looking = elector(lease, replace(ME, **fields), clock)
     await looking.look()
     clock.now_ms += 16_000
     return looking, lease, clock
@@ -196,8 +199,8 @@ async def test_an_order_needs_the_lease() -> None:
 
 async def test_a_lease_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     lease = MemoryLease()
-    looking = candidate(lease)
-    with caplog.at_level("INFO", logger="services.haslave.candidate"):
+    looking = elector(lease)
+    with caplog.at_level("INFO", logger="services.haslave.elector"):
         for readable in (False, False, True, True, False, False):
             lease.readable = readable
             await looking.look()
@@ -208,7 +211,7 @@ async def test_a_lease_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFix
 async def test_who_comes_second_says_so(caplog: pytest.LogCaptureFixture) -> None:
     looking, lease, _ = await abandoned()
     lease.plan = ["taken"]
-    with caplog.at_level("INFO", logger="services.haslave.candidate"):
+    with caplog.at_level("INFO", logger="services.haslave.elector"):
         assert await looking.look() is None
     assert caplog.messages[-1] == "somebody else has written the lease first"
 
@@ -220,7 +223,7 @@ async def test_who_does_not_take_a_lease_that_is_not_there_says_why_once(
     caplog.set_level(logging.INFO)
     lease = MemoryLease()
     lease.record = None
-    looking = candidate(lease)
+    looking = elector(lease)
     for _ in range(3):
         assert isinstance(await looking.look(), Follow)
     told = [r for r in caplog.records if "does not take it" in r.getMessage()]

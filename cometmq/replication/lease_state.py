@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from cometmq.replication.epoch_history import with_branches
 from cometmq.replication.epochs import Epoch
-from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, Seat, Seats
-from cometmq.replication.lineage import branched
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, ReplicaId, ReplicaIds
+from cometmq.replication.watermarks import HighWatermarks
 
 
-class Tenure:
+class LeaseState:
     """``record`` is what stands in the lease as far as is known.
 
     A write without an answer may have been done, may still be done, or never: until a later one is
@@ -26,20 +26,26 @@ class Tenure:
         assert not record.released, record
         self.record = record
         self.valid_until_s = 0.0
-        self.shown: Callable[[], Marks] = Marks  # by which consumers see messages now
+        self.shown: Callable[[], HighWatermarks] = (
+            HighWatermarks  # by which consumers see messages now
+        )
         self._epoch = record.epoch  # the highest that we have tried to write
         self._attempts: list[tuple[LeaseRecord, float]] = []  # without an answer, and when sent
         self._releasing: LeaseRecord | None = None
 
     # --- what holds -------------------------------------------------------------------------------
 
-    def bounding(self) -> frozenset[Seat]:
+    def must_acknowledge(self) -> frozenset[ReplicaId]:
         """Who has to have a message before it counts as copied."""
-        return frozenset(seat for record in self._standing() for seat in record.in_sync)
+        return frozenset(
+            replica_id for record in self._possible_records() for replica_id in record.in_sync
+        )
 
-    def rivals(self) -> frozenset[Seat]:
+    def electable_others(self) -> frozenset[ReplicaId]:
         """Who may take the lease from us."""
-        found = frozenset(seat for record in self._standing() for seat in record.electable)
+        found = frozenset(
+            replica_id for record in self._possible_records() for replica_id in record.electable
+        )
         return found - {self.record.holder}
 
     @property
@@ -47,15 +53,15 @@ class Tenure:
         """No write is without an answer."""
         return not self._attempts
 
-    def is_valid(self, now_s: float, promised_until_s: Callable[[Seat], float]) -> bool:
+    def is_valid(self, now_s: float, promised_until_s: Callable[[ReplicaId], float]) -> bool:
         """Whether nobody else can be the writer: the lease was renewed within its duration, or
         everybody who might take it has given his word not to.
         """
         if now_s < self.valid_until_s:
             return True
-        return all(promised_until_s(rival) > now_s for rival in self.rivals())
+        return all(promised_until_s(other) > now_s for other in self.electable_others())
 
-    def _standing(self) -> Iterator[LeaseRecord]:
+    def _possible_records(self) -> Iterator[LeaseRecord]:
         yield self.record
         for record, _ in self._attempts:
             yield record
@@ -79,10 +85,10 @@ class Tenure:
             epoch=epoch,
             holder_address=address,
             opened=True,
-            epochs=branched(self.record.epochs, own),
+            epochs=with_branches(self.record.epochs, own),
         )
 
-    def with_sets(self, in_sync: Seats, electable: Seats) -> LeaseRecord:
+    def with_sets(self, in_sync: ReplicaIds, electable: ReplicaIds) -> LeaseRecord:
         """What to write to change the sets."""
         return replace(self.renewal(), in_sync=in_sync, electable=electable)
 
@@ -100,7 +106,7 @@ class Tenure:
 
     def _next_number(self) -> int:
         # Each record that we try to write is another, so that reading one tells which it was.
-        return max(record.renewals for record in self._standing()) + 1
+        return max(record.renewals for record in self._possible_records()) + 1
 
     # --- what became of it ------------------------------------------------------------------------
 
@@ -128,7 +134,7 @@ class Tenure:
         written anew, but only as long as nobody else can have held it meanwhile.
         """
         if record is None:
-            return now_s < self.valid_until_s or not self.rivals()
+            return now_s < self.valid_until_s or not self.electable_others()
         if any(tried == record for tried, _ in self._attempts):
             self.written(record)
             return True

@@ -4,33 +4,33 @@ from dataclasses import replace
 
 import pytest
 
-from cometmq.replication.candidacy import (
+from cometmq.replication.election import (
     LAGGARD_WAIT_S,
     OPENING_DURATIONS,
     Answers,
     Ask,
-    Candidacy,
+    Election,
     Follow,
     Lead,
     Peer,
-    Standing,
+    ReplicaStatus,
     Step,
     Write,
 )
-from cometmq.replication.lease import LeaseRecord, Reason, Seat
-from cometmq.replication.lineage import Branch
-from cometmq.replication.watermarks import Marks
+from cometmq.replication.epoch_history import EpochBranch
+from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId
+from cometmq.replication.watermarks import HighWatermarks
 
 DURATION_S = 6.0
-W, A, B = Seat(0, "store-0"), Seat(1, "store-1"), Seat(2, "store-2")
+W, A, B = ReplicaId(0, "store-0"), ReplicaId(1, "store-1"), ReplicaId(2, "store-2")
 HELD = LeaseRecord("g1", 0, "store-0", "host-0:1", 4)
 SHARED = replace(HELD, in_sync=(W, A), electable=(W, A, B))
 RELEASED = replace(SHARED, released=True, transfer_to=1, log_end=100)
 
 
-def standing(member_id: int = 1, store: str = "", **fields: object) -> Standing:
+def status(member_id: int = 1, store: str = "", **fields: object) -> ReplicaStatus:
     store = store or f"store-{member_id}"
-    me = Standing("g1", member_id, store, f"host-{member_id}:1", 4, 100)
+    me = ReplicaStatus("g1", member_id, store, f"host-{member_id}:1", 4, 100)
     return replace(me, **fields)  # type: ignore[arg-type]
 
 
@@ -39,12 +39,12 @@ def peer(member_id: int, epoch: int = 4, end: int = 100, *, writes: bool = False
 
 
 def after(
-    record: LeaseRecord | None, me: Standing, waited_s: float, answers: Answers | None = None
+    record: LeaseRecord | None, me: ReplicaStatus, waited_s: float, answers: Answers | None = None
 ) -> Step:
     """What the member does when it has watched the record for so long."""
-    candidacy = Candidacy(DURATION_S)
-    candidacy.saw(record, me, 1000.0)
-    return candidacy.saw(record, me, 1000.0 + waited_s, answers)
+    election = Election(DURATION_S)
+    election.saw(record, me, 1000.0)
+    return election.saw(record, me, 1000.0 + waited_s, answers)
 
 
 def reason(step: Step) -> Reason | None:
@@ -62,38 +62,38 @@ def reason(step: Step) -> Reason | None:
 
 
 def test_the_recorded_holder_leads_at_once() -> None:
-    assert reason(after(SHARED, standing(0), 0.0)) is Reason.RESTART
+    assert reason(after(SHARED, status(0), 0.0)) is Reason.RESTART
 
 
 def test_a_holder_that_died_before_it_opened_an_epoch_leads_for_its_first_reason() -> None:
     taken = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
-    assert reason(after(taken, standing(0), 0.0)) is Reason.TAKEOVER
+    assert reason(after(taken, status(0), 0.0)) is Reason.TAKEOVER
 
 
 def test_a_holder_that_opened_an_epoch_in_secret_tells_of_it_before_the_next() -> None:
-    step = after(SHARED, standing(0, epoch=5), 0.0)
+    step = after(SHARED, status(0, epoch=5), 0.0)
     assert isinstance(step, Write)
     assert (step.record.epoch, step.record.in_sync) == (5, SHARED.in_sync)
     assert step.done == Lead(Reason.RESTART, step.record)
 
 
 def test_a_holder_that_was_alone_leads_though_it_has_lost_something() -> None:
-    step = after(HELD, standing(0, "new", former_store_id="store-0"), 0.0)
+    step = after(HELD, status(0, "new", former_store_id="store-0"), 0.0)
     assert reason(step) is Reason.UNCLEAN
 
 
 def test_others_wait_longer_for_who_has_taken_it_and_opens_its_log() -> None:
     opening = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
-    assert reason(after(opening, standing(1), OPENING_DURATIONS * DURATION_S - 0.1)) is None
-    step = after(opening, standing(1), OPENING_DURATIONS * DURATION_S)
+    assert reason(after(opening, status(1), OPENING_DURATIONS * DURATION_S - 0.1)) is None
+    step = after(opening, status(1), OPENING_DURATIONS * DURATION_S)
     assert reason(step) is Reason.TAKEOVER
 
 
 def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
-    step = after(SHARED, standing(0), 0.0)
+    step = after(SHARED, status(0), 0.0)
     assert isinstance(step, Write)
     assert (step.record.opened, step.record.reason) == (False, "restart")
-    assert after(step.record, standing(0), 0.0) == Lead(Reason.RESTART, step.record)
+    assert after(step.record, status(0), 0.0) == Lead(Reason.RESTART, step.record)
 
 
 # --- the holder falls silent ----------------------------------------------------------------------
@@ -102,38 +102,38 @@ def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
 @pytest.mark.parametrize(
     ("me", "waited_s", "expected"),
     [
-        (standing(1), DURATION_S - 0.1, None),
-        (standing(1), DURATION_S, Reason.TAKEOVER),
-        (standing(1, promised_until_s=1010.0), DURATION_S, None),
-        (standing(1, promised_until_s=1010.0), 10.0, Reason.TAKEOVER),
-        (standing(2), DURATION_S, None),  # is not in sync
-        (standing(2), DURATION_S + LAGGARD_WAIT_S, Reason.TAKEOVER),
-        (standing(1, "another"), 1e9, None),
-        (standing(3), 1e9, None),
+        (status(1), DURATION_S - 0.1, None),
+        (status(1), DURATION_S, Reason.TAKEOVER),
+        (status(1, promised_until_s=1010.0), DURATION_S, None),
+        (status(1, promised_until_s=1010.0), 10.0, Reason.TAKEOVER),
+        (status(2), DURATION_S, None),  # is not in sync
+        (status(2), DURATION_S + LAGGARD_WAIT_S, Reason.TAKEOVER),
+        (status(1, "another"), 1e9, None),
+        (status(3), 1e9, None),
     ],
 )
 def test_who_is_electable_takes_over_when_the_lease_is_abandoned(
-    me: Standing, waited_s: float, expected: Reason | None
+    me: ReplicaStatus, waited_s: float, expected: Reason | None
 ) -> None:
     assert reason(after(SHARED, me, waited_s)) is expected
 
 
 def test_a_renewal_begins_the_waiting_anew() -> None:
-    candidacy, me = Candidacy(DURATION_S), standing(1)
-    candidacy.saw(SHARED, me, 0.0)
+    election, me = Election(DURATION_S), status(1)
+    election.saw(SHARED, me, 0.0)
     renewed = replace(SHARED, renewals=1)
-    assert candidacy.saw(renewed, me, DURATION_S) == Follow("host-0:1", DURATION_S)
+    assert election.saw(renewed, me, DURATION_S) == Follow("host-0:1", DURATION_S)
 
 
 def test_the_holders_duration_counts_when_it_is_longer() -> None:
     longer = replace(SHARED, duration_s=60.0)
-    assert reason(after(longer, standing(1), DURATION_S)) is None
-    assert reason(after(longer, standing(1), 60.0)) is Reason.TAKEOVER
+    assert reason(after(longer, status(1), DURATION_S)) is None
+    assert reason(after(longer, status(1), 60.0)) is Reason.TAKEOVER
 
 
 def test_whoever_takes_over_keeps_those_in_sync_but_the_old_writer() -> None:
-    epochs = (Branch(1, 0, 0), Branch(4, 50, 1))
-    step = after(replace(SHARED, in_sync=(W, A, B), epochs=epochs), standing(1), DURATION_S)
+    epochs = (EpochBranch(1, 0, 0), EpochBranch(4, 50, 1))
+    step = after(replace(SHARED, in_sync=(W, A, B), epochs=epochs), status(1), DURATION_S)
     assert isinstance(step, Write)
     assert step.record.in_sync == step.record.electable == (A, B)
     assert step.record.epochs == epochs
@@ -142,29 +142,29 @@ def test_whoever_takes_over_keeps_those_in_sync_but_the_old_writer() -> None:
 
 
 def test_it_is_told_when_to_look_again() -> None:
-    assert after(SHARED, standing(1), 2.0) == Follow("host-0:1", DURATION_S - 2.0)
-    assert after(SHARED, standing(3), 1e9) == Follow("host-0:1")
+    assert after(SHARED, status(1), 2.0) == Follow("host-0:1", DURATION_S - 2.0)
+    assert after(SHARED, status(3), 1e9) == Follow("host-0:1")
 
 
 # --- a release ------------------------------------------------------------------------------------
 
 
 def test_a_released_lease_is_its_new_holders_when_it_has_everything() -> None:
-    assert reason(after(RELEASED, standing(1), 0.0)) is Reason.HANDOVER
-    assert reason(after(RELEASED, standing(1, log_end=99), 0.0)) is None
-    assert reason(after(RELEASED, standing(0), 0.0)) is None
+    assert reason(after(RELEASED, status(1), 0.0)) is Reason.HANDOVER
+    assert reason(after(RELEASED, status(1, log_end=99), 0.0)) is None
+    assert reason(after(RELEASED, status(0), 0.0)) is None
 
 
 def test_when_nobody_comes_others_may_take_it() -> None:
-    assert reason(after(RELEASED, standing(0), DURATION_S)) is Reason.HANDOVER
-    assert reason(after(RELEASED, standing(0, log_end=99), DURATION_S)) is Reason.TAKEOVER
-    assert reason(after(RELEASED, standing(2), DURATION_S)) is Reason.TAKEOVER
-    assert reason(after(RELEASED, standing(3), 1e9)) is None
+    assert reason(after(RELEASED, status(0), DURATION_S)) is Reason.HANDOVER
+    assert reason(after(RELEASED, status(0, log_end=99), DURATION_S)) is Reason.TAKEOVER
+    assert reason(after(RELEASED, status(2), DURATION_S)) is Reason.TAKEOVER
+    assert reason(after(RELEASED, status(3), 1e9)) is None
 
 
 # --- ends of logs were lost -----------------------------------------------------------------------
 
-LOST = standing(1, "new", former_store_id="store-1")
+LOST = status(1, "new", former_store_id="store-1")
 
 
 def test_who_has_lost_something_asks_those_who_were_in_sync_with_it() -> None:
@@ -172,7 +172,7 @@ def test_who_has_lost_something_asks_those_who_were_in_sync_with_it() -> None:
     assert isinstance(waiting, Follow)
     assert waiting.look_again_s == pytest.approx(1.1)
     assert after(SHARED, LOST, 10.0) == Ask(frozenset({0}))
-    assert after(SHARED, standing(0, "new", former_store_id="store-0"), 0.0) == Ask(frozenset({1}))
+    assert after(SHARED, status(0, "new", former_store_id="store-0"), 0.0) == Ask(frozenset({1}))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_longest_log_leads(answer: Peer, expected: Reason | None) -> None:
     step = after(SHARED, LOST, 10.0, {0: answer})
     assert reason(step) is expected
     if isinstance(step, Write):
-        assert step.record.in_sync == (Seat(1, "new"),)
+        assert step.record.in_sync == (ReplicaId(1, "new"),)
 
 
 def test_without_all_answers_nobody_leads() -> None:
@@ -206,12 +206,12 @@ OTHERS = frozenset({0, 2})
 
 
 def test_the_first_writer_is_a_store_that_never_had_one() -> None:
-    assert reason(after(None, standing(epoch=0, log_end=0), 0.0)) is Reason.FIRST
-    assert reason(after(None, standing(), 1e9)) is None
+    assert reason(after(None, status(epoch=0, log_end=0), 0.0)) is Reason.FIRST
+    assert reason(after(None, status(), 1e9)) is None
 
 
 def test_with_peers_a_group_begins_when_none_of_them_ever_had_a_writer() -> None:
-    me = standing(epoch=0, log_end=0, peers=OTHERS)
+    me = status(epoch=0, log_end=0, peers=OTHERS)
     assert after(None, me, 0.0) == Ask(OTHERS)
     none = {0: peer(0, 0, 0), 2: peer(2, 0, 0)}
     assert reason(after(None, me, 0.0, none)) is Reason.FIRST
@@ -220,7 +220,7 @@ def test_with_peers_a_group_begins_when_none_of_them_ever_had_a_writer() -> None
 
 
 def test_a_lost_lease_is_the_longest_logs() -> None:
-    me = standing(peers=OTHERS)
+    me = status(peers=OTHERS)
     shorter = {0: peer(0, end=99), 2: peer(2, epoch=3, end=900)}
     step = after(None, me, 0.0, shorter)
     assert reason(step) is Reason.RECREATED
@@ -232,12 +232,12 @@ def test_a_lost_lease_is_the_longest_logs() -> None:
 
 
 def test_who_writes_a_lost_lease_anew_remembers_the_epochs_that_stood_there() -> None:
-    seen = (Branch(2, 0, 0), Branch(3, 40, 2), Branch(6, 30, 2))
-    me = standing(peers=OTHERS, epochs=((2, 0), (4, 50)))
-    candidacy = Candidacy(DURATION_S)
-    candidacy.saw(replace(SHARED, epoch=6, epochs=seen, renewals=5), me, 0.0)
-    candidacy.saw(None, me, 1.0)
-    step = candidacy.saw(None, me, 1.0, {0: peer(0), 2: peer(2)})
+    seen = (EpochBranch(2, 0, 0), EpochBranch(3, 40, 2), EpochBranch(6, 30, 2))
+    me = status(peers=OTHERS, epochs=((2, 0), (4, 50)))
+    election = Election(DURATION_S)
+    election.saw(replace(SHARED, epoch=6, epochs=seen, renewals=5), me, 0.0)
+    election.saw(None, me, 1.0)
+    step = election.saw(None, me, 1.0, {0: peer(0), 2: peer(2)})
     assert reason(step) is Reason.RECREATED
     assert isinstance(step, Write)
     assert step.record.epochs == seen, "who lacks a writer that is gone has to hear of it"
@@ -246,8 +246,8 @@ def test_who_writes_a_lost_lease_anew_remembers_the_epochs_that_stood_there() ->
 
 
 def test_who_never_saw_the_lease_records_what_its_store_knows() -> None:
-    me = standing(peers=OTHERS, epochs=((2, 0), (4, 50)))
-    known = (Branch(2, 0, 0), Branch(4, 50, 2))
+    me = status(peers=OTHERS, epochs=((2, 0), (4, 50)))
+    known = (EpochBranch(2, 0, 0), EpochBranch(4, 50, 2))
     for step in (
         after(None, me, 0.0, {0: peer(0), 2: peer(2)}),
         after(None, replace(me, forced=True), DURATION_S, {}),
@@ -262,33 +262,29 @@ def test_a_newcomer_that_has_seen_a_lease_does_not_begin_the_group(
     peers: frozenset[int] | None,
 ) -> None:
     """Its writer is about to write it anew; or nobody has anything, and positions are fenced."""
-    me = standing(3, epoch=0, log_end=0, peers=peers)
-    candidacy = Candidacy(DURATION_S)
-    candidacy.saw(HELD, me, 0.0)
-    step = candidacy.saw(
-        None, me, 1.0, None if peers is None else {n: peer(n, 0, 0) for n in peers}
-    )
+    me = status(3, epoch=0, log_end=0, peers=peers)
+    election = Election(DURATION_S)
+    election.saw(HELD, me, 0.0)
+    step = election.saw(None, me, 1.0, None if peers is None else {n: peer(n, 0, 0) for n in peers})
     assert reason(step) is (None if peers is None else Reason.RECREATED)
 
 
 def test_an_epoch_is_above_all_that_generations_were_ever_counted_in() -> None:
     """Else two that go on from the same log would give out the same generation."""
     by_the_clock = 1_790_000_000_000 >> 32
-    me = standing(counted_in=by_the_clock)
+    me = status(counted_in=by_the_clock)
     step = after(SHARED, me, DURATION_S)
     assert isinstance(step, Write)
     assert step.record.epoch == by_the_clock
-    again = after(HELD, standing(0, counted_in=by_the_clock), 0.0)
+    again = after(HELD, status(0, counted_in=by_the_clock), 0.0)
     assert isinstance(again, Write)
     assert (again.record.epoch, again.reason) == (by_the_clock, Reason.RESTART)
     opening = replace(again.record, opened=False)
-    assert after(opening, standing(0, counted_in=by_the_clock), 0.0) == Lead(
-        Reason.RESTART, opening
-    )
+    assert after(opening, status(0, counted_in=by_the_clock), 0.0) == Lead(Reason.RESTART, opening)
 
 
 def test_who_has_counted_further_has_no_longer_log() -> None:
-    me = standing(peers=OTHERS, counted_in=417)
+    me = status(peers=OTHERS, counted_in=417)
     longer = {0: peer(0, epoch=5), 2: peer(2)}
     assert reason(after(None, me, 0.0, longer)) is None
 
@@ -297,7 +293,7 @@ def test_who_has_counted_further_has_no_longer_log() -> None:
 
 
 def test_force_waits_for_the_lease_to_be_abandoned() -> None:
-    me = standing(3, forced=True)
+    me = status(3, forced=True)
     assert reason(after(SHARED, me, DURATION_S)) is None
     assert reason(after(SHARED, me, DURATION_S + LAGGARD_WAIT_S)) is Reason.FORCED
     assert reason(after(None, me, DURATION_S - 0.1)) is None
@@ -305,7 +301,7 @@ def test_force_waits_for_the_lease_to_be_abandoned() -> None:
 
 
 def test_force_without_a_lease_asks_who_can_be_asked() -> None:
-    me = standing(3, forced=True, peers=OTHERS)
+    me = status(3, forced=True, peers=OTHERS)
     assert after(None, me, DURATION_S) == Ask(OTHERS)
     step = after(None, me, DURATION_S, {0: peer(0, epoch=9)})
     assert reason(step) is Reason.FORCED
@@ -315,14 +311,14 @@ def test_force_without_a_lease_asks_who_can_be_asked() -> None:
 
 
 def test_force_takes_no_lease_from_a_writer_that_answers() -> None:
-    me, waited_s = standing(3, forced=True, peers=OTHERS), DURATION_S + LAGGARD_WAIT_S
+    me, waited_s = status(3, forced=True, peers=OTHERS), DURATION_S + LAGGARD_WAIT_S
     assert after(SHARED, me, waited_s) == Ask(OTHERS)
     assert reason(after(SHARED, me, waited_s, {0: peer(0, writes=True)})) is None
     assert reason(after(SHARED, me, waited_s, {1: peer(1)})) is Reason.FORCED
 
 
 def test_the_old_writer_can_be_forced_when_others_never_answer() -> None:
-    me = standing(0, "new", former_store_id="store-0", forced=True)
+    me = status(0, "new", former_store_id="store-0", forced=True)
     assert after(SHARED, me, 0.0) == Ask(frozenset({1}))
     assert reason(after(SHARED, me, 10.0, {})) is Reason.FORCED
 
@@ -330,7 +326,9 @@ def test_the_old_writer_can_be_forced_when_others_never_answer() -> None:
 # --- what consumers have seen -------------------------------------------------------------------
 
 
-def shown(record: LeaseRecord | None, me: Standing, answers: Answers | None = None) -> Marks:
+def shown(
+    record: LeaseRecord | None, me: ReplicaStatus, answers: Answers | None = None
+) -> HighWatermarks:
     """By which marks, says the lease that the member writes."""
     step = after(record, me, DURATION_S + LAGGARD_WAIT_S, answers)
     assert isinstance(step, Write), step
@@ -338,21 +336,21 @@ def shown(record: LeaseRecord | None, me: Standing, answers: Answers | None = No
 
 
 def test_a_taker_tells_what_consumers_have_seen_as_far_as_anybody_knows() -> None:
-    told = replace(SHARED, shown=Marks(90, 50, 40))
-    assert shown(told, standing()) == (90, 50, 40)
-    assert shown(told, standing(shown=Marks(60, 60, 30))) == (90, 60, 40)
-    assert shown(replace(RELEASED, shown=Marks(90, 50, 40)), standing()) == (90, 50, 40)
+    told = replace(SHARED, shown=HighWatermarks(90, 50, 40))
+    assert shown(told, status()) == (90, 50, 40)
+    assert shown(told, status(shown=HighWatermarks(60, 60, 30))) == (90, 60, 40)
+    assert shown(replace(RELEASED, shown=HighWatermarks(90, 50, 40)), status()) == (90, 50, 40)
 
 
 def test_what_was_lost_was_not_shown() -> None:
-    told = replace(SHARED, shown=Marks(190, 180, 40), in_sync=(W,))
-    me = standing(0, "new", former_store_id="store-0")
+    told = replace(SHARED, shown=HighWatermarks(190, 180, 40), in_sync=(W,))
+    me = status(0, "new", former_store_id="store-0")
     assert shown(told, me) == (100, 100, 40)
 
 
 def test_of_a_log_that_the_lease_does_not_speak_of_it_tells_nothing() -> None:
-    told = replace(HELD, shown=Marks(90, 50, 40))
-    me = standing(forced=True, shown=Marks(30, 20, 10))
+    told = replace(HELD, shown=HighWatermarks(90, 50, 40))
+    me = status(forced=True, shown=HighWatermarks(30, 20, 10))
     assert shown(told, me) == shown(None, me) == (30, 20, 10)
 
 
@@ -360,31 +358,31 @@ def test_of_a_log_that_the_lease_does_not_speak_of_it_tells_nothing() -> None:
 
 
 def test_nothing_is_promised_while_a_write_may_still_be_carried_out() -> None:
-    candidacy, me = Candidacy(DURATION_S), standing(1)
-    candidacy.saw(SHARED, me, 0.0)
-    promises = [candidacy.may_promise]
-    assert isinstance(candidacy.saw(SHARED, me, DURATION_S), Write)
-    promises.append(candidacy.may_promise)
-    candidacy.saw(replace(SHARED, renewals=1), me, DURATION_S)
-    promises.append(candidacy.may_promise)
+    election, me = Election(DURATION_S), status(1)
+    election.saw(SHARED, me, 0.0)
+    promises = [election.may_promise]
+    assert isinstance(election.saw(SHARED, me, DURATION_S), Write)
+    promises.append(election.may_promise)
+    election.saw(replace(SHARED, renewals=1), me, DURATION_S)
+    promises.append(election.may_promise)
     assert promises == [True, False, True]
 
 
 def test_nothing_is_promised_while_a_lost_lease_may_become_ours() -> None:
-    candidacy, me = Candidacy(DURATION_S), standing(epoch=0)
-    assert isinstance(candidacy.saw(None, me, 0.0), Write)
-    assert not candidacy.may_promise
+    election, me = Election(DURATION_S), status(epoch=0)
+    assert isinstance(election.saw(None, me, 0.0), Write)
+    assert not election.may_promise
 
 
 def test_nothing_is_promised_while_a_write_is_open_that_we_would_not_try_again() -> None:
-    candidacy, me = Candidacy(DURATION_S), standing(peers=OTHERS)
-    assert isinstance(candidacy.saw(None, me, 0.0, {0: peer(0), 2: peer(2)}), Write)
-    assert isinstance(candidacy.saw(None, me, 1.0, {0: peer(0, writes=True), 2: peer(2)}), Follow)
-    assert not candidacy.may_promise, "it may still be carried out"
+    election, me = Election(DURATION_S), status(peers=OTHERS)
+    assert isinstance(election.saw(None, me, 0.0, {0: peer(0), 2: peer(2)}), Write)
+    assert isinstance(election.saw(None, me, 1.0, {0: peer(0, writes=True), 2: peer(2)}), Follow)
+    assert not election.may_promise, "it may still be carried out"
 
 
 def test_a_write_without_an_answer_is_found_out_by_reading() -> None:
-    candidacy, me = Candidacy(DURATION_S), standing(1)
-    step = candidacy.saw(RELEASED, me, 0.0)
+    election, me = Election(DURATION_S), status(1)
+    step = election.saw(RELEASED, me, 0.0)
     assert isinstance(step, Write)
-    assert candidacy.saw(step.record, me, 1.0) == Lead(Reason.HANDOVER, step.record)
+    assert election.saw(step.record, me, 1.0) == Lead(Reason.HANDOVER, step.record)

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.leases import Lease
-from cometmq.replication.candidacy import (
+from cometmq.replication.election import (
     Answers,
     Ask,
-    Candidacy,
+    Election,
     Follow,
     Lead,
-    Standing,
+    ReplicaStatus,
     Step,
     Write,
 )
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORCE_DURATIONS = 20
 
 
-class Order(NamedTuple):
+class ForcedElection(NamedTuple):
     """An operator's, to lead whatever may be lost: of what was acknowledged by then. Whoever writes
     the lease since may acknowledge more, so it counts only as long as the lease stays as it was.
     """
@@ -44,26 +44,26 @@ class PeersPart(Protocol):
         """How these stand; those that do not answer are missing."""
 
 
-class Candidate:
-    """``standing(promised_until_s, forced)`` tells how the member stands now."""
+class Elector:
+    """``status(promised_until_s, forced)`` tells how the member stands now."""
 
     def __init__(
         self,
         lease: Lease,
         duration_s: float,
-        standing: Callable[[float, bool], Standing],
+        status: Callable[[float, bool], ReplicaStatus],
         peers: PeersPart,
         clock: Clock,
     ) -> None:
         self.record: LeaseRecord | None = None  # what was read last; None: nothing
         self._lease = lease
         self._duration_s = duration_s
-        self._candidacy = Candidacy(duration_s)
-        self._standing = standing
+        self._election = Election(duration_s)
+        self._status = status
         self._peers = peers
         self._clock = clock
         self._promised_until_s = 0.0
-        self._order: Order | None = None
+        self._order: ForcedElection | None = None
         self._trouble = Trouble(
             log, logging.WARNING, "the lease is not known", "the lease is known again"
         )
@@ -75,7 +75,7 @@ class Candidate:
         """Give the word not to take the lease for so long from now; how long it is really given
         for, 0 = not at all.
         """
-        if not self._candidacy.may_promise or self._forced:
+        if not self._election.may_promise or self._forced:
             return 0
         until_s = self._clock.boottime_s() + duration_ms / 1000
         self._promised_until_s = max(self._promised_until_s, until_s)
@@ -90,7 +90,7 @@ class Candidate:
         if _reign(reading.record) != _reign(known):
             raise LeaseConflict("the lease has just changed: see who leads, then say it again")
         until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
-        self._order = Order(reading.record, until_s)
+        self._order = ForcedElection(reading.record, until_s)
         log.warning("told to lead, though acknowledged messages may be missing here")
 
     @property
@@ -132,8 +132,8 @@ class Candidate:
         if self._order is not None and self._order.record != record:
             log.warning("the lease was written since: the order to lead is void")
             self._order = None
-        me = self._standing(self._promised_until_s, self._forced)
-        return self._candidacy.saw(record, me, self._clock.boottime_s(), answers)
+        me = self._status(self._promised_until_s, self._forced)
+        return self._election.saw(record, me, self._clock.boottime_s(), answers)
 
 
 def _reign(record: LeaseRecord | None) -> object:

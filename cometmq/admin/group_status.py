@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.admin.connection import Connection, call, said, until
-from cometmq.admin.judging import Told, view_of
+from cometmq.admin.group_judgement import GroupObservation, view_of
 from cometmq.admin.views import ElectedView, GroupStatusView
 from cometmq.errors import (
     CometError,
@@ -16,7 +16,7 @@ from cometmq.errors import (
 )
 from cometmq.v1 import member_pb2, namesrv_pb2
 
-STANDING_DEADLINE_S = 3.0
+DESCRIBE_DEADLINE_S = 3.0
 ELECT_DEADLINE_S = 5.0
 ELECTED_S_MAX = 60.0
 
@@ -25,38 +25,44 @@ async def describe(connection: Connection) -> list[GroupStatusView]:
     """Every broker group that a member is registered of, by name. RouteNotFound: there is none."""
     members = await connection.registered()
     groups = sorted({member.broker_group for member in members})
-    told = await asyncio.gather(
+    observed = await asyncio.gather(
         *(_told(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
     )
-    return [view_of(each) for each in told]
+    return [view_of(each) for each in observed]
 
 
-async def _told(connection: Connection, group: str, members: list[namesrv_pb2.Member]) -> Told:
+async def _told(
+    connection: Connection, group: str, members: list[namesrv_pb2.Member]
+) -> GroupObservation:
     """As :func:`_asked`. Who refuses may be the writer: where no other one writes its error is
     raised.
     """
-    told = await _asked(connection, group, members)
-    if told.refusals and told.writer is None:
-        number, error = next(iter(told.refusals.items()))
+    observed = await _asked(connection, group, members)
+    if observed.refusals and observed.writer is None:
+        number, error = next(iter(observed.refusals.items()))
         raise type(error)(f"member {number} of {group}: {error.message}")
-    return told
+    return observed
 
 
-async def _asked(connection: Connection, group: str, members: list[namesrv_pb2.Member]) -> Told:
+async def _asked(
+    connection: Connection, group: str, members: list[namesrv_pb2.Member]
+) -> GroupObservation:
     """What these members tell."""
-    found = await asyncio.gather(*(said(_standing(connection, member)) for member in members))
+    found = await asyncio.gather(*(said(_status(connection, member)) for member in members))
     answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
-    standings = {n: a for n, a in answers.items() if isinstance(a, member_pb2.StandingResponse)}
+    statuses = {
+        n: a for n, a in answers.items() if isinstance(a, member_pb2.DescribeReplicaResponse)
+    }
     refusals = {n: a for n, a in answers.items() if isinstance(a, CometError)}
-    return Told(group, members, standings, refusals)
+    return GroupObservation(group, members, statuses, refusals)
 
 
-async def _standing(
+async def _status(
     connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.StandingResponse:
-    method = connection.member(member).Standing
-    request = member_pb2.StandingRequest()
-    return await call(member.internal_address, method, request, deadline_s=STANDING_DEADLINE_S)
+) -> member_pb2.DescribeReplicaResponse:
+    method = connection.member(member).DescribeReplica
+    request = member_pb2.DescribeReplicaRequest()
+    return await call(member.internal_address, method, request, deadline_s=DESCRIBE_DEADLINE_S)
 
 
 async def elect(
@@ -73,8 +79,8 @@ async def elect(
         )
     members = [status.member for status in await connection.members()]
     of_group = [member for member in members if member.broker_group == broker_group]
-    told = await _told(connection, broker_group, of_group)
-    if told.writer is not None:
+    observed = await _told(connection, broker_group, of_group)
+    if observed.writer is not None:
         raise InvalidRequest(
             f"{broker_group} has a writer that answers: use cometmq broker step-down"
         )
@@ -91,12 +97,12 @@ async def _elected(
     connection: Connection, members: list[namesrv_pb2.Member], wanted: namesrv_pb2.Member
 ) -> ElectedView:
     group, member_id = wanted.broker_group, wanted.member_id
-    writers: list[member_pb2.StandingResponse] = []
+    writers: list[member_pb2.DescribeReplicaResponse] = []
 
     async def somebody_leads() -> bool:
-        told = await _asked(connection, group, members)
-        if told.writer is not None:
-            writers.append(told.writer)
+        observed = await _asked(connection, group, members)
+        if observed.writer is not None:
+            writers.append(observed.writer)
         return bool(writers)
 
     if not await until(somebody_leads, ELECTED_S_MAX):

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cometmq.admin.judging import Told, view_of
+from cometmq.admin.group_judgement import GroupObservation, view_of
 from cometmq.errors import CometError, Unauthenticated
 from cometmq.v1 import common_pb2, member_pb2
 from cometmq.v1 import namesrv_pb2 as n
 
 FOLLOWER = common_pb2.MEMBER_ROLE_FOLLOWER
 WRITER = common_pb2.MEMBER_ROLE_WRITER
-REIGN = member_pb2.Reign(
+HEALTHY = member_pb2.WriterStatus(
     in_sync=[0, 1],
     electable=[0, 1],
     min_in_sync=1,
@@ -23,38 +23,45 @@ REIGN = member_pb2.Reign(
 )
 
 
-def standing(
-    member_id: int, end: int = 100, *, reign: member_pb2.Reign | None = None, epoch: int = 3
-) -> member_pb2.StandingResponse:
-    """Of a writer if it has a reign, else of a follower."""
-    return member_pb2.StandingResponse(
+def replica_status(
+    member_id: int,
+    end: int = 100,
+    *,
+    writer_status: member_pb2.WriterStatus | None = None,
+    epoch: int = 3,
+) -> member_pb2.DescribeReplicaResponse:
+    """Of a writer if it has a writer status, else of a follower."""
+    return member_pb2.DescribeReplicaResponse(
         broker_group="g9",
         member_id=member_id,
         epoch=epoch,
         log_end_offset=end,
-        role=FOLLOWER if reign is None else WRITER,
-        reign=reign,
+        role=FOLLOWER if writer_status is None else WRITER,
+        writer_status=writer_status,
     )
 
 
-def changed(**fields: Any) -> member_pb2.Reign:
-    """The reign of a healthy writer but for these fields."""
-    known = {field.name: getattr(REIGN, field.name) for field in member_pb2.Reign.DESCRIPTOR.fields}
-    return member_pb2.Reign(**{**known, **fields})
+def changed(**fields: Any) -> member_pb2.WriterStatus:
+    """The status of a healthy writer but for these fields."""
+    known = {
+        field.name: getattr(HEALTHY, field.name)
+        for field in member_pb2.WriterStatus.DESCRIPTOR.fields
+    }
+    return member_pb2.WriterStatus(**{**known, **fields})
 
 
 def view(
-    *standings: member_pb2.StandingResponse,
+    *statuses: member_pb2.DescribeReplicaResponse,
     registered: tuple[int, ...] = (0, 1),
     refusals: dict[int, CometError] | None = None,
 ) -> Any:
     members = [n.Member(broker_group="g9", member_id=each, epoch=2) for each in registered]
-    answers = {each.member_id: each for each in standings}
-    return view_of(Told("g9", members, answers, refusals or {}))
+    answers = {each.member_id: each for each in statuses}
+    return view_of(GroupObservation("g9", members, answers, refusals or {}))
 
 
 def test_all_is_well() -> None:
-    found = view(standing(0, 100, reign=REIGN), standing(1, 90))
+    found = view(replica_status(0, 100, writer_status=HEALTHY), replica_status(1, 90))
     assert (found.status, found.advice, found.silent) == ("ok", "", [])
     assert (found.writer, found.epoch, found.reason) == (0, 3, "takeover")
     assert (found.in_sync, found.electable, found.min_in_sync) == ([0, 1], [0, 1], 1)
@@ -62,7 +69,7 @@ def test_all_is_well() -> None:
 
 
 def test_nobody_writes() -> None:
-    found = view(standing(1))
+    found = view(replica_status(1))
     assert (found.status, found.writer, found.in_sync) == ("no writer", None, None)
     assert (found.members, found.silent) == ([0, 1], [0])
     assert found.behind_bytes_max is None
@@ -76,7 +83,7 @@ def test_nobody_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reign", "status"),
+    ("writer_status", "status"),
     [
         (changed(only_writer=False), "waiting"),
         (changed(in_sync=[0], min_in_sync=2), "refusing"),
@@ -85,14 +92,16 @@ def test_nobody_answers() -> None:
         (changed(in_sync=[0, 1], min_in_sync=2), "ok"),
     ],
 )
-def test_a_writer_may_have_its_troubles(reign: member_pb2.Reign, status: str) -> None:
-    found = view(standing(0, reign=reign), standing(1))
+def test_a_writer_may_have_its_troubles(
+    writer_status: member_pb2.WriterStatus, status: str
+) -> None:
+    found = view(replica_status(0, writer_status=writer_status), replica_status(1))
     assert found.status == status
     assert bool(found.advice) == (status != "ok")
 
 
 def test_a_writer_with_a_lease_and_without_a_follower_is_a_single_copy() -> None:
-    found = view(standing(0, reign=changed(in_sync=[0])), registered=(0,))
+    found = view(replica_status(0, writer_status=changed(in_sync=[0])), registered=(0,))
     assert found.status == "degraded"
     assert "no follower" in found.advice
 
@@ -110,13 +119,15 @@ def test_a_writer_with_a_lease_and_without_a_follower_is_a_single_copy() -> None
 def test_the_set_is_as_large_as_it_should_be(
     in_sync: list[int], expected: int, registered: tuple[int, ...], status: str
 ) -> None:
-    reign = changed(in_sync=in_sync, in_sync_expected=expected)
-    found = view(standing(0, reign=reign), standing(1), registered=registered)
+    writer_status = changed(in_sync=in_sync, in_sync_expected=expected)
+    found = view(
+        replica_status(0, writer_status=writer_status), replica_status(1), registered=registered
+    )
     assert found.status == status
 
 
 def test_a_writer_without_a_lease_stands_alone_on_purpose() -> None:
-    alone = standing(0)
+    alone = replica_status(0)
     alone.role = WRITER
     found = view(alone, registered=(0,))
     assert (found.status, found.writer, found.reason, found.in_sync) == ("ok", 0, None, None)
@@ -124,28 +135,31 @@ def test_a_writer_without_a_lease_stands_alone_on_purpose() -> None:
 
 def test_of_two_that_say_they_write_the_newer_does() -> None:
     """The older has not heard of its successor yet."""
-    found = view(standing(0, reign=REIGN, epoch=3), standing(1, reign=REIGN, epoch=4))
+    found = view(
+        replica_status(0, writer_status=HEALTHY, epoch=3),
+        replica_status(1, writer_status=HEALTHY, epoch=4),
+    )
     assert (found.writer, found.epoch) == (1, 4)
 
 
-# --- seats ----------------------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------------------
 
 
 def lease(
     *in_sync: tuple[int, str], electable: tuple[tuple[int, str], ...] = (), renewals: int = 0
-) -> member_pb2.LeaseView:
-    def seats(wanted: tuple[tuple[int, str], ...]) -> list[member_pb2.MemberSeat]:
-        return [member_pb2.MemberSeat(member_id=each, store_id=store) for each, store in wanted]
+) -> member_pb2.LeaseRecord:
+    def replica_ids(wanted: tuple[tuple[int, str], ...]) -> list[member_pb2.ReplicaId]:
+        return [member_pb2.ReplicaId(member_id=each, store_id=store) for each, store in wanted]
 
-    both = seats(in_sync), seats(electable or in_sync)
-    return member_pb2.LeaseView(in_sync=both[0], electable=both[1], renewals=renewals)
+    both = replica_ids(in_sync), replica_ids(electable or in_sync)
+    return member_pb2.LeaseRecord(in_sync=both[0], electable=both[1], renewals=renewals)
 
 
 def seated(
-    member_id: int, store_id: str, known: member_pb2.LeaseView | None = None, **fields: Any
-) -> member_pb2.StandingResponse:
-    found = standing(member_id, **fields)
-    found.MergeFrom(member_pb2.StandingResponse(store_id=store_id, lease=known))
+    member_id: int, store_id: str, known: member_pb2.LeaseRecord | None = None, **fields: Any
+) -> member_pb2.DescribeReplicaResponse:
+    found = replica_status(member_id, **fields)
+    found.MergeFrom(member_pb2.DescribeReplicaResponse(store_id=store_id, lease=known))
     return found
 
 
@@ -153,13 +167,13 @@ BOTH = lease((0, "s0"), (1, "s1"))
 
 
 def test_every_seat_in_sync_is_there() -> None:
-    found = view(seated(0, "s0", BOTH, reign=REIGN), seated(1, "s1"))
+    found = view(seated(0, "s0", BOTH, writer_status=HEALTHY), seated(1, "s1"))
     assert (found.status, found.troubles) == ("ok", [])
 
 
 def test_an_empty_disk_is_not_in_sync_because_the_old_one_was() -> None:
     """For seconds after a follower's disk was replaced the lease still names the old store."""
-    found = view(seated(0, "s0", BOTH, reign=REIGN), seated(1, "new"))
+    found = view(seated(0, "s0", BOTH, writer_status=HEALTHY), seated(1, "new"))
     assert (found.status, found.in_sync) == ("degraded", [0, 1])
     assert found.troubles == ["member 1 has another store than the one that was in sync"]
     assert found.advice
@@ -167,22 +181,24 @@ def test_an_empty_disk_is_not_in_sync_because_the_old_one_was() -> None:
 
 def test_a_follower_that_has_just_stopped_is_missed() -> None:
     """It has left the name servers, and stands in the lease for a while."""
-    found = view(seated(0, "s0", lease((0, "s0"), (1, "s1"), (2, "s2")), reign=REIGN),
+    found = view(seated(0, "s0", lease((0, "s0"), (1, "s1"), (2, "s2")), writer_status=HEALTHY),
                  seated(1, "s1"))  # fmt: skip
     assert (found.status, found.missing) == ("degraded", [2])
     assert found.troubles == ["member 2 is not registered"]
 
 
 @pytest.mark.parametrize(
-    ("reign", "status"),
+    ("writer_status", "status"),
     [
         (changed(in_sync=[0], electable=[0], in_sync_expected=2), "degraded"),
         (changed(in_sync=[0], electable=[0], in_sync_expected=2, min_in_sync=2), "refusing"),
     ],
 )
-def test_who_has_gone_for_good_is_named(reign: member_pb2.Reign, status: str) -> None:
+def test_who_has_gone_for_good_is_named(
+    writer_status: member_pb2.WriterStatus, status: str
+) -> None:
     """After a take-over no name server lists the old writer, nor the lease: option peers does."""
-    writer = seated(0, "s0", lease((0, "s0")), reign=reign)
+    writer = seated(0, "s0", lease((0, "s0")), writer_status=writer_status)
     writer.peers.extend([0, 1])
     found = view(writer, registered=(0,))
     assert (found.status, found.missing) == (status, [1])
@@ -190,14 +206,14 @@ def test_who_has_gone_for_good_is_named(reign: member_pb2.Reign, status: str) ->
 
 
 def test_who_is_catching_up_is_named() -> None:
-    reign = changed(in_sync=[0], in_sync_expected=2)
-    found = view(seated(0, "s0", lease((0, "s0")), reign=reign), seated(1, "s1"))
+    writer_status = changed(in_sync=[0], in_sync_expected=2)
+    found = view(seated(0, "s0", lease((0, "s0")), writer_status=writer_status), seated(1, "s1"))
     assert (found.status, found.troubles) == ("degraded", ["member 1 is not in sync"])
 
 
 def test_who_refuses_to_tell_is_named_with_the_reason() -> None:
     refusals: dict[int, CometError] = {1: Unauthenticated("another secret")}
-    found = view(seated(0, "s0", BOTH, reign=REIGN), refusals=refusals)
+    found = view(seated(0, "s0", BOTH, writer_status=HEALTHY), refusals=refusals)
     assert (found.status, found.silent) == ("degraded", [1])
     assert found.troubles == ["member 1 refuses to answer: UNAUTHENTICATED, another secret"]
 

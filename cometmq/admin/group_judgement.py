@@ -1,0 +1,222 @@
+"""A broker group at a glance, by what its members tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cometmq.admin.views import GroupStatusView
+from cometmq.errors import CometError
+from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2
+
+NO_WRITER = "docs/runbooks.md#cometmqgroupwithoutwriter"
+ReplicaStatuses = Mapping[int, member_pb2.DescribeReplicaResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupObservation:
+    """What is known of a group: whom name servers list, how those stand that answer, by member id,
+    and why others refuse to say so.
+    """
+
+    group: str
+    registered: list[namesrv_pb2.Member]
+    statuses: ReplicaStatuses
+    refusals: Mapping[int, CometError]
+
+    @property
+    def writer(self) -> member_pb2.DescribeReplicaResponse | None:
+        """Of two that say they write the older has not heard of its successor yet."""
+        writers = [s for s in self.statuses.values() if s.role == common_pb2.MEMBER_ROLE_WRITER]
+        return max(writers, key=lambda status: status.epoch, default=None)
+
+    @property
+    def writer_status(self) -> member_pb2.WriterStatus | None:
+        """None also where the writer stands alone on purpose."""
+        writer = self.writer
+        return (
+            writer.writer_status
+            if writer is not None and writer.HasField("writer_status")
+            else None
+        )
+
+    @property
+    def lease(self) -> member_pb2.LeaseRecord | None:
+        """As the writer wrote it, else the newest that was read."""
+        writer = self.writer
+        telling = self.statuses.values() if writer is None else [writer]
+        leases = [status.lease for status in telling if status.HasField("lease")]
+        return max(leases, key=lambda lease: (lease.epoch, lease.renewals), default=None)
+
+    @property
+    def members(self) -> list[int]:
+        """Who is registered."""
+        return sorted(member.member_id for member in self.registered)
+
+    @property
+    def missing(self) -> list[int]:
+        """Who should be registered: of the group by the option peers, or named in the lease."""
+        writer, lease = self.writer, self.lease
+        telling = self.statuses.values() if writer is None else [writer]
+        named = {number for status in telling for number in status.peers}
+        if lease is not None:
+            named.update(replica_id.member_id for replica_id in (*lease.in_sync, *lease.electable))
+        return sorted(named.difference(self.members))
+
+    def had(self, replica_id: member_pb2.ReplicaId) -> bool:
+        """The member answers, with what this store became when it lost the end of its log."""
+        status = self.statuses.get(replica_id.member_id)
+        return status is not None and status.former_store_id == replica_id.store_id
+
+    def has(self, replica_id: member_pb2.ReplicaId) -> bool:
+        """The member answers, with this store."""
+        status = self.statuses.get(replica_id.member_id)
+        return status is not None and status.store_id == replica_id.store_id
+
+
+def view_of(observed: GroupObservation) -> GroupStatusView:
+    """A group as its members tell."""
+    status, advice = _judged(observed)
+    members = observed.members
+    view = GroupStatusView(
+        broker_group=observed.group,
+        status=status,
+        epoch=max(
+            [m.epoch for m in observed.registered] + [s.epoch for s in observed.statuses.values()]
+        ),
+        members=members,
+        missing=observed.missing,
+        silent=[number for number in members if number not in observed.statuses],
+        troubles=_troubles(observed),
+        advice=advice,
+    )
+    return _with_reign(_with_lease(view, observed.lease), observed)
+
+
+def _with_lease(view: GroupStatusView, lease: member_pb2.LeaseRecord | None) -> GroupStatusView:
+    if lease is None:
+        return view
+    return replace(view, in_sync=_numbers(lease.in_sync), electable=_numbers(lease.electable))
+
+
+def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:
+    return [replica_id.member_id for replica_id in replica_ids]
+
+
+def _with_reign(view: GroupStatusView, observed: GroupObservation) -> GroupStatusView:
+    writer, writer_status = observed.writer, observed.writer_status
+    if writer is None:
+        return view
+    behind = _behind_bytes_max(writer, observed.statuses)
+    view = replace(view, writer=writer.member_id, behind_bytes_max=behind)
+    if writer_status is None:
+        return view
+    return replace(
+        view,
+        reason=writer_status.reason,
+        since_ms=writer_status.since_ms,
+        in_sync=list(writer_status.in_sync),
+        electable=list(writer_status.electable),
+        min_in_sync=writer_status.min_in_sync,
+    )
+
+
+def _behind_bytes_max(
+    writer: member_pb2.DescribeReplicaResponse, statuses: ReplicaStatuses
+) -> int | None:
+    ends = [s.log_end_offset for s in statuses.values() if s is not writer]
+    return max(0, writer.log_end_offset - min(ends)) if ends else None
+
+
+# --- what is amiss, member by member --------------------------------------------------------------
+
+
+def _troubles(observed: GroupObservation) -> list[str]:
+    numbers = sorted({*observed.members, *observed.missing})
+    found = ((number, _trouble(observed, number)) for number in numbers)
+    return [f"member {number} {trouble}" for number, trouble in found if trouble]
+
+
+def _trouble(observed: GroupObservation, number: int) -> str:
+    """Empty: none."""
+    if number in observed.refusals:
+        error = observed.refusals[number]
+        return f"refuses to answer: {error.name()}, {error.message}"
+    if number in observed.missing:
+        return "is not registered"
+    if number not in observed.statuses:
+        return "does not answer"
+    lease, writer_status = observed.lease, observed.writer_status
+    replica_ids = [] if lease is None else [s for s in lease.in_sync if s.member_id == number]
+    if not all(map(observed.has, replica_ids)):
+        return "has another store than the one that was in sync"
+    if (
+        writer_status is not None
+        and number not in writer_status.in_sync
+        and not _is_alone(writer_status)
+    ):
+        return "is not in sync"
+    return ""
+
+
+def _is_alone(writer_status: member_pb2.WriterStatus) -> bool:
+    """Nobody is to take over."""
+    return writer_status.in_sync_expected == 1
+
+
+# --- what to make of it, and to do ----------------------------------------------------------------
+
+
+def _judged(observed: GroupObservation) -> tuple[str, str]:
+    writer, writer_status = observed.writer, observed.writer_status
+    if writer is None:
+        return "no writer", _who_may_write(observed)
+    if writer_status is None:  # it stands alone on purpose
+        return "ok", ""
+    if not writer_status.only_writer:
+        return "waiting", "it cannot reach its lease, nor all that could take over"
+    if len(writer_status.in_sync) < writer_status.min_in_sync:
+        return "refusing", "bring followers back, or lower min_in_sync_replicas"
+    return _judged_copies(observed, writer_status)
+
+
+def _judged_copies(
+    observed: GroupObservation, writer_status: member_pb2.WriterStatus
+) -> tuple[str, str]:
+    count = len(observed.registered)
+    if count < 2:
+        return "degraded", "it has no follower: with its machine its messages are lost"
+    if len(writer_status.in_sync) < (writer_status.in_sync_expected or count):
+        return (
+            "degraded",
+            "not all members are in sync: bring back who is away, the others catch up",
+        )
+    # A replica id stays in the lease for seconds after its member, or its disk, has gone.
+    if observed.lease is not None and not all(map(observed.has, observed.lease.in_sync)):
+        return (
+            "degraded",
+            "not all who count as in sync are there: until it is ok stop no other member",
+        )
+    if len(observed.statuses) < count:
+        return "degraded", "not all members answer"
+    return "ok", ""
+
+
+def _who_may_write(observed: GroupObservation) -> str:
+    """docs/format/replication.md, section 4."""
+    if observed.lease is None:
+        who = "no member that answers knows the lease" if observed.statuses else "no member answers"
+        return f"{who}: {NO_WRITER}"
+    electable = observed.lease.electable
+    if able := [replica_id for replica_id in electable if observed.has(replica_id)]:
+        return f"member {_listed(able)} takes over within seconds; if not, {NO_WRITER} tells why"
+    if away := [replica_id for replica_id in electable if not observed.had(replica_id)]:
+        return (
+            f"nobody is there who may take over: bring back member {_listed(away)}, with its disk, "
+            f"or see {NO_WRITER}"
+        )
+    return f"all have lost ends of their logs, the longest leads; if not, {NO_WRITER} tells why"
+
+
+def _listed(replica_ids: Iterable[member_pb2.ReplicaId]) -> str:
+    return " or ".join(map(str, _numbers(replica_ids)))
