@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.errors import CometError, LimitExceeded
-from cometmq.messaging.news import News
+from cometmq.messaging.news import WANTED_ARRIVALS, News
 from cometmq.replication.watermarks import QueueKey
 
 QUEUES_PER_WATCH_MAX = 100_000
@@ -29,7 +29,6 @@ WATCHES_MAX = 1_024
 # Above it the tags of what arrived are not looked at: a reader that far behind pulls anyway.
 TAG_UNITS_MAX = 256
 TAG_CODES_MAX = 16
-WANTED_ARRIVALS = 16  # that come with their messages, from when a stream has said so
 SHARED_NEWS_MAX = 64  # kept at most, while more than one stream is to be told: 1 MiB
 
 ANY_TAG: frozenset[int] = frozenset()

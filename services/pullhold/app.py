@@ -19,7 +19,7 @@ from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
 from services.pullhold.answers import AnswerLimits, Answers
-from services.pullhold.brokers import Brokers, LinkPolicy
+from services.pullhold.broker_link import Brokers, LinkPolicy
 from services.pullhold.config import PullholdConfig
 from services.pullhold.directory import Directory
 from services.pullhold.hold_service import Desk

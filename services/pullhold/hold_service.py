@@ -7,7 +7,7 @@ import asyncio
 from cometmq.clock import Clock
 from cometmq.errors import CometError
 from services.pullhold.answers import Answer, Answers, Inbox, Room
-from services.pullhold.brokers import Brokers
+from services.pullhold.broker_link import Brokers
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Due, HoldState, Session, Want
@@ -51,9 +51,9 @@ class Desk:
         if is_new:
             link.watch(want.key)
         if hold.state is HoldState.PULLING:
-            link.pull([hold])
+            link.pulls.pull([hold])
         else:
-            link.want_news(hold)
+            link.want_inline(hold)
         if hold.deadline_s < self._looks_at_s:
             self._sooner.set()
 

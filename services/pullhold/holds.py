@@ -1,34 +1,40 @@
-"""Held pulls: who waits for what, who wakes when a queue has new messages. Pure; time is passed in.
+"""The state machine of held pulls: which wait for what, and which wake when a queue has new
+messages. Pure; time is passed in.
 
 A hold is WAITING, then PULLING whenever there may be something for it, then DONE; it is answered
-exactly once, by whoever calls :meth:`Holds.end` or gets it from a method that says "ended".
+exactly once, by the caller of :meth:`Holds.end` or of a method that returns it "ended".
 
-What is known of a queue (its generation and readable maximum) is what its broker told last on the
-arrival watch. Invariants:
+What is known of a queue (its generation and readable maximum) is what its broker reported last on
+the arrival watch. Invariants, which :meth:`Holds.validate` checks:
 
 - A WAITING hold of a known queue wants an offset at or above the maximum, of the present generation
   or of none: else it would be PULLING. So no arrival can be missed. (One of a newer generation
-  waits too: the watch is about to tell of that one, and a change of generation wakes all.)
-- A queue that nothing is known of (its watch is not answered yet, or broke) wakes nobody. Its holds
-  wait for at most ``grace_s``; then they are told that the broker cannot be reached.
+  waits too: the watch is about to report that one, and a change of generation wakes all.)
+- A queue that nothing is known of (its watch is not answered yet, or broke) wakes no hold. Its
+  holds wait for at most ``grace_s``, then end: the broker cannot be reached.
 - The tags that came with an arrival are those of all messages above the maximum known before it: a
   hold that wants none of them moves on without a pull.
+- A hold that has not ended is in its queue, in its session, in the counts of its client, and in the
+  heap of deadlines; while nothing is known of its queue, in the heap of grace times too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cometmq.errors import InvalidRequest
-from services.pullhold.clients import Clients
-from services.pullhold.deadlines import Deadlines
+from cometmq.errors import InvalidRequest, LimitExceeded
+from cometmq.messaging.news import WANTED_ARRIVALS
+from cometmq.rpc.shares import Shares, address_of
 from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
-from services.pullhold.queues import Queue, Queues
 
 ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
-EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch told of something
+EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch reported something
+STALE_MAX = 1_024  # deadlines above twice the number of holds: then those of ended holds go
 
 
 class Holds:
@@ -64,7 +70,7 @@ class Holds:
         if hold_id in session.holds:
             raise InvalidRequest(f"hold_id: {hold_id} is held already")
         self.clients.check_room(session)
-        queue = self.queues.get(want.key, now_s)
+        queue = self.queues.ensure(want.key, now_s)
         hold = Hold(session, hold_id, want, now_s)
         self.clients.add(hold)
         queue.holds[hold] = None
@@ -96,11 +102,11 @@ class Holds:
 
     # --- what brokers say -------------------------------------------------------------------------
 
-    def told(
+    def observe_arrival(
         self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int], now_s: float
     ) -> list[Hold]:
-        """How a queue stands now, and which tags came (empty: could be any). Who is to be pulled,
-        in order of parking.
+        """A queue has this generation and maximum now; ``codes`` are the tags that came (empty:
+        could be any). Returns the holds that are to be pulled, in order of parking.
         """
         queue = self.queues.find(key)
         if queue is None:
@@ -109,9 +115,9 @@ class Holds:
         if before is None:
             codes = ANY  # what came before this watch is not among them
         elif before[0] == generation and maximum <= before[1]:
-            return []  # told before
+            return []  # known already
         queue.known = (generation, maximum)
-        queue.arrived()
+        queue.note_arrival()
         moved = before is not None and before[0] != generation
         woken = [h for h in queue.holds if h.state is HoldState.WAITING]
         woken = [
@@ -140,21 +146,23 @@ class Holds:
         if queue.known is None:
             self._give_grace(hold, queue)
         elif generation <= queue.known[0] and hold.may_find(queue.known):
-            # A newer generation than the known one is about to be told: that wakes.
+            # The watch is about to report a newer generation than the known one: that wakes.
             return HoldState.PULLING if hold.empty_pulls < EMPTY_PULLS_MAX else HoldState.DONE
         hold.state = HoldState.WAITING
         return hold.state
 
-    def lost(self, broker_group: str, now_s: float) -> None:
-        """Nothing is known of the group's queues any more: their watch broke."""
+    def lose_watch(self, broker_group: str, now_s: float) -> None:
+        """The watch of a group broke: nothing is known of its queues any more."""
         for queue in self.queues.of(broker_group).values():
             if queue.known is not None:
-                queue.lose(now_s)
+                queue.forget_known(now_s)
                 for hold in queue.holds:
                     self._give_grace(hold, queue)
 
-    def gone(self, key: QueueKey, now_s: float) -> list[Hold]:
-        """The watch of a queue ended: forgets it. Its holds, ended, in order of parking."""
+    def end_queue(self, key: QueueKey, now_s: float) -> list[Hold]:
+        """The broker ended the watch of a queue: forgets it. Returns its holds, ended, in order of
+        parking.
+        """
         queue = self.queues.find(key)
         if queue is None:
             return []
@@ -210,12 +218,246 @@ class Holds:
 
     def validate(self) -> None:
         """The invariants; for tests."""
-        self.clients.validate()
-        assert len(self) == sum(len(queue.holds) for queue in self.queues.all())
+        held = [hold for queue in self.queues.all() for hold in queue.holds]
+        assert len(self) == len(held)
+        self.clients.validate(held)
+        deadlines, graces = self._deadlines.times(), self._graces.times()
         for queue in self.queues.all():
+            queue.validate()
             for hold in queue.holds:
                 assert hold.state is not HoldState.DONE
                 assert hold.session.holds[hold.hold_id] is hold
-                if hold.state is HoldState.WAITING and queue.known is not None:
+                assert hold.deadline_s in deadlines[hold]
+                if hold.state is HoldState.WAITING and queue.known is None:
+                    assert queue.unknown_since_s + self._grace_s in graces[hold]
+                elif hold.state is HoldState.WAITING:
+                    assert queue.known is not None
                     newer = hold.generation > queue.known[0]
                     assert newer or not hold.may_find(queue.known)
+
+
+# --- queues: what is known of each, and who waits there -------------------------------------------
+
+
+class Queue:
+    """``known`` is (generation, maximum); None: nothing since ``unknown_since_s``."""
+
+    __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
+
+    def __init__(self, now_s: float) -> None:
+        self.known: tuple[int, int] | None = None
+        self.unknown_since_s = now_s
+        self.idle_since_s = now_s  # when it lost its last hold
+        self.holds: dict[Hold, None] = {}  # in order of parking
+        self.answer_bytes: int | None = None  # what a pull of it got last
+        self._wanted = 0  # arrivals that are still to come with their messages, we believe
+
+    def want_inline(self) -> bool:
+        """Whether to ask the broker for the messages of the next arrivals: a hold waits here that
+        they can answer. Often enough that they do not end while holds wait, and seldom.
+        """
+        if self._wanted > WANTED_ARRIVALS // 2:
+            return False
+        self._wanted = WANTED_ARRIVALS
+        return True
+
+    def note_arrival(self) -> None:
+        """An arrival came, with its messages or without."""
+        self._wanted = max(0, self._wanted - 1)
+
+    def forget_known(self, now_s: float) -> None:
+        """Its watch broke."""
+        self.known = None
+        self.unknown_since_s = now_s
+        self._wanted = 0
+
+    def validate(self) -> None:
+        assert 0 <= self._wanted <= WANTED_ARRIVALS
+        assert self.known is None or self.known >= (0, 0)
+
+
+class Queues:
+    """All queues, by broker group. A queue is here a little longer than it is waited for."""
+
+    def __init__(self, per_broker_max: int) -> None:
+        self._per_broker_max = per_broker_max
+        self._groups: dict[str, dict[QueueKey, Queue]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, list(self._groups.values())))  # also asked by the metrics' thread
+
+    def find(self, key: QueueKey) -> Queue | None:
+        return self._groups.get(key.broker_group, {}).get(key)
+
+    def __getitem__(self, key: QueueKey) -> Queue:
+        return self._groups[key.broker_group][key]
+
+    def ensure(self, key: QueueKey, now_s: float) -> Queue:
+        """The queue, made when there is none. LimitExceeded."""
+        queue = self.find(key)
+        if queue is None:
+            queues = self._groups.setdefault(key.broker_group, {})
+            if len(queues) >= self._per_broker_max:
+                raise LimitExceeded(f"{len(queues)} queues of {key.broker_group} are waited for")
+            queue = queues[key] = Queue(now_s)
+        return queue
+
+    def of(self, broker_group: str) -> dict[QueueKey, Queue]:
+        """The queues of a group."""
+        return self._groups.get(broker_group, {})
+
+    def all(self) -> list[Queue]:
+        return [queue for queues in self._groups.values() for queue in queues.values()]
+
+    def waited_for(self, broker_group: str) -> list[QueueKey]:
+        """Those of a known state that somebody waits for: what the safety check asks about."""
+        queues = self.of(broker_group).items()
+        return [key for key, queue in queues if queue.holds and queue.known is not None]
+
+    def behind(self, key: QueueKey, generation: int, maximum: int) -> bool:
+        """Whether less is known of a queue that somebody waits for."""
+        queue = self.find(key)
+        if queue is None or queue.known is None or not queue.holds:
+            return False
+        return queue.known < (generation, maximum)
+
+    def known(self, key: QueueKey) -> tuple[int, int]:
+        """(generation, maximum); zeros when nothing is known."""
+        queue = self.find(key)
+        return queue.known if queue is not None and queue.known is not None else (0, 0)
+
+    def drop_idle(self, broker_group: str, now_s: float, linger_s: float) -> list[QueueKey]:
+        """Forgets the queues that nobody has waited for since ``linger_s``; which they were."""
+        queues = self.of(broker_group).items()
+        idle = [k for k, q in queues if not q.holds and now_s - q.idle_since_s >= linger_s]
+        for key in idle:
+            self.forget(key)
+        return idle
+
+    def forget(self, key: QueueKey) -> None:
+        """A queue without holds goes."""
+        queues = self._groups[key.broker_group]
+        assert not queues[key].holds
+        del queues[key]
+        if not queues:
+            del self._groups[key.broker_group]
+
+
+# --- clients: who holds how much, with the limits of each -----------------------------------------
+
+
+class _Client:
+    __slots__ = ("hold_count", "session_count")
+
+    def __init__(self) -> None:
+        self.hold_count = 0
+        self.session_count = 0
+
+
+class Clients:
+    """All clients that have an open call."""
+
+    def __init__(self, limits: HoldLimits) -> None:
+        self._limits = limits
+        self._clients: dict[str, _Client] = {}
+        self._streams = Shares(
+            limits.streams_per_peer_max, "calls that hold", "streams_per_peer_max"
+        )
+        self._holds = Shares(limits.holds_per_peer_max, "held pulls", "holds_per_peer_max")
+        self.hold_count = 0  # of all clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def open(self, client: str, inbox: Any) -> Session:
+        """A new call of a client. LimitExceeded."""
+        if client not in self._clients and len(self._clients) >= self._limits.clients_max:
+            raise LimitExceeded(f"{self._limits.clients_max} clients are here (clients_max)")
+        session = Session(client, address_of(client), inbox)
+        self._streams.take(session.address)
+        self._clients.setdefault(client, _Client()).session_count += 1
+        return session
+
+    def close(self, session: Session) -> None:
+        """The call is over; its holds have ended."""
+        assert not session.holds
+        self._streams.give_back(session.address)
+        client = self._clients[session.client]
+        client.session_count -= 1
+        if not client.session_count:
+            assert not client.hold_count
+            del self._clients[session.client]
+
+    def check_room(self, session: Session) -> None:
+        """LimitExceeded unless the call may hold one more."""
+        limits = self._limits
+        if self.hold_count >= limits.holds_max:
+            raise LimitExceeded(f"{limits.holds_max} pulls are held (holds_max)")
+        if self._clients[session.client].hold_count >= limits.holds_per_client_max:
+            limit = limits.holds_per_client_max
+            raise LimitExceeded(f"{limit} pulls of the client are held (holds_per_client_max)")
+        if len(session.holds) >= limits.holds_per_stream_max:
+            limit = limits.holds_per_stream_max
+            raise LimitExceeded(f"{limit} pulls of the stream are held (holds_per_stream_max)")
+        self._holds.check(session.address)
+
+    def add(self, hold: Hold) -> None:
+        """The call holds one more; :meth:`check_room` has been asked."""
+        self._holds.take(hold.session.address)
+        hold.session.holds[hold.hold_id] = hold
+        self._clients[hold.session.client].hold_count += 1
+        self.hold_count += 1
+
+    def remove(self, hold: Hold) -> None:
+        """The hold has ended."""
+        self._holds.give_back(hold.session.address)
+        del hold.session.holds[hold.hold_id]
+        self._clients[hold.session.client].hold_count -= 1
+        self.hold_count -= 1
+
+    def validate(self, held: Sequence[Hold]) -> None:
+        """The counts are those of the holds that have not ended."""
+        assert self.hold_count == len(held)
+        counts = Counter(hold.session.client for hold in held)
+        for name, client in self._clients.items():
+            assert client.session_count > 0, name
+            assert client.hold_count == counts[name], name
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+class Deadlines:
+    """A heap. A hold that ends stays in it until its time comes or the heap is swept."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Hold]] = []
+        self._numbers = itertools.count()  # holds of the same time in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, when_s: float, hold: Hold, hold_count: int) -> None:
+        """``hold_count``: holds that have not ended."""
+        heapq.heappush(self._heap, (when_s, next(self._numbers), hold))
+        if len(self._heap) > 2 * hold_count + STALE_MAX:
+            self._heap = [e for e in self._heap if e[2].state is not HoldState.DONE]
+            heapq.heapify(self._heap)
+
+    def next_s(self) -> float | None:
+        """The earliest time; None: there is none."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_s: float) -> Iterator[Hold]:
+        """The holds whose time has come and that have not ended."""
+        while self._heap and self._heap[0][0] <= now_s:
+            hold = heapq.heappop(self._heap)[2]
+            if hold.state is not HoldState.DONE:
+                yield hold
+
+    def times(self) -> dict[Hold, set[float]]:
+        """All times of each hold; for tests."""
+        found: dict[Hold, set[float]] = defaultdict(set)
+        for when_s, _, hold in self._heap:
+            found[hold].add(when_s)
+        return found

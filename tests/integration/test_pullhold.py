@@ -363,7 +363,7 @@ async def test_large_answers_come_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on its way from a broker is memory that no client's room counts yet."""
-    monkeypatch.setattr("services.pullhold.brokers.COMING_BYTES_MAX", 3 * len(LARGE))
+    monkeypatch.setattr("services.pullhold.pulls.COMING_BYTES_MAX", 3 * len(LARGE))
     async with cluster(tmp_path) as (broker, pullhold):
         lane = await parked(pullhold, *[("t", 0, 0)] * 60)
         await broker.send("t", 0, LARGE)
@@ -506,7 +506,7 @@ async def test_a_deleted_topic_ends_its_holds(tmp_path: Path) -> None:
 async def test_the_safety_check_finds_what_an_arrival_did_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.pullhold.brokers.SUSPICION_S", 0.05)
+    monkeypatch.setattr("services.pullhold.broker_link.SUSPICION_S", 0.05)
     async with (
         running_namesrv(tmp_path) as namesrv,
         running_broker(tmp_path, namesrv=(namesrv,)) as broker,

@@ -29,7 +29,7 @@ from cometmq.rpc.channels import open_channel
 from cometmq.rpc.registrar import Registrar
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
-from services.pullhold import lookout
+from services.pullhold import broker_link
 from tests.support.broker import SYNC, refusal, running_namesrv, until, until_async
 from tests.support.live_group import LiveGroup, LiveMember, live_group
 from tests.support.pullhold import running_pullhold, sample
@@ -259,7 +259,7 @@ async def test_a_writer_that_crashed_is_still_listed_and_passed_over(tmp_path: P
 async def test_holds_wait_at_a_follower_while_there_is_no_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_S", 0.05)
+    monkeypatch.setattr(broker_link, "BETTER_MEMBER_INTERVAL_S", 0.05)
     async with stage(tmp_path) as on:
         await on.send(b"first")
         pullhold = await on.stack.enter_async_context(running_pullhold(on.namesrv))

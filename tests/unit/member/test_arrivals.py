@@ -13,13 +13,12 @@ from cometmq.member.arrivals import (
     SHARED_NEWS_MAX,
     TAG_CODES_MAX,
     TAG_UNITS_MAX,
-    WANTED_ARRIVALS,
     Arrival,
     Arrivals,
     Watch,
 )
 from cometmq.messaging import news
-from cometmq.messaging.news import News
+from cometmq.messaging.news import WANTED_ARRIVALS, News
 
 A, B = ("t", 0), ("t", 1)
 ANY: frozenset[int] = frozenset()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cometmq.errors import InvalidRequest, LimitExceeded
+from cometmq.messaging.news import WANTED_ARRIVALS
 from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, Holds
 from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
-from services.pullhold.queues import WANTED_ARRIVALS
 
 A0, A1, B0 = QueueKey("a", "t", 0), QueueKey("a", "t", 1), QueueKey("b", "t", 0)
 ANY: frozenset[int] = frozenset()
@@ -36,7 +36,7 @@ def holds_with(*keys: QueueKey, maximum: int = 0, limits: HoldLimits | None = No
     session = holds.open("setup")
     for number, key in enumerate(keys):
         hold = holds.park(session, number, want(key), 0.0)
-        holds.told(key, 1, maximum, ANY, 0.0)
+        holds.observe_arrival(key, 1, maximum, ANY, 0.0)
         holds.end(hold, 0.0)
     holds.close(session, 0.0)
     return holds
@@ -53,14 +53,14 @@ def test_parks_what_is_at_the_maximum_and_wakes_above_it() -> None:
     holds = holds_with(A0, maximum=5)
     waiting, ready = park(holds, want(offset=5)), park(holds, want(offset=4))
     assert (waiting.state, ready.state) == (HoldState.WAITING, HoldState.PULLING)
-    assert holds.told(A0, 1, 6, ANY, 0.0) == [waiting]
+    assert holds.observe_arrival(A0, 1, 6, ANY, 0.0) == [waiting]
     assert waiting.state is HoldState.PULLING
 
 
 def test_wakes_in_order_of_parking_and_only_the_queue_that_moved() -> None:
     holds = holds_with(A0, A1)
     first, other, second = (park(holds, want(key)) for key in (A0, A1, A0))
-    assert holds.told(A0, 1, 1, ANY, 0.0) == [first, second]
+    assert holds.observe_arrival(A0, 1, 1, ANY, 0.0) == [first, second]
     assert other.state is HoldState.WAITING
 
 
@@ -68,18 +68,20 @@ def test_tags_that_nobody_wants_move_the_hold_on_without_a_pull() -> None:
     holds = holds_with(A0)
     red = park(holds, want(codes=RED))
     everything = park(holds, want())
-    assert holds.told(A0, 1, 3, BLUE, 0.0) == [everything]
+    assert holds.observe_arrival(A0, 1, 3, BLUE, 0.0) == [everything]
     assert (red.state, red.offset) == (HoldState.WAITING, 3)
-    assert holds.told(A0, 1, 4, ANY, 0.0) == [red]
+    assert holds.observe_arrival(A0, 1, 4, ANY, 0.0) == [red]
 
 
 def test_a_hold_that_passed_messages_is_answered_soon_so_that_its_group_commits() -> None:
     holds = holds_with(A0, A1)
     by_tags, by_pull = park(holds, want(codes=RED)), park(holds, want(A1, codes=RED))
-    holds.told(A0, 1, 3, BLUE, 1.0)
-    assert holds.told(A1, 1, 3, ANY, 1.0) == [by_pull]
+    holds.observe_arrival(A0, 1, 3, BLUE, 1.0)
+    assert holds.observe_arrival(A1, 1, 3, ANY, 1.0) == [by_pull]
     holds.pulled(by_pull, 1, 3, 1.0)
-    holds.told(A0, 1, 4, frozenset({9}), 2.0)  # the time counts from the first message passed
+    holds.observe_arrival(
+        A0, 1, 4, frozenset({9}), 2.0
+    )  # the time counts from the first message passed
     assert list(holds.due(1.0 + PASSED_S_MAX)) == [(by_tags, Due.DEADLINE), (by_pull, Due.DEADLINE)]
     assert (by_tags.offset, by_pull.offset) == (4, 3)
 
@@ -88,19 +90,19 @@ def test_an_unknown_queue_wakes_nobody_until_it_is_told() -> None:
     holds = Holds(HoldLimits(), grace_s=GRACE_S)
     hold = park(holds, want(offset=2))
     assert hold.state is HoldState.WAITING
-    assert holds.told(A0, 1, 3, RED, 0.0) == [hold]
+    assert holds.observe_arrival(A0, 1, 3, RED, 0.0) == [hold]
 
 
 def test_the_first_telling_does_not_speak_of_all_tags() -> None:
     holds = Holds(HoldLimits(), grace_s=GRACE_S)
     hold = park(holds, want(codes=RED))
-    assert holds.told(A0, 1, 3, BLUE, 0.0) == [hold]
+    assert holds.observe_arrival(A0, 1, 3, BLUE, 0.0) == [hold]
 
 
 def test_another_generation_wakes_all() -> None:
     holds = holds_with(A0, maximum=9)
     same, untracked = park(holds, want(offset=9, generation=1)), park(holds, want(offset=9))
-    assert holds.told(A0, 2, 0, ANY, 0.0) == [same, untracked]
+    assert holds.observe_arrival(A0, 2, 0, ANY, 0.0) == [same, untracked]
 
 
 def test_a_position_of_another_generation_is_for_the_broker_to_decide() -> None:
@@ -111,14 +113,14 @@ def test_a_position_of_another_generation_is_for_the_broker_to_decide() -> None:
 def test_old_news_change_nothing() -> None:
     holds = holds_with(A0, maximum=5)
     park(holds, want(offset=5))
-    assert holds.told(A0, 1, 4, ANY, 0.0) == []
+    assert holds.observe_arrival(A0, 1, 4, ANY, 0.0) == []
     assert holds.queues.known(A0)[1] == 5
 
 
 def test_a_forgotten_queue_is_told_in_vain() -> None:
     holds = holds_with(A0)
     assert holds.queues.drop_idle("a", 10.0, 1.0) == [A0]
-    assert holds.told(A0, 1, 1, ANY, 0.0) == []
+    assert holds.observe_arrival(A0, 1, 1, ANY, 0.0) == []
     assert holds.queues.find(A0) is None
 
 
@@ -130,13 +132,13 @@ def test_a_pull_that_found_nothing_parks_again_at_its_position() -> None:
     hold = park(holds, want(codes=RED))
     assert holds.pulled(hold, 1, 5, 0.0) is HoldState.WAITING
     assert (hold.generation, hold.offset) == (1, 5)
-    assert holds.told(A0, 1, 6, ANY, 0.0) == [hold]
+    assert holds.observe_arrival(A0, 1, 6, ANY, 0.0) == [hold]
 
 
 def test_what_came_during_the_pull_is_pulled_at_once() -> None:
     holds = holds_with(A0, maximum=5)
     hold = park(holds, want())
-    assert holds.told(A0, 1, 7, ANY, 0.0) == []
+    assert holds.observe_arrival(A0, 1, 7, ANY, 0.0) == []
     assert holds.pulled(hold, 1, 5, 0.0) is HoldState.PULLING
 
 
@@ -144,7 +146,7 @@ def test_a_newer_generation_than_the_watch_told_of_waits_for_the_watch() -> None
     holds = holds_with(A0, maximum=5)
     hold = park(holds, want())
     assert holds.pulled(hold, 2, 0, 0.0) is HoldState.WAITING
-    assert holds.told(A0, 2, 0, ANY, 0.0) == [hold]
+    assert holds.observe_arrival(A0, 2, 0, ANY, 0.0) == [hold]
 
 
 def test_a_broker_that_denies_what_it_told_is_not_asked_for_ever() -> None:
@@ -170,7 +172,7 @@ def test_the_deadline_ends_a_hold_whatever_it_does() -> None:
 def test_an_unreachable_broker_is_told_of_after_the_grace_time() -> None:
     holds = holds_with(A0, B0)
     lost, other = park(holds, want(A0)), park(holds, want(B0))
-    holds.lost("a", 3.0)
+    holds.lose_watch("a", 3.0)
     assert list(holds.due(3.9)) == []
     assert list(holds.due(4.0)) == [(lost, Due.UNREACHABLE)]
     assert other.state is HoldState.WAITING
@@ -181,8 +183,8 @@ def test_an_unreachable_broker_is_told_of_after_the_grace_time() -> None:
 def test_a_broker_that_is_back_in_time_keeps_its_holds() -> None:
     holds = holds_with(A0)
     hold = park(holds, want(A0))
-    holds.lost("a", 3.0)
-    assert holds.told(A0, 1, 0, ANY, 0.0) == []
+    holds.lose_watch("a", 3.0)
+    assert holds.observe_arrival(A0, 1, 0, ANY, 0.0) == []
     assert list(holds.due(10.0)) == []
     assert hold.state is HoldState.WAITING
 
@@ -208,10 +210,10 @@ def test_the_deadlines_of_ended_holds_do_not_pile_up() -> None:
 def test_a_queue_that_is_gone_ends_its_holds() -> None:
     holds = holds_with(A0, A1)
     hold, other = park(holds, want(A0)), park(holds, want(A1))
-    assert holds.gone(A0, 0.0) == [hold]
+    assert holds.end_queue(A0, 0.0) == [hold]
     assert (hold.state, other.state) == (HoldState.DONE, HoldState.WAITING)
     assert holds.queues.find(A0) is None
-    assert holds.gone(A0, 0.0) == []
+    assert holds.end_queue(A0, 0.0) == []
 
 
 def test_a_call_that_is_over_takes_its_holds_along() -> None:
@@ -319,10 +321,10 @@ def test_a_broker_is_asked_for_messages_seldom_and_before_they_end() -> None:
     queue = holds.queues[A0]
     coming, asked = 0, 0
     for maximum in range(1, 101):
-        if queue.want():
+        if queue.want_inline():
             asked, coming = asked + 1, WANTED_ARRIVALS
         assert coming > 0, "somebody waits, and the arrival comes without its messages"
-        holds.told(A0, 1, maximum, ANY, 0.0)
+        holds.observe_arrival(A0, 1, maximum, ANY, 0.0)
         coming -= 1
     assert asked == 1 + 99 // (WANTED_ARRIVALS // 2)
 
@@ -330,9 +332,9 @@ def test_a_broker_is_asked_for_messages_seldom_and_before_they_end() -> None:
 def test_after_its_watch_broke_a_queue_is_asked_for_again() -> None:
     holds = holds_with(A0)
     queue = holds.queues[A0]
-    assert [queue.want(), queue.want()] == [True, False]
-    holds.lost("a", 1.0)
-    assert queue.want()
+    assert [queue.want_inline(), queue.want_inline()] == [True, False]
+    holds.lose_watch("a", 1.0)
+    assert queue.want_inline()
 
 
 # --- against a model ------------------------------------------------------------------------------
@@ -415,7 +417,7 @@ class HoldsMachine(RuleBasedStateMachine):
         codes = frozenset(truth.tags[truth.told or 0 :]) if known else ANY
         truth.told = len(truth.tags)
         waiting = {h for h in self.parked - self.pulling if h.key == key}
-        woken = self.holds.told(key, truth.generation, truth.told, codes, self.now_s)
+        woken = self.holds.observe_arrival(key, truth.generation, truth.told, codes, self.now_s)
         for hold in woken:
             self.woken(hold)
         if known:  # then exactly those whose tags came
@@ -427,7 +429,9 @@ class HoldsMachine(RuleBasedStateMachine):
         self.truth[key] = Truth(self.truth[key].generation + 1)
         if self.holds.queues.find(key):
             self.truth[key].told = 0
-            for hold in self.holds.told(key, self.truth[key].generation, 0, ANY, self.now_s):
+            for hold in self.holds.observe_arrival(
+                key, self.truth[key].generation, 0, ANY, self.now_s
+            ):
                 self.woken(hold)
 
     @rule(hold=live, scan=st.integers(1, 3))
@@ -455,7 +459,7 @@ class HoldsMachine(RuleBasedStateMachine):
 
     @rule(group=st.sampled_from(["a", "b"]))
     def lose(self, group: str) -> None:
-        self.holds.lost(group, self.now_s)
+        self.holds.lose_watch(group, self.now_s)
         for key, truth in self.truth.items():
             if key.broker_group == group:
                 truth.told = None

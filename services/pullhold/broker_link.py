@@ -1,8 +1,8 @@
 """One link to each broker group that holds wait for: its arrivals in, pulls out. To its writer, or
 to a follower while there is none, until there is one again.
 
-A link watches the queues that somebody waits for, and a little longer. When its watch breaks it
-looks for a member anew and is told everything again, so nothing has to be remembered in between.
+A link watches the queues that holds wait for, and a little longer. When its watch breaks it looks
+for a member again and watches all of them anew, so nothing has to be remembered in between.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import asyncio
 import itertools
 import logging
 import random
-from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
 from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.news import News
-from cometmq.messaging.pull import BYTES_MAX
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import fields
@@ -30,22 +28,16 @@ from services.pullhold.answers import Answers
 from services.pullhold.directory import Directory, Member
 from services.pullhold.holds import Holds
 from services.pullhold.inline_delivery import Deliveries, Handout
-from services.pullhold.lookout import until_better
 from services.pullhold.metrics import HoldMetrics
-from services.pullhold.model import Hold, HoldState, QueueKey
-from services.pullhold.peers import (
-    ArrivalStream,
-    BrokerPeer,
-    Change,
-    Told,
-)
+from services.pullhold.model import Hold, QueueKey
+from services.pullhold.peers import ArrivalStream, BrokerPeer, Change, Told
+from services.pullhold.pulls import Pulls
 
 QUEUES_PER_QUESTION_MAX = 4_096
 QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
-# Answers on their way from a broker: as large as their queue's last one, or as their pull allows.
-COMING_BYTES_MAX = 16 * 1024 * 1024
 # A maximum asked for may overtake the arrival that tells of it, by the time of a busy loop's turn.
 SUSPICION_S = 1.0
+BETTER_MEMBER_INTERVAL_S = 1.0
 TEND_INTERVAL_S = 0.5
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
 
@@ -63,6 +55,67 @@ class LinkPolicy:
     safety_check_interval_s: float
     watch_linger_s: float
     secret: SharedSecret | None = None
+
+
+class WatchChanges:
+    """What a link has still to send on its watch."""
+
+    def __init__(self, holds: Holds) -> None:
+        self.deliveries = Deliveries()
+        self._holds = holds
+        self._watched: dict[QueueKey, bool] = {}  # True = watch it, False = no longer
+        self._inline: dict[QueueKey, None] = {}  # messages are to come with the next arrivals
+        self._changed = asyncio.Event()
+
+    def watch(self, keys: Iterable[QueueKey]) -> None:
+        """Ask for these queues' arrivals."""
+        self._watched.update(dict.fromkeys(keys, True))
+        self._changed.set()
+
+    def unwatch(self, key: QueueKey) -> None:
+        self._inline.pop(key, None)
+        self._watched[key] = False
+        self._changed.set()
+
+    def watch_only(self, keys: Iterable[QueueKey]) -> None:
+        """A new watch: it knows of nothing yet."""
+        self._watched.clear()
+        self.watch(keys)
+
+    def want_inline(self, hold: Hold) -> None:
+        """A hold waits: its messages are to come with their arrival, where that will do."""
+        if hold.limits is not None and self._holds.queues[hold.key].want_inline():
+            self._inline[hold.key] = None
+            self._changed.set()
+
+    def flush_deliveries(self) -> None:
+        """Send what was delivered without waiting for another change."""
+        self._changed.set()
+
+    async def send_on(self, stream: ArrivalStream) -> None:
+        """Send changes as they come; until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while change := self._next_change():
+                await stream.change(change)
+
+    def _next_change(self) -> Change:
+        """What one request takes; nothing is wanted of a queue before it is watched."""
+        some = _take_some(self._watched)
+        return Change(
+            add=[key for key, wanted in some if wanted],
+            remove=[key for key, wanted in some if not wanted],
+            want=[] if self._watched else [key for key, _ in _take_some(self._inline)],
+            delivered=self.deliveries.take(),
+        )
+
+
+def _take_some(changes: dict[QueueKey, T]) -> list[tuple[QueueKey, T]]:
+    some = list(itertools.islice(changes.items(), QUEUES_PER_CHANGE_MAX))
+    for key, _ in some:
+        del changes[key]
+    return some
 
 
 class Link:
@@ -87,73 +140,66 @@ class Link:
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._peer: BrokerPeer | None = None
-        self._changes: dict[QueueKey, bool] = {}  # not yet said on the watch: True = watch it
-        self._wants: dict[QueueKey, None] = {}  # not yet said: messages are to come with arrivals
-        self._deliveries = Deliveries()  # not yet said either
-        self._changed = asyncio.Event()
-        self._wanted: deque[Hold] = deque()  # PULLING, in the order in which they woke
-        self._pulls: set[asyncio.Task[None]] = set()
-        self._coming_bytes = 0
+        self._changes = WatchChanges(holds)
+        self.pulls = Pulls(
+            holds,
+            answers,
+            policy.pulls_per_broker_max,
+            clock,
+            metrics,
+            on_waiting=self._changes.want_inline,
+        )
 
-    # --- watching ---------------------------------------------------------------------------------
+    # --- what holds ask for -----------------------------------------------------------------------
 
     def watch(self, key: QueueKey) -> None:
         """Ask how the queue stands, now and on every change."""
-        self._change(key, True)
+        self._changes.watch([key])
 
-    def want_news(self, hold: Hold) -> None:
-        """A hold waits: what it waits for is to come with its arrival, where that will do."""
-        if hold.limits is not None and self._holds.queues[hold.key].want():
-            self._wants[hold.key] = None
-            self._changed.set()
+    def want_inline(self, hold: Hold) -> None:
+        """See :meth:`WatchChanges.want_inline`."""
+        self._changes.want_inline(hold)
 
     def tend(self) -> bool:
-        """Stop watching what nobody waits for, tell what was delivered; True when nothing is left
-        to do.
+        """Stop watching what no hold waits for, report what was delivered; True when nothing is
+        left to do.
         """
         now_s, linger_s = self._clock.monotonic_s(), self._policy.watch_linger_s
         for key in self._holds.queues.drop_idle(self.broker_group, now_s, linger_s):
-            self._wants.pop(key, None)
-            self._change(key, False)
-        told = not self._deliveries or self._peer is None
-        if not told:
-            self._changed.set()
-        return told and not self._holds.queues.of(self.broker_group)
+            self._changes.unwatch(key)
+        has_deliveries = bool(self._changes.deliveries) and bool(self.address)
+        if has_deliveries:
+            self._changes.flush_deliveries()
+        return not has_deliveries and not self._holds.queues.of(self.broker_group)
 
-    def _change(self, key: QueueKey, wanted: bool) -> None:
-        self._changes[key] = wanted
-        self._changed.set()
+    # --- the watch --------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until cancelled."""
         backoff = Backoff(RECONNECT, random.Random())
         while True:
             try:
-                await self._connect(backoff)
+                member = await self._directory.member(self.broker_group)
+                try:
+                    async with BrokerPeer(self.broker_group, member, self._policy.secret) as peer:
+                        await self._stay(peer, member, backoff)
+                except CometError:
+                    self._directory.failed(member)
+                    raise
             except CometError as error:
                 self.error = error
                 _log.info("broker lost", extra=fields(group=self.broker_group, error=error))
             await asyncio.sleep(backoff.next_s())
 
-    async def _connect(self, backoff: Backoff) -> None:
-        member = await self._directory.member(self.broker_group)
-        try:
-            async with BrokerPeer(self.broker_group, member, self._policy.secret) as peer:
-                await self._stay(peer, member, backoff)
-        except CometError:
-            self._directory.failed(member)
-            raise
-
     async def _stay(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
         """Until the watch breaks, or another member is to be watched."""
-        self._peer, self.address = peer, member.address
-        self._changes = dict.fromkeys(self._holds.queues.of(self.broker_group), True)
-        self._changed.set()
+        self.address = member.address
+        self.pulls.connect(peer)
+        self._changes.watch_only(self._holds.queues.of(self.broker_group))
         stream = peer.watch()
         parts = [
             self._read(stream, backoff),
-            self._tell(stream),
+            self._changes.send_on(stream),
             self._check(peer),
             until_better(self._directory, self.broker_group, member, self._policy.secret),
         ]
@@ -162,12 +208,12 @@ class Link:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         finally:
-            self._peer, self.address = None, ""
-            self._holds.lost(self.broker_group, self._clock.monotonic_s())
+            self.address = ""
+            self.pulls.disconnect()
+            self._holds.lose_watch(self.broker_group, self._clock.monotonic_s())
             stream.cancel()
             await _end(tasks)
-            if self._pulls:  # they have deadlines, and holds to answer
-                await asyncio.wait(list(self._pulls))
+            await self.pulls.finish()
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
         told = await stream.read()
@@ -182,7 +228,7 @@ class Link:
             if one.error is None:
                 self._wake(one.key, one.generation, one.maximum, one.codes, one.news)
                 continue
-            for hold in self._holds.gone(one.key, self._clock.monotonic_s()):
+            for hold in self._holds.end_queue(one.key, self._clock.monotonic_s()):
                 self._answers.send_error(hold, one.error)
 
     def _wake(
@@ -193,46 +239,30 @@ class Link:
         codes: frozenset[int] = frozenset(),
         news: News | None = None,
     ) -> None:
-        woken = self._holds.told(key, generation, maximum, codes, self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        woken = self._holds.observe_arrival(key, generation, maximum, codes, now_s)
         if not woken:
             return
         self._metrics.wakes.inc(len(woken))
         if news is not None:
             handout = Handout(generation, news)
-            woken = [hold for hold in woken if not self._hand_out(handout, hold)]
-        self.pull(woken)
+            woken = [hold for hold in woken if not self._answer_inline(handout, hold)]
+        self.pulls.pull(woken)
 
-    def _hand_out(self, handout: Handout, hold: Hold) -> bool:
+    def _answer_inline(self, handout: Handout, hold: Hold) -> bool:
         """Answer a hold with what came; False: it has to be pulled for."""
         response = None if self._answers.full(hold) else handout.response(hold)
         if response is None:
             return False
         if response.status == broker_pb2.PULL_STATUS_FOUND:
-            self._deliveries.add(hold, response)
+            self._changes.deliveries.add(hold, response)
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
             self._answers.found(hold, response)
         else:
             position = response.next_position
-            self._continue(hold, position.generation, position.offset)
+            self.pulls.advance(hold, position.generation, position.offset)
         return True
-
-    async def _tell(self, stream: ArrivalStream) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            while change := self._next_change():
-                await stream.change(change)
-
-    def _next_change(self) -> Change:
-        """What one request takes; nothing is wanted of a queue before it is watched."""
-        some = _take_some(self._changes)
-        return Change(
-            add=[key for key, wanted in some if wanted],
-            remove=[key for key, wanted in some if not wanted],
-            want=[] if self._changes else [key for key, _ in _take_some(self._wants)],
-            delivered=self._deliveries.take(),
-        )
 
     # --- the safety check -------------------------------------------------------------------------
 
@@ -255,86 +285,40 @@ class Link:
                     self._metrics.safety_finds.inc()
                     self._wake(*suspect)
 
-    # --- pulling ----------------------------------------------------------------------------------
 
-    @property
-    def pulls_count(self) -> int:
-        """Pulls in flight."""
-        return len(self._pulls)
-
-    def pull(self, holds: Iterable[Hold]) -> None:
-        """Pull for these, which are PULLING, each when its turn comes."""
-        self._wanted.extend(holds)
-        self._pump()
-
-    def _pump(self) -> None:
-        while self._wanted and len(self._pulls) < self._policy.pulls_per_broker_max:
-            hold = self._wanted.popleft()
-            if hold.state is HoldState.DONE:
+async def until_better(
+    directory: Directory, broker_group: str, member: Member, secret: SharedSecret | None
+) -> None:
+    """Returns when a member other than ``member`` is the one to watch, and answers: a writer where
+    there was none, or a newer one.
+    """
+    while True:
+        await asyncio.sleep(BETTER_MEMBER_INTERVAL_S)
+        with suppress(CometError):  # name servers know no better one, or none answers
+            better = await directory.member(broker_group)
+            # A writer of another epoch is another process, even if it has the same name.
+            same = better.epoch == member.epoch or not better.writes
+            if better.address == member.address and same:
                 continue
-            if self._peer is None:  # it is to be told of the queue again
-                self._continue(hold, hold.generation, hold.offset)
-            elif self._answers.full(hold):  # its client pulls when it has the time
-                self._answers.nothing(hold)
-            else:
-                size_bytes = self._likely_bytes(hold)
-                if self._pulls and self._coming_bytes + size_bytes > COMING_BYTES_MAX:
-                    self._wanted.appendleft(hold)
-                    return
-                task = asyncio.create_task(self._pull(self._peer, hold))
-                self._pulls.add(task)
-                self._coming_bytes += size_bytes
-                task.add_done_callback(partial(self._pulled, size_bytes))
+            if await _answers(directory, broker_group, better, secret):
+                _log.info(
+                    "another member is watched",
+                    extra=fields(group=broker_group, address=better.address),
+                )
+                return
 
-    def _likely_bytes(self, hold: Hold) -> int:
-        usual_bytes = self._holds.queues[hold.key].answer_bytes
-        return BYTES_MAX if usual_bytes is None else usual_bytes
 
-    def _pulled(self, size_bytes: int, task: asyncio.Task[None]) -> None:
-        self._pulls.discard(task)
-        self._coming_bytes -= size_bytes
-        if not task.cancelled():
-            task.result()
-        self._pump()
-
-    async def _pull(self, peer: BrokerPeer, hold: Hold) -> None:
-        request: broker_pb2.PullRequest = hold.request
-        request.position.generation, request.position.offset = hold.generation, hold.offset
-        self._metrics.pulls.inc()
+async def _answers(
+    directory: Directory, broker_group: str, member: Member, secret: SharedSecret | None
+) -> bool:
+    async with BrokerPeer(broker_group, member, secret) as peer:
         try:
-            response = await peer.pull(request)
-        except CometError as error:
-            self._answers.failed(hold, error)
-            return
-        if (queue := self._holds.queues.find(hold.key)) is not None:
-            queue.answer_bytes = max(response.ByteSize(), queue.answer_bytes or 0)
-        if hold.state is HoldState.DONE:  # its time was over first, or it was taken back
-            return
-        if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
-            self._answers.found(hold, response)
-        else:
-            position = response.next_position
-            self._continue(hold, position.generation, position.offset)
-
-    def _continue(self, hold: Hold, generation: int, offset: int) -> None:
-        state = self._holds.pulled(hold, generation, offset, self._clock.monotonic_s())
-        if state is HoldState.PULLING:
-            self._wanted.append(hold)
-        elif state is HoldState.DONE:
-            self._answers.nothing(hold)
-        else:
-            self.want_news(hold)
-
-    async def close(self) -> None:
-        """End the pulls; nobody waits for what they find any more."""
-        await _end(list(self._pulls))
-
-
-def _take_some(changes: dict[QueueKey, T]) -> list[tuple[QueueKey, T]]:
-    some = list(itertools.islice(changes.items(), QUEUES_PER_CHANGE_MAX))
-    for key, _ in some:
-        del changes[key]
-    return some
+            await peer.maxima([])
+        except CometError:
+            directory.failed(member)
+            return False
+    directory.answered(member)
+    return True
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -379,7 +363,7 @@ class Brokers:
     @property
     def pulls_count(self) -> int:
         """Pulls in flight."""
-        return sum(link.pulls_count for link in list(self._links.values()))
+        return sum(len(link.pulls) for link in list(self._links.values()))
 
     async def run(self) -> None:
         """Tends the links, ends those that have nothing to do; until cancelled, or until a link
@@ -394,7 +378,7 @@ class Brokers:
 
     async def _close(self, broker_group: str) -> None:
         link = self._links.pop(broker_group)
-        await link.close()
+        await link.pulls.close()
         await _end([self._tasks.pop(broker_group)])
 
     async def close(self) -> None:

@@ -1,0 +1,134 @@
+"""Pulls at one broker group for holds that an arrival woke: so many at a time, and so many bytes on
+their way, each in its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError
+from cometmq.messaging.pull import BYTES_MAX
+from cometmq.v1 import broker_pb2
+from services.pullhold.answers import Answers
+from services.pullhold.holds import Holds
+from services.pullhold.metrics import HoldMetrics
+from services.pullhold.model import Hold, HoldState
+from services.pullhold.peers import BrokerPeer
+
+# Answers on their way from a broker: as large as their queue's last one, or as their pull allows.
+COMING_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Pulls:
+    """``on_waiting`` gets each hold that waits again after a pull that found nothing. Belongs to
+    the event loop.
+    """
+
+    def __init__(
+        self,
+        holds: Holds,
+        answers: Answers,
+        pulls_max: int,
+        clock: Clock,
+        metrics: HoldMetrics,
+        on_waiting: Callable[[Hold], None],
+    ) -> None:
+        self._holds = holds
+        self._answers = answers
+        self._pulls_max = pulls_max
+        self._clock = clock
+        self._metrics = metrics
+        self._on_waiting = on_waiting
+        self._peer: BrokerPeer | None = None
+        self._queued: deque[Hold] = deque()  # PULLING, in the order in which they woke
+        self._running: set[asyncio.Task[None]] = set()
+        self._coming_bytes = 0
+
+    def __len__(self) -> int:
+        """Pulls in flight."""
+        return len(self._running)
+
+    def connect(self, peer: BrokerPeer) -> None:
+        """Pull at this member from now on."""
+        self._peer = peer
+
+    def disconnect(self) -> None:
+        """The link to the member broke. Pulls in flight go on: see :meth:`finish`."""
+        self._peer = None
+
+    async def finish(self) -> None:
+        """Wait for the pulls in flight: they have deadlines, and holds to answer."""
+        if self._running:
+            await asyncio.wait(list(self._running))
+
+    async def close(self) -> None:
+        """Cancel the pulls; their holds have ended."""
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def pull(self, holds: Iterable[Hold]) -> None:
+        """Pull for these, which are PULLING, each when its turn comes."""
+        self._queued.extend(holds)
+        self._pump()
+
+    def advance(self, hold: Hold, generation: int, offset: int) -> None:
+        """The broker has nothing for the hold before ``offset``: pull again, wait again, or end."""
+        state = self._holds.pulled(hold, generation, offset, self._clock.monotonic_s())
+        if state is HoldState.PULLING:
+            self._queued.append(hold)
+        elif state is HoldState.DONE:
+            self._answers.nothing(hold)
+        else:
+            self._on_waiting(hold)
+
+    def _pump(self) -> None:
+        while self._queued and len(self._running) < self._pulls_max:
+            hold = self._queued.popleft()
+            if hold.state is HoldState.DONE:
+                continue
+            if self._peer is None:  # the next watch reports its queue again
+                self.advance(hold, hold.generation, hold.offset)
+            elif self._answers.full(hold):  # its client pulls when it has the time
+                self._answers.nothing(hold)
+            else:
+                usual_bytes = self._holds.queues[hold.key].answer_bytes
+                size_bytes = BYTES_MAX if usual_bytes is None else usual_bytes
+                if self._running and self._coming_bytes + size_bytes > COMING_BYTES_MAX:
+                    self._queued.appendleft(hold)
+                    return
+                task = asyncio.create_task(self._pull(self._peer, hold))
+                self._running.add(task)
+                self._coming_bytes += size_bytes
+                task.add_done_callback(partial(self._end_pull, size_bytes))
+
+    def _end_pull(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._coming_bytes -= size_bytes
+        assert self._coming_bytes >= 0, self._coming_bytes
+        if not task.cancelled():
+            task.result()
+        self._pump()
+
+    async def _pull(self, peer: BrokerPeer, hold: Hold) -> None:
+        request: broker_pb2.PullRequest = hold.request
+        request.position.generation, request.position.offset = hold.generation, hold.offset
+        self._metrics.pulls.inc()
+        try:
+            response = await peer.pull(request)
+        except CometError as error:
+            self._answers.failed(hold, error)
+            return
+        if (queue := self._holds.queues.find(hold.key)) is not None:
+            queue.answer_bytes = max(response.ByteSize(), queue.answer_bytes or 0)
+        if hold.state is HoldState.DONE:  # its time was over first, or it was taken back
+            return
+        if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
+            self._answers.found(hold, response)
+        else:
+            position = response.next_position
+            self.advance(hold, position.generation, position.offset)
