@@ -1,7 +1,7 @@
 """The options of the processes, as JSON schema, in the chart's ``values.schema.json``.
 
 So `helm install` refuses a misspelt or impossible option before anything starts. Without arguments
-the file is brought up to date; with ``--check`` a difference is a failure. See docs/operations.md.
+the file is brought up to date; with ``--check`` a difference is a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The SDK: send and receive messages with asyncio. How to: docs/client.md.
+"""The SDK: send and receive messages with asyncio. docs/client.md, docs/reference/client.md.
 
 Everything that applications use is here; all other modules of the package are private.
 """

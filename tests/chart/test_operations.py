@@ -1,4 +1,4 @@
-"""docs/operations.md can be followed to the letter, as far as that shows without a cluster."""
+"""The pages of docs/how-to can be followed to the letter, as far as shows without a cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import yaml
 from cometmq.admin.cli import cli
 from tests.support.chart import ROOT, Object, containers, pod_template, rendered, template
 
-PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-BLOCKS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
+PAGES = "\n".join(
+    page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("*.md"))
+)
+BLOCKS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGES, re.M | re.S)]
 VALUES = [block for block in BLOCKS if "scrape_configs" not in block]
 COMMAND = re.compile(r"(?:^|`)(cometmq [a-z][^`\n#]*)", re.M)
 
 
-def test_the_page_has_what_is_checked_here() -> None:
+def test_the_pages_have_what_is_checked_here() -> None:
     assert len(VALUES) == len(BLOCKS) - 1 >= 4
-    assert len(COMMAND.findall(PAGE)) >= 4
+    assert len(COMMAND.findall(PAGES)) >= 4
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda values: "-".join(values))
@@ -31,7 +33,7 @@ def test_values_render(values: Object, tmp_path: Path) -> None:
     assert template(4, "--values", file)
 
 
-@pytest.mark.parametrize("line", COMMAND.findall(PAGE))
+@pytest.mark.parametrize("line", COMMAND.findall(PAGES))
 def test_commands_are_known(line: str) -> None:
     """Each word leads to a command; what follows are options that it has."""
     words = shlex.split(line)[1:]
@@ -43,7 +45,7 @@ def test_commands_are_known(line: str) -> None:
 
 
 def test_a_scrape_by_hand_sees_what_the_monitor_sees() -> None:
-    """The relabelling of the page keeps every process, and names it as the chart's monitor does."""
+    """The relabelling keeps every process, and names it as the chart's monitor does."""
     (block,) = (block for block in BLOCKS if "scrape_configs" in block)
     (scrape,) = block["scrape_configs"]
     name, port, *copied = scrape["relabel_configs"]
