@@ -19,7 +19,7 @@ from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import properties, record
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.layout import offset_name
-from cometmq.store.log.lost import NO_HOST
+from cometmq.store.log.units import NO_HOST
 from cometmq.store.metadata import checkpoint, identity
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.repair.verify import verify

@@ -20,8 +20,7 @@ from cometmq.format import record
 from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
-from cometmq.store.disk.segment import Segment
-from cometmq.store.disk.segments import Segments
+from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.levels import new_levels
 from cometmq.store.log.scan import first_damage
 from cometmq.store.log.transient import TransientBuffer

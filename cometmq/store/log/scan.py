@@ -13,10 +13,9 @@ from typing import NamedTuple
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
 from cometmq.format.scan import Run, scan_run, topic_list
-from cometmq.store.disk.segment import Segment
-from cometmq.store.disk.segments import Segments
+from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log import units
-from cometmq.store.log.lost import LOST_TOPIC
+from cometmq.store.log.units import LOST_TOPIC
 
 CHUNK_BYTES = 4 * 1024 * 1024
 # a size above it is taken for garbage rather than read into memory

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 
 from cometmq.store.disk.files import Buffer
-from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segment
 
 # Pieces end to end are joined up to here, so that many small appends make one call.
 WRITE_BYTES_MAX = 1024 * 1024

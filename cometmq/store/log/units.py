@@ -1,11 +1,17 @@
 """Which unit a record gets in its queue: RocketMQ's rules of dispatch, for a record that is looked
 at by itself. Plain ones are done in bulk: :mod:`cometmq.format.scan`.
+
+And what stands for messages that damage took out of a log. In the log ``cometmq store repair
+--write-off`` puts one record over the damaged bytes, so that readers come past it: a record of
+:data:`LOST_TOPIC` that says it was rolled back, which gets no unit in any queue, at RocketMQ's too.
+In a queue a unit of one byte stands for each message that is gone: no record has one byte, so
+reading it is :class:`StoreDamaged`.
 """
 
 from __future__ import annotations
 
-from cometmq.errors import StoreForeignFile
-from cometmq.format import queueunit, taghash
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit, record, taghash
 from cometmq.format.properties import tag_of
 from cometmq.format.record import Record
 from cometmq.format.scan import QueueRun, Run
@@ -21,6 +27,10 @@ TRANSACTION_MASK = 0b11 << 2
 PREPARED, ROLLED_BACK = 0b01 << 2, 0b11 << 2
 BATCH_FLAGS = 0b11 << 6  # a record that holds many messages: RocketMQ 5's BatchCQ
 BATCH_COUNT = "INNER_NUM"  # how many; no client of ours may set it, and RocketMQ always does
+
+LOST_TOPIC = "rmq_sys_lost"
+LOST_RECORD_BYTES_MIN = record.record_size(0, len(LOST_TOPIC), 0)
+NO_HOST = bytes(record.HOST_V4_BYTES)
 
 
 def run_of(found: Record, end: int) -> Run:
@@ -57,3 +67,35 @@ def _delay_s(level: str) -> int:
     """Seconds of a delay level; levels above the last are the last. 0: it is none."""
     number = int(level) if level.isascii() and level.isdigit() else 0
     return LEVELS_S[min(number, len(LEVELS_S)) - 1] if number else 0
+
+
+def lost_unit(log_offset: int) -> bytes:
+    """Stands in a queue for a message that was lost at ``log_offset`` or somewhat behind."""
+    return queueunit.pack(log_offset, queueunit.LOST_SIZE, 0)
+
+
+def lost_record(log_offset: int, damaged: bytes, store_time_ms: int) -> bytes:
+    """As long as ``damaged``, which it replaces; its body is as much of it as there is room for.
+
+    StoreDamaged when not even an empty one has room.
+    """
+    room = len(damaged) - LOST_RECORD_BYTES_MIN
+    if room < 0:
+        raise StoreDamaged(
+            f"the {len(damaged)} damaged bytes at {log_offset} are too few to be written off: cut "
+            "the log there instead"
+        )
+    written = record.encode(
+        LOST_TOPIC.encode(),
+        0,
+        damaged[:room],
+        b"",
+        born_time_ms=store_time_ms,
+        born_host=NO_HOST,
+        store_host=NO_HOST,
+        sys_flag=ROLLED_BACK,
+        log_offset=log_offset,
+        store_time_ms=store_time_ms,
+    )
+    assert len(written) == len(damaged), (len(written), len(damaged))
+    return written

@@ -16,8 +16,7 @@ from cometmq.errors import StoreDamaged
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
 from cometmq.store.disk.files import Files, clear
-from cometmq.store.disk.segment import Segment
-from cometmq.store.disk.segments import Segments
+from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.layout import OFFSET_MAX
 
 UNIT_BYTES = queueunit.UNIT_BYTES

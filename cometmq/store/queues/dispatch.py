@@ -19,7 +19,7 @@ from cometmq.errors import Shortage, StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
-from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segment
 from cometmq.store.metadata.logmark import Tally
 from cometmq.store.queues.consumequeue import ConsumeQueue, Tail
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
 from cometmq.format.scan import QueueRun
-from cometmq.store.log.lost import LOST_TOPIC, lost_unit
 from cometmq.store.log.scan import Stretch
+from cometmq.store.log.units import LOST_TOPIC, lost_unit
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.queues.dispatch import Dispatcher
 

@@ -13,8 +13,7 @@ from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
-from cometmq.store.disk.segment import Segment
-from cometmq.store.disk.segments import Segments
+from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.scan import RECORD_BYTES_MAX, found_at
 from cometmq.store.metadata import abortfile
 from cometmq.store.queues.consumequeue import UNIT_BYTES, ConsumeQueue, Tail

@@ -32,9 +32,8 @@ from cometmq.store.recovery.opening import OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Damage, Plan, Progress, recover
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer
 from cometmq.store.repair import holes, losses, smallfiles
-from cometmq.store.repair.holes import Incomplete
+from cometmq.store.repair.holes import Incomplete, write_off
 from cometmq.store.repair.survey import Known, Survey, survey
-from cometmq.store.repair.writeoff import write_off
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segments
-from cometmq.store.log.lost import LOST_TOPIC
 from cometmq.store.log.scan import LogScan, Stretch, find_good
+from cometmq.store.log.units import LOST_TOPIC
 from cometmq.store.metadata import checkpoint, identity
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity

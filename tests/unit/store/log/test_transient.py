@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import DiskFull, MessageNotFound
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segment
 from cometmq.store.log.transient import TransientBuffer
 from cometmq.store.writer import MessageStore
 from tests.support.stores import SMALL, FaultyFiles, append, bodies, open_store

@@ -2,9 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.errors import StoreForeignFile
+from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import properties, queueunit, record, taghash
-from cometmq.store.log.units import SCHEDULE_TOPIC, run_of, tags_code
+from cometmq.store.log.units import (
+    LOST_RECORD_BYTES_MIN,
+    LOST_TOPIC,
+    SCHEDULE_TOPIC,
+    lost_record,
+    lost_unit,
+    run_of,
+    tags_code,
+)
 
 HOST = record.host_bytes("127.0.0.1", 1)
 
@@ -73,3 +81,28 @@ def test_what_was_delivered_after_a_delay_has_its_tag() -> None:
 @pytest.mark.parametrize("level", ["0", "-2", "soon"])
 def test_what_is_no_level_leaves_the_tag(level: str) -> None:
     assert tags_code(made(SCHEDULE_TOPIC, DELAY=level, TAGS="x")) == taghash.tags_code(b"x")
+
+
+# --- messages that damage took --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [LOST_RECORD_BYTES_MIN, LOST_RECORD_BYTES_MIN + 1, 5000])
+def test_the_place_of_what_was_lost_is_a_good_record_without_a_unit(size: int) -> None:
+    damaged = bytes(range(256)) * 20
+    written = lost_record(4096, damaged[:size], 77)
+    found = record.check(written, 0, log_offset=4096, bytes_left=size + 8)
+    assert found.record is not None
+    assert (found.size, found.record.topic, found.record.store_time_ms) == (size, LOST_TOPIC, 77)
+    assert found.record.body == damaged[: size - LOST_RECORD_BYTES_MIN], "what stood there is kept"
+    assert run_of(found.record, size).queues == []
+
+
+def test_too_small_a_place_cannot_be_marked() -> None:
+    with pytest.raises(StoreDamaged, match="too few to be written off"):
+        lost_record(0, bytes(LOST_RECORD_BYTES_MIN - 1), 0)
+
+
+def test_a_unit_of_a_lost_message_is_no_end_and_no_filler() -> None:
+    position, size, code = queueunit.unit_at(lost_unit(500), 0)
+    assert (position, size, code) == (500, queueunit.LOST_SIZE, 0)
+    assert queueunit.is_message(position, size)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import DiskFull, StoreDamaged
 from cometmq.format import queueunit
-from cometmq.store.disk.segment import Segment
+from cometmq.store.disk.segments import Segment
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from tests.support.stores import FaultyFiles
 

@@ -8,8 +8,8 @@ from cometmq.format import queueunit
 from cometmq.format.scan import QueueRun, Run
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.layout import StorePaths
-from cometmq.store.log.lost import LOST_TOPIC
 from cometmq.store.log.scan import Stretch
+from cometmq.store.log.units import LOST_TOPIC
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery.replay import LastRecord, Loss, OutOfStep, Replay
 from tests.support.stores import Deletions, encoded

@@ -443,7 +443,7 @@ def test_a_crash_while_a_missing_file_is_made_leaves_it_missing(store: Path) -> 
     log_path(store, 1).unlink()
     place = (LOG_FILE_BYTES, 2 * LOG_FILE_BYTES)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("cometmq.store.repair.writeoff.lost_record", lambda *_: 1 / 0)
+        patched.setattr("cometmq.store.repair.holes.lost_record", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             mended(store, write_off=[place])
     assert not log_path(store, 1).exists()
