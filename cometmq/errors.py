@@ -571,9 +571,9 @@ class SlaveNotAvailable(BusyError):
 
     code = 4010
     advice = (
-        "Copies are waited for (of messages whose topic asks for them, and of topics and groups "
-        "while any topic does), and too few followers have caught up: bring them back (cometmq "
-        "cluster status), or lower min_in_sync_replicas; it goes on by itself."
+        "Too few followers are in sync for topics that wait for replication, and for changes of "
+        "topics and groups: bring followers back (cometmq cluster status), or lower "
+        "min_in_sync_replicas; sends then go on by themselves."
     )
 
 

@@ -19,12 +19,12 @@ from cometmq.errors import InvalidRequest
 
 @click.group("broker", cls=Group)
 def broker_group() -> None:
-    """Members of broker groups: roles, copies, hand-over."""
+    """Members of broker groups: roles, logs, hand-over, election."""
 
 
 @cluster_command(broker_group, "status")
 async def broker_status(connection: Connection) -> list[BrokerMemberView]:
-    """Every member: its role, its log, and how far it is behind its writer."""
+    """Show role, log and lag of every member."""
     return await brokers.describe(connection)
 
 
@@ -36,9 +36,10 @@ async def broker_status(connection: Connection) -> list[BrokerMemberView]:
 async def broker_step_down(
     connection: Connection, name: str | None, member_id: int | None
 ) -> HandoverView:
-    """Let a writer hand its role over to a follower; returns when that one is the writer.
+    """Hand the writer's role over to a follower.
 
-    No message and no committed offset is lost; clients go on by themselves.
+    Returns when the follower is the writer. No message and no committed offset is lost; clients
+    go on by themselves.
     """
     return await brokers.step_down(connection, name or await _only(connection), member_id)
 
@@ -50,10 +51,11 @@ async def broker_step_down(
 async def broker_elect(
     connection: Connection, name: str, member_id: int, force: bool
 ) -> ElectedView:
-    """Make MEMBER the writer of GROUP, which has lost its writer and has nobody electable.
+    """Force MEMBER to become the writer of GROUP.
 
-    Waits until the lease counts as abandoned. What MEMBER does not have is lost to consumers;
-    whoever has it keeps it in a file when it comes back.
+    For a group that has lost its writer and has no electable member. Waits until the lease counts
+    as abandoned. Consumers lose what MEMBER lacks; a member that has it saves it to a file when it
+    returns.
     """
     return await group_status.elect(connection, name, member_id, force=force)
 
@@ -61,7 +63,7 @@ async def broker_elect(
 @cluster_command(broker_group, "checksum", brokers.doubt)
 @click.option("--broker-group", "--group", "names", metavar="NAME", multiple=True)
 async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> list[LogChecksumView]:
-    """Compare the logs of each group's members, byte for byte.
+    """Compare the logs of each group's members byte for byte.
 
     Ends with status 3 when logs differ, or a member is not registered and so was not compared.
     """
@@ -71,9 +73,10 @@ async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> lis
 @cluster_command(broker_group, "clean")
 @click.option("--broker-group", "--group", "names", metavar="NAME", multiple=True)
 async def broker_clean(connection: Connection, names: tuple[str, ...]) -> list[CleanedView]:
-    """Remove expired log files now, whatever the hour, and what is left of queues behind them.
+    """Remove expired log files now.
 
-    Asks all members, each for its own disk. Queues of topics that do not exist go too.
+    Every member cleans its own disk, whatever the hour. It also removes queue files that point
+    before the log, and queues of topics that do not exist.
     """
     return await brokers.clean(connection, names)
 

@@ -29,6 +29,7 @@ from cometmq.admin import (
 )
 from cometmq.admin.commandline import (
     Group,
+    SectionedGroup,
     cluster_command,
     connection_to,
     directory_option,
@@ -64,7 +65,12 @@ PATIENCE_ROUNDS_MAX = 25  # 5 s for what is appended to become readable
 REGISTERED_WAIT_S = 10.0
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=SectionedGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="First steps: cometmq local up; cometmq topic create hello; cometmq message send hello "
+    "world; cometmq message consume hello; cometmq local down",
+)
 @click.version_option(version("cometmq"), message="CometMQ %(version)s")
 @namesrv_option
 @secret_option
@@ -72,8 +78,8 @@ REGISTERED_WAIT_S = 10.0
 def cli(**_: Any) -> None:
     """Operate a CometMQ cluster.
 
-    Every command takes --output json, and all but `local` and `store` take --namesrv: behind the
-    command, or before it as here.
+    Every command takes --output json. All but `local` and `store` take --namesrv, before or behind
+    the command. `cometmq COMMAND --help` shows the commands of a group.
     """
 
 
@@ -105,9 +111,10 @@ def local_up(
     options: dict[str, str],
     output: str,
 ) -> None:
-    """Start it, or what of it has died. Returns when it is ready.
+    """Start the cluster, or its processes that have died.
 
-    What is not given is as it was when this folder's cluster was started, and is told.
+    Returns when it is ready. Options that are not given keep the values of the cluster's first
+    start, which the command prints.
     """
     before = local.known(directory)
     if before is not None and output == render.TABLE:
@@ -136,7 +143,7 @@ def local_up(
 @click.option("--purge", is_flag=True, help="Remove its data, too.")
 @output_option
 def local_down(directory: Path, purge: bool, output: str) -> None:
-    """Stop it; messages stay for the next `up`."""
+    """Stop the cluster; messages stay for the next `up`."""
     stopped = asyncio.run(local.down(directory, purge=purge))
     render.show(StoppedView(str(directory.resolve()), stopped, purge), output)
 
@@ -145,7 +152,10 @@ def local_down(directory: Path, purge: bool, output: str) -> None:
 @directory_option
 @output_option
 def local_env(directory: Path, output: str) -> None:
-    """The line that tells programs where it is: eval "$(cometmq local env)"."""
+    """Print variables for programs.
+
+    Use it as: eval "$(cometmq local env)"
+    """
     cluster = local.status(directory)
     if cluster is None:
         raise click.UsageError(f"nothing is up in {directory}: start a cluster: cometmq local up")
@@ -160,7 +170,7 @@ def local_env(directory: Path, output: str) -> None:
 @directory_option
 @output_option
 def local_status(directory: Path, output: str) -> None:
-    """What of it runs."""
+    """Show the processes and their addresses."""
     render.show(_local_view(directory, local.status(directory)), output)
 
 
@@ -188,24 +198,24 @@ def _local_view(directory: Path, cluster: local.LocalCluster | None) -> LocalVie
 
 @cli.group("cluster", cls=Group)
 def cluster_group() -> None:
-    """The cluster: its broker groups and their members."""
+    """Broker groups and their members at a glance."""
 
 
 @cluster_command(cluster_group, "status")
 async def cluster_status(connection: Connection) -> list[GroupStatusView]:
-    """Every broker group at a glance: who writes, who is in sync, who may take over."""
+    """Show writer, in-sync set and troubles of every group."""
     return await group_status.describe(connection)
 
 
 @cluster_command(cluster_group, "members", has_more=True)
 async def cluster_members(connection: Connection) -> list[MemberView]:
-    """Every registered member, its role and its log."""
+    """List every registered member with its role and log."""
     return await ops.describe_cluster(connection)
 
 
 @cli.group("topic", cls=Group)
 def topic_group() -> None:
-    """Topics: their settings, routes and queues."""
+    """Topics: settings, routes and queues."""
 
 
 broker_groups_option = click.option(
@@ -252,7 +262,9 @@ async def topic_create(
     reserve_hours: float | None,
     broker_groups: tuple[str, ...],
 ) -> list[CreatedTopicView]:
-    """Create topic NAME, or change its settings. What is not given is the broker's default.
+    """Create topic NAME, or change its settings.
+
+    A setting that is not given is the broker's default.
 
     --flush async acknowledges a message when it is in the page cache; sync, when it is on disk.
     --replication async does not wait for copies; appended and flushed wait until every in-sync
@@ -284,7 +296,7 @@ def _first(*values: int | None) -> int:
 async def topic_delete(
     connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
 ) -> list[DeletedTopicView]:
-    """Delete topic NAME, its messages and the offsets committed there."""
+    """Delete topic NAME with its messages and offsets."""
     if not yes:
         click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
     return await ops.delete_topic(connection, name, broker_groups=broker_groups)
@@ -293,21 +305,21 @@ async def topic_delete(
 @cluster_command(topic_group, "list")
 @click.option("--system", is_flag=True, help="The system's own topics, too.")
 async def topic_list(connection: Connection, system: bool) -> list[TopicView]:
-    """All topics with their settings, by broker group."""
+    """List all topics and their settings."""
     return await ops.list_topics(connection, system=system)
 
 
 @cluster_command(topic_group, "route")
 @click.argument("name")
 async def topic_route(connection: Connection, name: str) -> list[RouteView]:
-    """Where clients send to and read topic NAME, as the name server tells them."""
+    """Show where clients send and read topic NAME."""
     return await ops.topic_route(connection, name)
 
 
 @cluster_command(topic_group, "status")
 @click.argument("name")
 async def topic_status(connection: Connection, name: str) -> list[QueueView]:
-    """Every queue of topic NAME: how much is in it, and since when nothing came."""
+    """Show bounds and last store time of every queue of NAME."""
     return await ops.topic_status(connection, name)
 
 
@@ -316,7 +328,7 @@ async def topic_status(connection: Connection, name: str) -> list[QueueView]:
 
 @cli.group("group", cls=Group)
 def group_group() -> None:
-    """Consumer groups: members, progress, and those that are left over."""
+    """Consumer groups: members, progress, clean-up."""
 
 
 @cluster_command(group_group, "list")
@@ -324,10 +336,10 @@ def group_group() -> None:
     "--idle-hours",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="Only groups without a member and a commit for so long.",
+    help="Only groups with neither a member nor a commit for so long.",
 )
 async def group_list(connection: Connection, idle_hours: float) -> list[GroupView]:
-    """All consumer groups: live members, queues committed for, how long nobody has used them."""
+    """List all groups: live members, queues, idle time."""
     return await ops.list_groups(connection, idle_ms=round(idle_hours * 3_600_000))
 
 
@@ -338,7 +350,10 @@ async def group_list(connection: Connection, idle_hours: float) -> list[GroupVie
 async def group_delete(
     connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
 ) -> list[DeletedGroupView]:
-    """Delete consumer group NAME and all that it committed. Refused while it has members."""
+    """Delete group NAME and its committed offsets.
+
+    Refused while the group has live members.
+    """
     if not yes:
         click.confirm(f"Delete group {name} and its committed offsets?", abort=True, err=True)
     return await ops.delete_group(connection, name, broker_groups=broker_groups)
@@ -348,7 +363,7 @@ async def group_delete(
 @click.argument("name")
 @click.option("--topic", default="", help="Only this topic.")
 async def group_progress(connection: Connection, name: str, topic: str) -> GroupProgressView:
-    """Who consumes in group NAME, how far it has come, and what it still has to do."""
+    """Show members, committed offsets and lag of group NAME."""
     return await ops.group_progress(connection, name, topic=topic)
 
 
@@ -382,7 +397,7 @@ async def message_send(
     queue: str | None,
     **fields: Any,
 ) -> SentView:
-    """Send one message with BODY to TOPIC."""
+    """Send one message to TOPIC."""
     if (body is None) == (file is None):
         raise click.UsageError("give one body: as an argument, or as --file (- is standard input)")
     content = file.read() if file else (body or "").encode()
@@ -417,9 +432,9 @@ def _queue(topic: str, text: str) -> QueueRef:
 def message_consume(
     topic: str, start: str, tags: tuple[str, ...], queue: str | None, **options: Any
 ) -> None:
-    """Print the messages of TOPIC. Joins no group and commits nothing.
+    """Print the messages of TOPIC.
 
-    With --output json each message is one line.
+    Joins no group and commits nothing. With --output json each message is one line.
     """
     only = _queue(topic, queue) if queue else None
 
@@ -459,7 +474,10 @@ async def _print_messages(
 @cluster_command(message_group, "get")
 @click.argument("message_id")
 async def message_get(connection: Connection, message_id: str) -> MessageView:
-    """The message with this id: BROKER_GROUP/LOG_OFFSET, or RocketMQ's hexadecimal form."""
+    """Show the message with this id.
+
+    An id is BROKER_GROUP/LOG_OFFSET, or RocketMQ's hexadecimal form.
+    """
     return await messages.get_message(connection, message_id)
 
 

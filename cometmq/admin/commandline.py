@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.core import ParameterSource
@@ -91,6 +91,23 @@ class Command(click.Command):
 
 class Group(click.Group):
     command_class = Command
+
+
+class SectionedGroup(Group):
+    """The root: its help lists the commands by what they are for."""
+
+    sections: ClassVar = {
+        "Messaging": ("topic", "group", "message"),
+        "Cluster": ("cluster", "broker", "offsets"),
+        "This machine": ("local", "store"),
+    }
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(70)) for name in names]
+                )
 
 
 def cluster_command(

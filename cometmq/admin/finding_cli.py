@@ -64,7 +64,7 @@ def _add_query(group: click.Group) -> None:
         unique_id: str | None,
         **limits: Any,
     ) -> list[MessageView]:
-        """The messages of a topic with this key or unique id, newest first.
+        """Find messages by key or unique id, newest first.
 
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
         """
@@ -105,7 +105,7 @@ def _add_offset_by_time(group: click.Group) -> None:
     async def topic_offset_by_time(
         connection: Connection, name: str, time_ms: int, boundary: str
     ) -> list[QueueTimeView]:
-        """Which message of each queue of topic NAME was stored at TIME.
+        """Show the offset of each queue at a time.
 
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
         """

@@ -68,10 +68,10 @@ def offsets_export(
     namesrv: str | None,
     secret_file: Path | None,
 ) -> None:
-    """Write a snapshot of all offsets as Parquet into DIR.
+    """Write a snapshot of all offsets as Parquet files.
 
-    Exit code 0: a snapshot was written. A broker group that does not answer is named in the
-    snapshot's manifest and on standard error; only when none answers is the exit code 1.
+    Exit code 0: a snapshot was written to DIR. The manifest and standard error name broker groups
+    that did not answer; the exit code is 1 only if none did.
     """
     clock = SystemClock()
     newest = offsets.newest(directory)

@@ -39,7 +39,7 @@ def _index_sizes(hash_slots: int | None, index_entries: int | None) -> Sizes | N
 
 @click.group("store", cls=Group)
 def store_group() -> None:
-    """A store's folder, without a broker."""
+    """A store's folder, without a broker: look, verify, repair."""
 
 
 @store_group.command("dump")
@@ -55,7 +55,10 @@ def store_group() -> None:
 @click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
 @output_option
 def store_dump(directory: Path, output: str, **options: Any) -> None:
-    """What lies in DIRECTORY (a broker's store_path). Reads only, also while a broker runs."""
+    """Show what is in a store.
+
+    DIRECTORY is a broker's store_path. The command only reads, also beside a running broker.
+    """
     render.show(_dump(directory, **options), output)
 
 
@@ -102,9 +105,10 @@ def store_verify(
     index_entries: int | None,
     output: str,
 ) -> None:
-    """Read everything in DIRECTORY and compare it: log, queues, key index, marks.
+    """Read a whole store and name every fault.
 
-    Changes nothing, and may run beside a broker. Ends with status 3 when something is wrong.
+    Compares log, queues, key index and marks of DIRECTORY. Changes nothing, and may run beside a
+    broker. Ends with status 3 when something is wrong.
     """
     found = inspection.verify(directory, _index_sizes(hash_slots, index_entries))
     render.show(found, output)
@@ -177,10 +181,11 @@ def store_repair(
     output: str,
     **accepted: Any,
 ) -> None:
-    """Make queues and key index of DIRECTORY anew from its log; the broker must be down.
+    """Rebuild queues and key index from the log.
 
-    A damaged log is refused, and the options are told that would give up what is lost; so are log
-    files that are missing or cut short. Take a copy of the folder first.
+    The broker of DIRECTORY must be down. The command refuses a damaged log, and log files that are
+    missing or cut short; it then prints the options that give up what is lost. Copy the folder
+    first.
     """
     done = inspection.repair(
         directory,

@@ -4,6 +4,7 @@ real, against a real cluster."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import click
@@ -30,6 +31,14 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[s
 
 
 COMMANDS = all_commands(cli)
+
+
+def test_the_help_lists_every_command_in_one_section() -> None:
+    assert isinstance(cli, commandline.SectionedGroup)
+    assert sorted(sum(cli.sections.values(), ())) == sorted(cli.commands)
+    shown = run("--help").output
+    for title, names in cli.sections.items():
+        assert re.search(rf"^{title}:\n(  .*\n)*  {names[-1]} ", shown, re.M)
 
 
 def test_the_commands_are_these() -> None:
