@@ -1,4 +1,4 @@
-"""``make bench``: everything, several times in turn, into tables and JSON. docs/performance.md
+"""``make bench``: everything, several times in turn, into tables and JSON. docs/benchmarks/method.md
 explains them.
 
 Every run starts a fresh cluster and measures each thing once, the bare loops close to what is
