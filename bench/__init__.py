@@ -1,4 +1,4 @@
-"""How fast CometMQ is, and how fast it could be at most: docs/benchmarks/method.md says how to read it.
+"""How fast CometMQ is, and how fast it could be at most: docs/benchmarks/method.md explains it.
 
 ``limits`` measures the denominators, ``produce``, ``consume`` and ``latency`` the system itself,
 each as a program of its own; ``report`` turns their lines into medians and ratios, ``profile``

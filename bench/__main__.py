@@ -1,5 +1,5 @@
-"""``make bench``: everything, several times in turn, into tables and JSON. docs/benchmarks/method.md
-explains them.
+"""``make bench``: everything, several times in turn, into tables and JSON, as explained in
+docs/benchmarks/method.md.
 
 Every run starts a fresh cluster and measures each thing once, the bare loops close to what is
 divided by them. So a busy minute of the machine spoils one run's figures and not one row of the
