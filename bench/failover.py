@@ -44,7 +44,7 @@ TOPIC = "failover"
 RATE = 100.0
 BODY_BYTES = 1024
 LEASE_S = 6.0  # the default
-TAKE_OVER_S_MAX = LEASE_S + 3.0
+FAILOVER_S_MAX = LEASE_S + 3.0
 HAND_OVER_S_MAX = 3.0
 PERIOD_S = 14.0  # from one kill to the next in the same cluster
 PARTS = ("detection", "acquisition", "exec", "recovery", "ready", "first ack")
@@ -58,14 +58,14 @@ SECONDS = re.compile(r" seconds=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class Failover:
     """Seconds from the kill to the first acknowledgement, and its parts in their order."""
 
     seconds: float
     parts: Mapping[str, float]
 
 
-def take_over_of(killed_s: float, log: Sequence[str], acked_s: float) -> TakeOver:
+def failover_of(killed_s: float, log: Sequence[str], acked_s: float) -> Failover:
     """``log``: the new writer's lines since the kill. ValueError when one is missing."""
     lines = {name: _line_of(event, log) for name, event in EVENTS.items()}
     at = {name: time_of(line) for name, line in lines.items()}
@@ -76,7 +76,7 @@ def take_over_of(killed_s: float, log: Sequence[str], acked_s: float) -> TakeOve
     ends = (at["takes"], at["ends"], opening_s, at["open"], at["ready"], acked_s)
     starts = (killed_s, *ends)
     parts = [end - start for start, end in zip(starts, ends, strict=False)]
-    return TakeOver(acked_s - killed_s, dict(zip(PARTS, parts, strict=True)))
+    return Failover(acked_s - killed_s, dict(zip(PARTS, parts, strict=True)))
 
 
 def _line_of(event: str, log: Sequence[str]) -> str:
@@ -97,7 +97,7 @@ class Stage:
     def __init__(self, group: Groups, watch: Watch) -> None:
         self._group = group
         self._watch = watch
-        self.take_overs: list[TakeOver] = []
+        self.failovers: list[Failover] = []
 
     def kill(self) -> None:
         """Kill the writer, see the other take over, and get the first one back."""
@@ -114,10 +114,10 @@ class Stage:
 
         wait_for(lambda: any(EVENTS["ready"] in line for line in told()), "a new writer")
         lines = told()
-        self._watch.wait_for_ack(time_of(_line_of(EVENTS["ready"], lines)), TAKE_OVER_S_MAX)
+        self._watch.wait_for_ack(time_of(_line_of(EVENTS["ready"], lines)), FAILOVER_S_MAX)
         gap = self._watch.silence(killed_s)
         assert gap is not None
-        self.take_overs.append(take_over_of(killed_s, lines, gap[1]))
+        self.failovers.append(failover_of(killed_s, lines, gap[1]))
         group.start()
         group.wait_in_sync(0, 1)
 
@@ -157,7 +157,7 @@ def stages(folder: Path, count: int) -> Iterator[list[Stage]]:
 
 def run(
     folder: Path, clusters: int, kills: int, hand_overs: int
-) -> tuple[list[TakeOver], list[float]]:
+) -> tuple[list[Failover], list[float]]:
     """Kills of all clusters together; hand-overs one after the other."""
     with stages(folder, clusters) as found:
         started_s = time.monotonic()
@@ -171,12 +171,12 @@ def run(
         for thread in threads:
             thread.join()
         pauses = [found[number % clusters].hand_over() for number in range(hand_overs)]
-        return [one for stage in found for one in stage.take_overs], pauses
+        return [one for stage in found for one in stage.failovers], pauses
 
 
-def table(take_overs: Sequence[TakeOver], pauses: Sequence[float]) -> str:
-    columns = {name: [one.parts[name] for one in take_overs] for name in PARTS}
-    columns["take-over"] = [one.seconds for one in take_overs]
+def table(failovers: Sequence[Failover], pauses: Sequence[float]) -> str:
+    columns = {name: [one.parts[name] for one in failovers] for name in PARTS}
+    columns["take-over"] = [one.seconds for one in failovers]
     columns["hand-over"] = list(pauses)
     header = ("seconds", "lowest", "median", "p90", "highest", "number")
     return markdown(header, [row(name, values) for name, values in columns.items() if values])
@@ -187,13 +187,13 @@ def row(name: str, values: Sequence[float]) -> tuple[str, ...]:
     return name, *(f"{figure:.2f}" for figure in figures), str(len(values))
 
 
-def missed(take_overs: Sequence[TakeOver], pauses: Sequence[float]) -> list[str]:
+def missed(failovers: Sequence[Failover], pauses: Sequence[float]) -> list[str]:
     """Which limits were not kept, by the slowest of all."""
     checks = {
-        f"take-over within {TAKE_OVER_S_MAX:g} s": [t.seconds for t in take_overs],
+        f"take-over within {FAILOVER_S_MAX:g} s": [t.seconds for t in failovers],
         f"hand-over within {HAND_OVER_S_MAX:g} s": list(pauses),
     }
-    limits = (TAKE_OVER_S_MAX, HAND_OVER_S_MAX)
+    limits = (FAILOVER_S_MAX, HAND_OVER_S_MAX)
     return [
         name
         for (name, values), limit in zip(checks.items(), limits, strict=True)
@@ -213,19 +213,19 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "data" / "bench")
     arguments = parser.parse_args(argv)
     folder: Path = arguments.folder.resolve()
-    take_overs, pauses = run(
+    failovers, pauses = run(
         folder / "failover", arguments.clusters, arguments.kills, arguments.hand_overs
     )
-    print(f"{table(take_overs, pauses)}\n\nmachine: {machine()}")
+    print(f"{table(failovers, pauses)}\n\nmachine: {machine()}")
     result = {
         "machine": machine(),
-        "take_overs": [asdict(one) for one in take_overs],
+        "failovers": [asdict(one) for one in failovers],
         "hand_overs_s": pauses,
     }
     (folder / "failover.json").write_text(json.dumps(result, indent=2) + "\n")
-    if len(take_overs) < arguments.kills:
-        sys.exit(f"only {len(take_overs)} of {arguments.kills} kills were measured")
-    if limits := missed(take_overs, pauses):
+    if len(failovers) < arguments.kills:
+        sys.exit(f"only {len(failovers)} of {arguments.kills} kills were measured")
+    if limits := missed(failovers, pauses):
         sys.exit(f"not reached: {', '.join(limits)}")
 
 

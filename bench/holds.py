@@ -28,7 +28,7 @@ from bench.processes import REPOSITORY, STOP_S_MAX, Child, Line, cpu_seconds, sa
 from cometmq.admin import local
 from cometmq.admin.local import LocalProcess
 from cometmq.client.connections import Connections
-from cometmq.client.holding import Holding
+from cometmq.client.long_poller import LongPoller
 from cometmq.client.tasks import Tasks
 from cometmq.rpc.channels import open_channel
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
@@ -55,7 +55,9 @@ def queue_of(number: int) -> common_pb2.QueueRef:
     return common_pb2.QueueRef(topic=f"holds-{topic}", queue_id=queue_id)
 
 
-async def hold_on(holding: Holding, broker_group: str, number: int, counts: dict[str, int]) -> None:
+async def hold_on(
+    holding: LongPoller, broker_group: str, number: int, counts: dict[str, int]
+) -> None:
     """Parks one pull again and again, as a consumer of an idle queue does."""
     pull = broker_pb2.PullRequest(queue=queue_of(number), position=common_pb2.Position(offset=0))
     while True:
@@ -75,7 +77,7 @@ async def clients(arguments: argparse.Namespace) -> None:
     counts = {"ended": 0, "found": 0, "unreachable": 0}
     tasks = Tasks("bench")
     for client in range(arguments.first, arguments.first + arguments.count):
-        holding = Holding(f"bench-{client}", Connections(arguments.namesrv), lambda: "", HOLD_MS)
+        holding = LongPoller(f"bench-{client}", Connections(arguments.namesrv), lambda: "", HOLD_MS)
         holding.start(tasks)
         for n in range(HOLDS_PER_CLIENT):
             number = client * HOLDS_PER_CLIENT + n

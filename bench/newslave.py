@@ -53,10 +53,10 @@ def with_nobody_sending(group: Groups) -> Iterator[Figure]:
             in_memory = copy_anew(group, size)
         yield Figure("catch-up, nobody sends, slave in memory", in_memory / MB, "MB/s")
     disk = bare_disk(group.store_of(1).parent, size)
-    copied = copy_anew(group, size)
+    replicated = copy_anew(group, size)
     yield Figure("bare disk, as many bytes", disk / MB, "MB/s")
-    yield Figure("catch-up, nobody sends", copied / MB, "MB/s", 300)
-    yield Figure("catch-up, nobody sends / bare disk", copied / disk, "")
+    yield Figure("catch-up, nobody sends", replicated / MB, "MB/s", 300)
+    yield Figure("catch-up, nobody sends / bare disk", replicated / disk, "")
 
 
 def beside_producers(group: Groups, seconds: float) -> Iterator[Figure]:
@@ -67,16 +67,16 @@ def beside_producers(group: Groups, seconds: float) -> Iterator[Figure]:
         gone = rate_for(watch, seconds)
         group.start()
         wait_for(lambda: group.log_end(1) > 0, "the copy")
-        copied, started_s = group.log_end(1), time.time()
+        replicated, started_s = group.log_end(1), time.time()
         time.sleep(seconds)
         ended_s = time.time()
-        copied = group.log_end(1) - copied
+        replicated = group.log_end(1) - replicated
         beside = watch.rate(started_s, ended_s)
     yield Figure("produce, no slave", gone, "messages/s")
     yield Figure("produce, slave in step", in_step, "messages/s")
     yield Figure("produce, new slave catches up", beside, "messages/s")
     yield Figure("catching up / in step", beside / in_step, "", 0.80)
-    yield Figure("catch-up, beside the producer", copied / (ended_s - started_s) / MB, "MB/s")
+    yield Figure("catch-up, beside the producer", replicated / (ended_s - started_s) / MB, "MB/s")
 
 
 def lose_disk(group: Groups) -> None:

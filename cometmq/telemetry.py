@@ -75,7 +75,7 @@ def _tell_fields(record: logging.LogRecord) -> bool:
     return True
 
 
-class Trouble:
+class OutageLogger:
     """What fails again and again for as long as it lasts: told when it begins, or is another, and
     when it is over. ``begins`` and ``ends`` are the events.
     """
@@ -87,13 +87,13 @@ class Trouble:
         self._ends = ends
         self._told = ""
 
-    def met(self, error: Exception | str, **values: object) -> None:
+    def failing(self, error: Exception | str, **values: object) -> None:
         """It has failed."""
         told, self._told = self._told, str(error) or type(error).__name__
         level = logging.DEBUG if told == self._told else self._level
         self._log.log(level, self._begins, extra=fields(**values, error=error))
 
-    def over(self, **values: object) -> None:
+    def recovered(self, **values: object) -> None:
         """It has not."""
         if self._told:
             self._told = ""

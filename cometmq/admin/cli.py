@@ -18,13 +18,13 @@ import click
 
 from cometmq.admin import (
     brokers_cli,
-    finding_cli,
     group_status,
     local,
     messages,
     offsets_cli,
     ops,
     render,
+    search_cli,
     store_cli,
 )
 from cometmq.admin.commandline import (
@@ -40,7 +40,7 @@ from cometmq.admin.commandline import (
 )
 from cometmq.admin.connection import Connection
 from cometmq.admin.convert import permission_bits
-from cometmq.admin.reading import TopicReader, open_reader
+from cometmq.admin.topic_reader import TopicReader, open_reader
 from cometmq.admin.views import (
     CreatedTopicView,
     DeletedGroupView,
@@ -481,7 +481,7 @@ async def message_get(connection: Connection, message_id: str) -> MessageView:
     return await messages.get_message(connection, message_id)
 
 
-finding_cli.add_to(message_group, topic_group)
+search_cli.add_to(message_group, topic_group)
 
 
 cli.add_command(store_cli.store_group)

@@ -18,9 +18,9 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
+from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.channels import parse_addresses
 from cometmq.rpc.interceptors import error_from
-from cometmq.rpc.redial import KeptChannels
 from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (
     broker_pb2_grpc,
@@ -60,7 +60,7 @@ class Connection:
         """``namesrv``: addresses as ``host:port;host:port``; ``secret`` is for internal ports."""
         self._namesrvs = parse_addresses(namesrv)
         self._secret = secret
-        self._channels = KeptChannels()
+        self._channels = ChannelPool()
 
     async def __aenter__(self) -> Self:
         return self

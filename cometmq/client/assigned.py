@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 
 from cometmq.client.fetcher import Fetcher
-from cometmq.client.listening import Work, Workers
+from cometmq.client.listener import Work, Workers
 from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from cometmq.errors import ConfigInvalid, PeerUnavailable
+from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.channels import Resolver, parse_addresses
 from cometmq.rpc.interceptors import error_from
-from cometmq.rpc.redial import KeptChannels
 from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
 
 NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
@@ -86,7 +86,7 @@ class Connections:
         names = parse_addresses(_known(namesrv))
         self.namesrv = ";".join(names)
         self._resolver = Resolver(names)
-        self._channels = KeptChannels()
+        self._channels = ChannelPool()
 
     async def namesrv_addresses(self) -> tuple[str, ...]:
         """host:port of every name server, names resolved now; those known before, or the names

@@ -8,7 +8,7 @@ import asyncio
 import random
 from dataclasses import replace
 
-from cometmq.client.holding import Holding
+from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import ConsumeFrom, PullBatch, PullOutcome, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.offsets import (
@@ -135,7 +135,7 @@ class Fetcher:
         queue: QueueRef,
         tags: frozenset[str],
         options: ConsumerOptions,
-        holding: Holding | None = None,
+        holding: LongPoller | None = None,
     ) -> None:
         """With ``holding`` a queue that has nothing is waited for at a pullhold, without or while
         there is none by polling.

@@ -30,7 +30,7 @@ REJOIN_S_MAX = 3.0  # a member joins a new writer by then, or has gone
 _log = logger(__name__)
 
 
-class _Seat:
+class _BrokerMembership:
     """Membership at one broker group."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Membership:
         self._policy = policy
         self._on_change = on_change
         self._subscriptions: dict[str, frozenset[str]] = {}
-        self._seats: dict[str, _Seat] = {}
+        self._memberships: dict[str, _BrokerMembership] = {}
 
     async def update(
         self,
@@ -67,55 +67,68 @@ class Membership:
     ) -> None:
         """Says what this client reads, and at which broker groups it is a member."""
         wanted = set(broker_groups)
-        left = [self._seats.pop(group) for group in list(self._seats) if group not in wanted]
-        await stop_all([seat.task for seat in left if seat.task is not None])
+        left = [
+            self._memberships.pop(group) for group in list(self._memberships) if group not in wanted
+        ]
+        await stop_all([membership.task for membership in left if membership.task is not None])
         if subscriptions != self._subscriptions:
             self._subscriptions = dict(subscriptions)
-            for seat in self._seats.values():
-                seat.resend.set()
-        for group in wanted - self._seats.keys():
-            seat = self._seats[group] = _Seat()
-            seat.task = tasks.start(self._stay(group, seat), f"join at {group}")
+            for membership in self._memberships.values():
+                membership.resend.set()
+        for group in wanted - self._memberships.keys():
+            membership = self._memberships[group] = _BrokerMembership()
+            membership.task = tasks.start(self._stay(group, membership), f"join at {group}")
 
     def members(self, topic: str, broker_groups: Iterable[str]) -> list[str] | None:
         """Clients that read the topic; None = none of the broker groups answers now."""
         for group in sorted(broker_groups):
-            seat = self._seats.get(group)
-            if seat is not None and seat.members is not None:
-                members = {**seat.absent, **seat.members}
+            membership = self._memberships.get(group)
+            if membership is not None and membership.members is not None:
+                members = {**membership.absent, **membership.members}
                 return [client for client, topics in members.items() if topic in topics]
         return None
 
     async def leave(self) -> None:
         """Ends all streams: the brokers tell the other members at once."""
-        await stop_all([seat.task for seat in self._seats.values() if seat.task is not None])
-        self._seats.clear()
+        await stop_all(
+            [
+                membership.task
+                for membership in self._memberships.values()
+                if membership.task is not None
+            ]
+        )
+        self._memberships.clear()
 
-    async def _stay(self, broker_group: str, seat: _Seat) -> None:
+    async def _stay(self, broker_group: str, membership: _BrokerMembership) -> None:
         backoff = Backoff(self._policy, random.Random())
         while True:
             try:
-                await self._join(broker_group, seat, backoff)
+                await self._join(broker_group, membership, backoff)
             except CometError as error:
                 _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
                 self._calls.doubt(broker_group, error)
             finally:
-                if seat.members is not None:
-                    seat.absent, seat.members = {**seat.absent, **seat.members}, None
+                if membership.members is not None:
+                    membership.absent, membership.members = (
+                        {**membership.absent, **membership.members},
+                        None,
+                    )
                 self._on_change()
             await self._calls.wait(backoff.next_s())
 
     def _at(self, broker_group: str) -> dict[str, str]:
         return {"group": self._calls.group, "broker_group": broker_group}
 
-    async def _join(self, broker_group: str, seat: _Seat, backoff: Backoff) -> None:
+    async def _join(
+        self, broker_group: str, membership: _BrokerMembership, backoff: Backoff
+    ) -> None:
         call = self._calls.broker(broker_group).JoinGroup()
-        seat.resend.set()
+        membership.resend.set()
         answered = asyncio.Event()
         parts = [
-            self._tell(call, seat),
-            self._hear(call, seat, backoff, answered),
-            self._forget_absent(seat, answered),
+            self._tell(call, membership),
+            self._hear(call, membership, backoff, answered),
+            self._forget_absent(membership, answered),
             self._calls.until_deposed(broker_group),
         ]
         tasks = [asyncio.create_task(part, name=f"join at {broker_group}") for part in parts]
@@ -128,33 +141,39 @@ class Membership:
             task.result()
 
     async def _hear(
-        self, call: JoinStream, seat: _Seat, backoff: Backoff, answered: asyncio.Event
+        self,
+        call: JoinStream,
+        membership: _BrokerMembership,
+        backoff: Backoff,
+        answered: asyncio.Event,
     ) -> None:
         while (response := await read(call)) is not None:
             backoff.reset()
-            seat.members = {
+            membership.members = {
                 member.client_id: frozenset(s.topic for s in member.subscriptions)
                 for member in response.members
             }
-            seat.absent = {c: t for c, t in seat.absent.items() if c not in seat.members}
+            membership.absent = {
+                c: t for c, t in membership.absent.items() if c not in membership.members
+            }
             answered.set()
             self._on_change()
         raise PeerUnavailable("The broker ended the stream.")
 
-    async def _forget_absent(self, seat: _Seat, answered: asyncio.Event) -> None:
+    async def _forget_absent(self, membership: _BrokerMembership, answered: asyncio.Event) -> None:
         """Drops the members that have not joined again in time."""
         await answered.wait()
         await asyncio.sleep(REJOIN_S_MAX)
-        if seat.absent:
-            seat.absent = {}
+        if membership.absent:
+            membership.absent = {}
             self._on_change()
         await asyncio.Event().wait()
 
-    async def _tell(self, call: JoinStream, seat: _Seat) -> None:
+    async def _tell(self, call: JoinStream, membership: _BrokerMembership) -> None:
         try:
             while True:
-                await seat.resend.wait()
-                seat.resend.clear()
+                await membership.resend.wait()
+                membership.resend.clear()
                 await write(call, self._request())
         except CometError:  # the reader is told why
             await asyncio.Event().wait()

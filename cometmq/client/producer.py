@@ -12,8 +12,8 @@ from typing import Self
 
 from cometmq.client.batch import Batch
 from cometmq.client.batcher import Buffer
+from cometmq.client.broker_sender import BrokerSender, QueueWriter
 from cometmq.client.connections import Connections
-from cometmq.client.lane import Lane, Outlet
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
@@ -36,7 +36,7 @@ from cometmq.v1 import namesrv_pb2
 _TICK_S = 0.05  # how often deadlines and routes are looked at
 
 
-class Target:
+class StickyPartitioner:
     """A topic's queues, and the one that messages go to now: it changes with each batch, so that a
     batch holds few, long runs. Without load each message is a batch of its own, and queues simply
     take turns.
@@ -45,54 +45,54 @@ class Target:
     __slots__ = ("batch", "now", "outlets", "pinned", "turn")
 
     def __init__(self) -> None:
-        self.outlets: list[Outlet] = []
-        self.pinned: dict[QueueRef, Outlet] = {}  # the same queues, for messages that name one
+        self.outlets: list[QueueWriter] = []
+        self.pinned: dict[QueueRef, QueueWriter] = {}  # the same queues, for messages that name one
         self.turn = random.randrange(1 << 16)  # producers do not all begin alike
-        self.now: Outlet | None = None
+        self.now: QueueWriter | None = None
         self.batch: Batch | None = None  # that `now` was chosen for
 
-    def use(self, outlets: list[Outlet]) -> None:
+    def use(self, outlets: list[QueueWriter]) -> None:
         """Other queues from now on."""
         self.outlets = outlets
-        self.pinned = {o.queue: Outlet(o.lane, o.queue, pinned=True) for o in outlets}
+        self.pinned = {o.queue: QueueWriter(o.sender, o.queue, pinned=True) for o in outlets}
         self.now = self.batch = None
 
-    def choose(self) -> Outlet | None:
+    def choose(self) -> QueueWriter | None:
         """The next queue: of a broker that is connected, else of one that was once; None when there
         is none.
         """
         for connected in (True, False):
             for _ in self.outlets:
                 self.turn += 1
-                outlet = self.outlets[self.turn % len(self.outlets)]
-                if outlet.ready() and (outlet.lane.connected or not connected):
-                    self.now = outlet
-                    return outlet
+                writer = self.outlets[self.turn % len(self.outlets)]
+                if writer.ready() and (writer.sender.connected or not connected):
+                    self.now = writer
+                    return writer
         return None
 
     def put(self, message: Message) -> Future[SendReceipt] | None:
         """Sends by the rule; None when no queue can be encoded for. Afterwards ``batch`` is None
         when a batch was closed: the next message goes to the next queue."""
-        outlet = self.now
-        if outlet is None or self.batch is None or outlet.lane.batcher.open is not self.batch:
-            outlet = self.choose()
-            if outlet is None:
+        writer = self.now
+        if writer is None or self.batch is None or writer.sender.batcher.open is not self.batch:
+            writer = self.choose()
+            if writer is None:
                 return None
-        batcher = outlet.lane.batcher
+        batcher = writer.sender.batcher
         before = batcher.open
-        future = batcher.put(message, outlet)
+        future = batcher.put(message, writer)
         after = batcher.open
         self.batch = after if before is None or before is after else None
         return future
 
-    def named(self, queue: QueueRef) -> Outlet:
+    def named(self, queue: QueueRef) -> QueueWriter:
         """The queue that an application chose; without a broker group the first of its number.
         QueueNotFound.
         """
-        for known, outlet in self.pinned.items():
+        for known, writer in self.pinned.items():
             same_group = queue.broker_group in ("", known.broker_group)
             if same_group and (queue.topic, queue.queue_id) == (known.topic, known.queue_id):
-                return outlet
+                return writer
         raise QueueNotFound(f"{queue} is not among the topic's writable queues.")
 
 
@@ -120,10 +120,10 @@ class Producer:
         )
         self._buffer_bytes_max = self._options.buffer_bytes_max
         self._selector = self._options.selector
-        self._lanes: dict[str, Lane] = {}
-        self._targets: dict[str, Target] = {}
+        self._lanes: dict[str, BrokerSender] = {}
+        self._targets: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects.
-        self._rule: dict[str, Target] = {}
+        self._rule: dict[str, StickyPartitioner] = {}
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -145,8 +145,8 @@ class Producer:
             await self._stop()
 
     async def _stop(self) -> None:
-        for lane in self._lanes.values():
-            lane.fail_all(
+        for sender in self._lanes.values():
+            sender.fail_all(
                 ClientClosed("The producer was closed before the message was acknowledged.")
             )
         self._buffer.room.set()
@@ -190,7 +190,7 @@ class Producer:
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""
-        pending = [batch for lane in self._lanes.values() for batch in lane.batches()]
+        pending = [batch for sender in self._lanes.values() for batch in sender.batches()]
         for batch in pending:
             await asyncio.wait(batch.futures)
 
@@ -218,15 +218,15 @@ class Producer:
             while (future := target.put(message)) is None:
                 await self._wait_ready(message.topic, target, target.outlets, deadline_s)
             return future
-        while not (outlet := target.named(queue)).ready():
-            await self._wait_ready(message.topic, target, [outlet], deadline_s)
-        return outlet.lane.batcher.put(message, outlet)
+        while not (writer := target.named(queue)).ready():
+            await self._wait_ready(message.topic, target, [writer], deadline_s)
+        return writer.sender.batcher.put(message, writer)
 
     def _check_open(self) -> None:
         if not self._open:
             raise ClientClosed("The producer is not open.")
 
-    def _check_queues(self, topic: str, target: Target) -> None:
+    def _check_queues(self, topic: str, target: StickyPartitioner) -> None:
         if target.outlets:
             return
         route = self._route(topic)
@@ -235,11 +235,11 @@ class Producer:
         raise NoPermission(f"Topic {topic!r} is closed for writing.")
 
     async def _wait_ready(
-        self, topic: str, target: Target, outlets: list[Outlet], deadline_s: float
+        self, topic: str, target: StickyPartitioner, outlets: list[QueueWriter], deadline_s: float
     ) -> None:
         """Waits until one of the outlets' lanes has opened its first stream. PeerUnavailable."""
-        lanes = {outlet.lane for outlet in outlets}
-        waits = [asyncio.ensure_future(lane.opened.wait()) for lane in lanes]
+        lanes = {writer.sender for writer in outlets}
+        waits = [asyncio.ensure_future(sender.opened.wait()) for sender in lanes]
         timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
             done, _ = await asyncio.wait(
@@ -249,25 +249,25 @@ class Producer:
             for wait in waits:
                 wait.cancel()
         if not done:
-            groups = ", ".join(sorted(lane.broker_group for lane in lanes))
+            groups = ", ".join(sorted(sender.broker_group for sender in lanes))
             raise PeerUnavailable(f"No broker answers: {groups}.")
         self._check_open()
         self._check_queues(topic, target)  # the route may have changed meanwhile
 
     # --- routes -----------------------------------------------------------------------------------
 
-    async def _new_target(self, topic: str) -> Target:
+    async def _new_target(self, topic: str) -> StickyPartitioner:
         check_topic(topic)
         timeout_s = self._options.route_timeout_ms / 1000
         await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
         self._check_open()
-        target = self._targets.setdefault(topic, Target())
+        target = self._targets.setdefault(topic, StickyPartitioner())
         self._fill(topic, target)
         if self._selector is None:
             self._rule[topic] = target
         return target
 
-    def _fill(self, topic: str, target: Target) -> None:
+    def _fill(self, topic: str, target: StickyPartitioner) -> None:
         """The topic's queues by its present route. Without any writer the old ones stay: it may
         come back in time.
         """
@@ -277,7 +277,7 @@ class Producer:
         queues = writable_queues(route)
         if route.topic != topic:
             queues = auto_created_queues(topic, queues)
-        target.use([Outlet(self._lane(queue.broker_group), queue) for queue in queues])
+        target.use([QueueWriter(self._lane(queue.broker_group), queue) for queue in queues])
 
     def _route(self, topic: str) -> namesrv_pb2.TopicRoute | None:
         route = self._routes.get(topic)
@@ -291,10 +291,10 @@ class Producer:
             if target is not None:
                 self._fill(name, target)
 
-    def _lane(self, broker_group: str) -> Lane:
-        lane = self._lanes.get(broker_group)
-        if lane is None:
-            lane = self._lanes[broker_group] = Lane(
+    def _lane(self, broker_group: str) -> BrokerSender:
+        sender = self._lanes.get(broker_group)
+        if sender is None:
+            sender = self._lanes[broker_group] = BrokerSender(
                 broker_group,
                 self._options,
                 self._connections,
@@ -302,8 +302,8 @@ class Producer:
                 self._buffer,
                 self._clock,
             )
-            lane.start(self._tasks)
-        return lane
+            sender.start(self._tasks)
+        return sender
 
     # --- deadlines, moving ------------------------------------------------------------------------
 
@@ -311,16 +311,16 @@ class Producer:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = self._clock.monotonic_s()
-            for lane in self._lanes.values():
-                lane.expire(now_s)
-                if not lane.connected and self._routes.writer(lane.broker_group) is None:
-                    self._move_from(lane)
+            for sender in self._lanes.values():
+                sender.expire(now_s)
+                if not sender.connected and self._routes.writer(sender.broker_group) is None:
+                    self._move_from(sender)
 
-    def _move_from(self, lane: Lane) -> None:
+    def _move_from(self, sender: BrokerSender) -> None:
         """The lane's broker group has no writer: what waits there goes to other groups, if the
         topic has any.
         """
-        for batch in lane.evacuate():
+        for batch in sender.evacuate():
             rest: Batch | None = batch
             for topic in {segment.queue.topic for segment in batch.segments}:
                 assert rest is not None
@@ -330,9 +330,9 @@ class Producer:
                 moving, rest = rest.split(chosen)
                 assert moving is not None
                 target = self._targets[topic]
-                outlet = target.choose()
-                if outlet is None or outlet.lane is lane:
-                    lane.window.push(moving)
+                writer = target.choose()
+                if writer is None or writer.sender is sender:
+                    sender.window.push(moving)
                 else:
-                    outlet.lane.batcher.adopt(moving, outlet)
+                    writer.sender.batcher.adopt(moving, writer)
             assert rest is None

@@ -13,8 +13,8 @@ from typing import Self
 from cometmq.client.assigned import AssignedQueue
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import Fetcher
-from cometmq.client.holding import Holding
-from cometmq.client.listening import Listener, Workers, check_listener
+from cometmq.client.listener import Listener, Workers, check_listener
+from cometmq.client.long_poller import LongPoller
 from cometmq.client.membership import Membership
 from cometmq.client.names import check_group, check_topic, tags_of
 from cometmq.client.offsets import BrokerCalls
@@ -66,7 +66,7 @@ class PushConsumer:
         self._membership = Membership(
             self._options.client_id, self._calls, policy, self._membership_changed
         )
-        self._holding = Holding(
+        self._holding = LongPoller(
             self._options.client_id,
             self._connections,
             self._routes.cluster,

@@ -19,7 +19,7 @@ from cometmq.errors import (
     PositionFenced,
     StoreFailed,
 )
-from cometmq.rpc.aside import SetAside
+from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.v1 import common_pb2, namesrv_pb2
 
@@ -36,7 +36,7 @@ class Sources:
     def __init__(self, routes: RouteWatcher, *, clock: Clock | None = None) -> None:
         self._routes = routes
         self._clock = clock or SystemClock()
-        self._aside = SetAside(PASS_OVER, random.Random())
+        self._aside = FailureBackoff(PASS_OVER, random.Random())
 
     def choose(self, broker_group: str, suggested: int | None) -> Member:
         """Whom to ask. PeerUnavailable: no member of the group is known."""

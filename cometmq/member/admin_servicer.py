@@ -6,7 +6,7 @@ from typing import Any
 
 from cometmq.clock import SystemClock
 from cometmq.member import convert
-from cometmq.member.holdings import Holdings
+from cometmq.member.holdings import MemberCore
 from cometmq.member.progress import GroupReads, Progress
 from cometmq.member.read_servicer import not_writer
 from cometmq.member.snapshot import PIECE_ROWS_MAX, OffsetSnapshot, queue_proto
@@ -22,15 +22,15 @@ Context = Any  # grpc.aio.ServicerContext, whose message types differ from metho
 class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     """``cometmq.v1.BrokerAdminService`` of a follower: NOT_WRITER for every change."""
 
-    def __init__(self, holdings: Holdings, group_reads: GroupReads) -> None:
-        self._identity = holdings.identity
-        self._store = holdings.storage.store
-        self._state = holdings.state
-        self._reader = holdings.reader
+    def __init__(self, core: MemberCore, group_reads: GroupReads) -> None:
+        self._identity = core.identity
+        self._store = core.storage.store
+        self._state = core.state
+        self._reader = core.reader
         self._group_reads = group_reads
-        self._members = holdings.members
-        self._retention = holdings.retention
-        self._started_ms = holdings.started_ms
+        self._members = core.members
+        self._retention = core.retention
+        self._started_ms = core.started_ms
 
     async def PutTopic(
         self, request: broker_pb2.PutTopicRequest, context: Context

@@ -1,5 +1,5 @@
-"""Whom a consumer is sent to next: the rule of :mod:`cometmq.messaging.suggestion`, with what this
-machine has for memory.
+"""Whom a consumer is sent to next: the rule of :mod:`cometmq.messaging.replica_selection`, with
+what this machine has for memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.suggestion import Copy, suggest
+from cometmq.messaging.replica_selection import ReadReplica, suggest
 
 # Memory limits of a container, in version 2 and 1 of control groups: page cache counts against
 # them, so no more of the log than that can be in memory.
@@ -19,13 +19,13 @@ _LIMITS = (
 )
 
 
-class Adviser:
+class ReplicaSelector:
     """``copies()``: the followers that may be suggested now, if ``enabled``. Far behind is more of
     the log than ``memory_percent`` of the memory.
     """
 
     def __init__(
-        self, enabled: bool, memory_percent: float, copies: Callable[[], Sequence[Copy]]
+        self, enabled: bool, memory_percent: float, copies: Callable[[], Sequence[ReadReplica]]
     ) -> None:
         self._enabled = enabled
         self._memory_bytes = int(machine_memory_bytes() * memory_percent / 100)

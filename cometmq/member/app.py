@@ -29,7 +29,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.format.record import BLANK_BYTES, host_bytes
 from cometmq.member.config import MemberConfig
 from cometmq.member.elections import Elections
-from cometmq.member.holdings import Surroundings
+from cometmq.member.holdings import MemberContext
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import DiskCollector, MemberMetrics
@@ -38,10 +38,10 @@ from cometmq.member.registration import Registrar
 from cometmq.member.serving import Servicers
 from cometmq.member.tenure import DEPOSED, Deposed
 from cometmq.reexec import RoleChange
+from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.server import join_address
-from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class MemberApp(ABC):
         self._recovery = RecoveryGauges(self._registry)
         self._registry.register(DiskCollector(self._metrics, config.store_path))
         self._registry.register(RefusedCallers(ports.secret))
-        self._vitals = Vitals(self._registry, ports.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(self._registry, ports.gate, self._clock)
         self._elections = Elections(self._registry, before)
         self._count_roles()
         self._stack = AsyncExitStack()
@@ -169,7 +169,7 @@ class MemberApp(ABC):
     # --- for the roles ----------------------------------------------------------------------------
 
     @abstractmethod
-    async def _open(self, around: Surroundings) -> Parts | None:
+    async def _open(self, around: MemberContext) -> Parts | None:
         """Open the store and put the parts together; None after :meth:`become`, and when a signal
         to stop came first. Raises RecoveryStopped when one comes meanwhile.
         """
@@ -210,7 +210,7 @@ class MemberApp(ABC):
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
         identity = await self._identity()
-        around = Surroundings(self._config, identity, self._ports, self._metrics, self._clock)
+        around = MemberContext(self._config, identity, self._ports, self._metrics, self._clock)
         try:
             parts = await self._open(around)
         except RecoveryStopped as stopped:
@@ -223,7 +223,7 @@ class MemberApp(ABC):
         self._stack.push_async_callback(parts.close)
         self._serve(parts)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for coroutine in (self._vitals.run(), *parts.background()):
+        for coroutine in (self._loop_lag.run(), *parts.background()):
             task = tasks.create_task(self._until_deposed(coroutine))
             self._stack.callback(task.cancel)
         self._stack.push_async_callback(self._drain, parts)

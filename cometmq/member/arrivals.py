@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cometmq.errors import CometError, LimitExceeded
-from cometmq.messaging.news import WANTED_ARRIVALS, News
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS, InlineMessages
 from cometmq.replication.watermarks import QueueKey
 
 QUEUES_PER_WATCH_MAX = 100_000
@@ -52,22 +52,24 @@ class Queues(Protocol):
     def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
         """Low 32 bits of the tag hashes of these messages; empty = not known without waiting."""
 
-    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+    def inline_messages(
+        self, topic: str, queue_id: int, first: int, end: int
+    ) -> InlineMessages | None:
         """These messages; None: not few, not to be read, or not without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A queue as it stands now. ``codes``: low 32 bits of the tag hashes of what came since the
-    watch was last told; empty = could be any. ``news``: all of these messages; None = pull them.
-    With ``error`` the queue's watch is over.
+    watch was last told; empty = could be any. ``inline_messages``: all of these messages; None =
+    pull them. With ``error`` the queue's watch is over.
     """
 
     key: QueueKey
     generation: int = 0
     max_offset: int = 0
     codes: frozenset[int] = ANY_TAG
-    news: News | None = None
+    inline_messages: InlineMessages | None = None
     error: CometError | None = None
 
 
@@ -123,7 +125,7 @@ class Arrivals:
         self._watches: set[Watch] = set()
         self._by_queue: dict[QueueKey, set[Watch]] = {}
         # What was read for one stream and others are to be told too; by what it spans.
-        self._shared: dict[tuple[QueueKey, int, int], News | None] = {}
+        self._shared: dict[tuple[QueueKey, int, int], InlineMessages | None] = {}
 
     def __len__(self) -> int:
         """Open watches."""
@@ -224,25 +226,29 @@ class Arrivals:
             return Arrival(key, *now)
         assert told[1] < now[1], "a maximum never goes back within a generation"
         span = (key, told[1], now[1])
-        news = self._news(queues, *span) if wanted else None
-        return Arrival(key, *now, _codes(queues, *span, news), news)
+        inline_messages = self._news(queues, *span) if wanted else None
+        return Arrival(key, *now, _codes(queues, *span, inline_messages), inline_messages)
 
-    def _news(self, queues: Queues, key: QueueKey, first: int, end: int) -> News | None:
+    def _news(self, queues: Queues, key: QueueKey, first: int, end: int) -> InlineMessages | None:
         """Read once, however many streams are to be told."""
         if len(self._by_queue[key]) == 1:
-            return queues.news(*key, first, end)
+            return queues.inline_messages(*key, first, end)
         span = (key, first, end)
         if span not in self._shared:
             if len(self._shared) >= SHARED_NEWS_MAX:
                 self._shared.clear()
-            self._shared[span] = queues.news(*key, first, end)
+            self._shared[span] = queues.inline_messages(*key, first, end)
         return self._shared[span]
 
 
 def _codes(
-    queues: Queues, key: QueueKey, first: int, end: int, news: News | None
+    queues: Queues, key: QueueKey, first: int, end: int, inline_messages: InlineMessages | None
 ) -> frozenset[int]:
     if end - first > TAG_UNITS_MAX:
         return ANY_TAG
-    codes = queues.tag_codes(*key, first, end) if news is None else frozenset(news.codes)
+    codes = (
+        queues.tag_codes(*key, first, end)
+        if inline_messages is None
+        else frozenset(inline_messages.codes)
+    )
     return codes if len(codes) <= TAG_CODES_MAX else ANY_TAG

@@ -13,7 +13,7 @@ from cometmq.member import convert
 from cometmq.member.arrivals import Arrival, Arrivals, Queues, Watch
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.progress import GroupReads
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.state import BrokerState
 from cometmq.replication.watermarks import QueueKey
 from cometmq.rpc.gate import Gate
@@ -50,7 +50,7 @@ class ArrivalCounts:
 
 
 class ArrivalsServicer:
-    """The part of ``cometmq.v1.MemberService`` that tells of arrivals. ``hurry`` is called when
+    """The part of ``cometmq.v1.MemberService`` that tells of arrivals. ``flush_now`` is called when
     queues were added: what waits for the disk there is waited for from now on.
     """
 
@@ -58,12 +58,12 @@ class ArrivalsServicer:
         self,
         arrivals: Arrivals,
         queues: Queues,
-        hurry: Callable[[], None],
+        flush_now: Callable[[], None],
         gate: Gate,
         counts: ArrivalCounts,
     ) -> None:
         self._arrivals = arrivals
-        self._hurry = hurry
+        self._flush_now = flush_now
         self._queues = queues
         self._gate = gate
         self._counts = counts
@@ -85,7 +85,7 @@ class ArrivalsServicer:
         self._arrivals.remove(watch, map(_key, request.remove))
         if request.add:
             self._arrivals.add(watch, map(_key, request.add))
-            self._hurry()
+            self._flush_now()
         self._arrivals.want(watch, map(_key, request.inline_wanted))
         for one in request.inline_deliveries:
             _check_delivered(one)
@@ -110,8 +110,8 @@ class ArrivalsServicer:
             if arrival is None:
                 break
             arrivals.append(_arrival_proto(arrival))
-            if arrival.news is not None:
-                size_bytes += len(arrival.news.records)
+            if arrival.inline_messages is not None:
+                size_bytes += len(arrival.inline_messages.records)
         self._counts.sent_along(size_bytes)
         return arrivals
 
@@ -140,16 +140,16 @@ def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
     proto.generation = arrival.generation
     proto.max_offset = arrival.max_offset
     proto.tag_codes.extend(sorted(arrival.codes))
-    if arrival.news is not None:
-        proto.messages.CopyFrom(_news_proto(arrival.news))
+    if arrival.inline_messages is not None:
+        proto.messages.CopyFrom(_news_proto(arrival.inline_messages))
     return proto
 
 
-def _news_proto(news: News) -> member_pb2.InlineMessages:
+def _news_proto(inline_messages: InlineMessages) -> member_pb2.InlineMessages:
     return member_pb2.InlineMessages(
-        first_offset=news.first_offset,
-        min_offset=news.min_offset,
-        records=news.records,
-        sizes=news.sizes,
-        tag_codes=news.codes,
+        first_offset=inline_messages.first_offset,
+        min_offset=inline_messages.min_offset,
+        records=inline_messages.records,
+        sizes=inline_messages.sizes,
+        tag_codes=inline_messages.codes,
     )

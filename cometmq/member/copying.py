@@ -22,8 +22,8 @@ from cometmq.member.storage import BaseStorage
 from cometmq.messaging.changes import Change, GroupDropped, TopicDropped, TopicPut, decode
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.state import (
-    COPY_LAST,
-    COPY_ONLY,
+    SNAPSHOT_LAST,
+    SNAPSHOT_ONLY,
     BrokerState,
     StateLoader,
 )
@@ -82,7 +82,7 @@ class FollowerStorage(BaseStorage):
         self._show()  # all of it may be on the disk already, see _flushed
         self._flusher.appended()
         self._sync_as_the_writer()
-        self.moved.ring()
+        self.moved.notify()
 
     async def _append(self, offset: int, data: bytes, collected: _Collected) -> int:
         if len(data) <= INLINE_BYTES_MAX:
@@ -227,7 +227,7 @@ class FollowerState:
 
     def _apply(self, tag: str, body: bytes) -> Iterable[str]:
         changes = self._loader.feed(tag, body)
-        if tag in (COPY_ONLY, COPY_LAST) and self._loader.complete:
+        if tag in (SNAPSHOT_ONLY, SNAPSHOT_LAST) and self._loader.complete:
             self.state.become(self._loader.state)
             return [config.name for config in self.state.topics]
         return [name for name in map(_topic_of, changes) if name]

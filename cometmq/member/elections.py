@@ -29,7 +29,7 @@ class Elections:
         for reason in Reason:  # an alert waits for some: the first must be an increase
             self._won.labels(reason.value).inc(self._counts[reason.value])
         self._takeover_s = Gauge(
-            "cometmq_takeover_seconds",
+            "cometmq_failover_seconds",
             "How long it took until this member was ready as the writer, since what.",
             ["since"],
             registry=registry,

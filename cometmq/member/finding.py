@@ -66,7 +66,7 @@ class Finder:
         indexed_offset = self._store.index.status.position  # before looking: no less is known then
         shown, has_more = await self._shown(query)
         if not shown:
-            self._reader.hungry()
+            self._reader.flush_promptly()
         return KeyAnswer(shown, has_more, indexed_offset)
 
     async def _shown(self, query: KeyQuery) -> tuple[list[Found], bool]:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import Shortage
-from cometmq.member.intercom import Intercom
+from cometmq.member.intercom import NotifyPipe
 from cometmq.member.worker import Worker
 from cometmq.telemetry import fields
 
@@ -40,7 +40,7 @@ class FlushableLog(Protocol):
     def flushed_offset(self) -> int: ...
     def demand(self, position: int) -> None: ...
     def flush_log(self) -> int: ...
-    def flush_log_while_wanted(self, bell: int) -> bool: ...
+    def flush_log_while_wanted(self, write_fd: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Flusher:
         self._clock = clock
         self._on_flushed = on_flushed
         self._worker = Worker("flush", self._flush, self._ended, self._is_demanded)
-        self._intercom = Intercom(self._heard)
+        self._intercom = NotifyPipe(self._heard)
         self._failed: asyncio.Future[None] | None = None  # while `run` runs
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class Flusher:
             self._store.demand(position)
             self._plan()
 
-    def hungry(self) -> None:
+    def flush_promptly(self) -> None:
         """A reader found nothing: for the next second whatever arrives is synced at once."""
         self._hungry_until_s = self._clock.monotonic_s() + HUNGRY_S
         self.demand(self._store.appended_offset)
@@ -145,7 +145,7 @@ class Flusher:
 
     def _flush(self) -> float | None:
         """In the thread: the seconds that it took; None when the loop has heard of them."""
-        if self._store.flush_log_while_wanted(self._intercom.bell):
+        if self._store.flush_log_while_wanted(self._intercom.write_fd):
             return None
         started_s = self._clock.monotonic_s()
         self._store.flush_log()

@@ -11,7 +11,7 @@ from cometmq.member.flushing import PAGE_BYTES, FlushPolicy
 from cometmq.member.hosts import BrokerIdentity
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.reading import Reader
 from cometmq.member.retaining import Retention, rules_of
 from cometmq.member.retaining_metrics import RetentionCollector
@@ -23,7 +23,7 @@ from cometmq.v1 import common_pb2, namesrv_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class MemberContext:
     """What is there before the store is open."""
 
     config: MemberConfig
@@ -62,19 +62,19 @@ class Surroundings:
         )
 
 
-class Holdings:
-    """The open store, and who looks after it. ``copy``: the store is a follower's. ``write_copy``
-    appends a full copy of the state; a follower has none to write.
+class MemberCore:
+    """The open store, and who looks after it. ``copy``: the store is a follower's.
+    ``write_snapshot`` appends a full copy of the state; a follower has none to write.
     """
 
     def __init__(
         self,
-        around: Surroundings,
+        around: MemberContext,
         storage: BaseStorage,
         state: BrokerState,
         *,
         copy: bool = False,
-        write_copy: Callable[[], None] | None = None,
+        write_snapshot: Callable[[], None] | None = None,
     ) -> None:
         config, clock = around.config, around.clock
         self.identity = around.identity
@@ -82,7 +82,7 @@ class Holdings:
         self.storage = storage
         self.state = state
         self.members = MemberTable(config.groups_max)  # of consumer groups; empty on a follower
-        pace = CatchUpPace(config.catch_up_bytes_per_s)
+        pace = CatchUpThrottle(config.catch_up_bytes_per_s)
         self.reader = Reader(storage, state, pace, clock, copy=copy)
         self.retention = Retention(
             storage,
@@ -90,6 +90,6 @@ class Holdings:
             rules_of(config),
             clock,
             pause_s=config.delete_commit_log_files_interval / 1000,
-            write_copy=write_copy,
+            write_snapshot=write_snapshot,
         )
         self.collector = RetentionCollector(around.metrics, self.retention, clock)

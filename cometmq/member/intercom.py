@@ -11,35 +11,35 @@ from contextlib import contextmanager
 READ_BYTES = 4096  # whole numbers: who writes puts each into the pipe in one step
 
 
-class Intercom:
+class NotifyPipe:
     """``heard(numbers)`` is called on the loop, oldest first, while somebody listens.
 
-    ``bell``, once that was so, takes int64 in the machine's order; it does not block. What comes
-    when thousands wait to be heard is lost.
+    ``write_fd``, once that was so, takes int64 in the machine's order; it does not block. What
+    comes when thousands wait to be heard is lost.
     """
 
     def __init__(self, heard: Callable[[array[int]], None]) -> None:
-        self.bell = self._ear = -1
+        self.write_fd = self._read_fd = -1
         self._heard = heard
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """As long as the block lasts, on the running loop."""
-        if self._ear < 0:
-            self._ear, self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._read_fd < 0:
+            self._read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._ear, self._hear)
+        loop.add_reader(self._read_fd, self._hear)
         try:
             yield
         finally:
-            loop.remove_reader(self._ear)
+            loop.remove_reader(self._read_fd)
 
     def close(self) -> None:
         """Nobody writes any more."""
-        if self._ear >= 0:
-            os.close(self._ear)
-            os.close(self.bell)
-            self.bell = self._ear = -1
+        if self._read_fd >= 0:
+            os.close(self._read_fd)
+            os.close(self.write_fd)
+            self.write_fd = self._read_fd = -1
 
     def _hear(self) -> None:
-        self._heard(array("q", os.read(self._ear, READ_BYTES)))
+        self._heard(array("q", os.read(self._read_fd, READ_BYTES)))

@@ -26,11 +26,11 @@ from cometmq.member.statelog import (
     topic_deletions,
 )
 from cometmq.messaging import rebuilding
+from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import TopicDropped
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
-from cometmq.messaging.takeover import Tables
 from cometmq.messaging.topics import is_system
 from cometmq.replication.epoch_history import EpochBranches, common_end
 from cometmq.store.base import BaseStore
@@ -85,19 +85,19 @@ def open_writer(
     )
     state = look.state
     try:
-        is_other = store.state_lost is not None or store.takeover is not None
+        is_other = store.state_lost is not None or store.adoption is not None
         if is_other or not keeps_positions or _lost_its_end(store, log_end):
             common = common_end(store.epochs, branches, state.generations.last_fork)
             # Another writer, of which this log has nothing, may have gone on from it too.
             state.generations.count_in(store.epoch)
             if store.state_lost is not None:
                 _rebuild(store, state, look, config)
-            if store.takeover is not None:
-                takeover.take_over(store, store.takeover, look.tables, state, config, common)
+            if store.adoption is not None:
+                takeover.adopt_tables(store, store.adoption, look.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
         orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
-        copy = state.full_copy(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
+        copy = state.snapshot_records(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
         if orphans:
             copy = [*change_records(map(TopicDropped, sorted(orphans))), *copy]
         append_now(store, copy, host, clock.wall_ms())
@@ -107,7 +107,7 @@ def open_writer(
             store.drop_topic(topic)
         store.keep_room(state.copy_bytes())
         store.settle_state()
-        if store.takeover is not None:
+        if store.adoption is not None:
             takeover.settle(store, state, config, clock)
     except BaseException:
         store.abandon()
@@ -145,9 +145,9 @@ class _WriterLook:
         else:
             _refuse_lost_changes(store)
             self.state = _load_state(store, self._config)
-        if store.takeover is not None:
+        if store.adoption is not None:
             try:
-                self.tables = takeover.read(store.takeover.tables)
+                self.tables = takeover.read(store.adoption.tables)
             except StoreDamaged as error:
                 said = error.message.replace("config/", f"{self._config.store_path}/config/", 1)
                 raise StoreForeignFile(said) from error
@@ -180,12 +180,12 @@ def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
 
 def _refuse_lost_changes(store: Preview) -> None:
     complaint = lost_changes(store)
-    if complaint and store.takeover is None:
+    if complaint and store.adoption is None:
         raise StoreDamaged(complaint)
 
 
 def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
-    if store.takeover is not None:
+    if store.adoption is not None:
         try:
             return load(store, lambda: _new_state(config))
         except StoreDamaged:
@@ -251,7 +251,7 @@ class _FollowerLook:
         try:
             self.state = load(store, lambda: _new_state(self._config))
         except StoreDamaged as error:
-            if store.takeover is not None:  # nobody has another copy of what RocketMQ wrote
+            if store.adoption is not None:  # nobody has another copy of what RocketMQ wrote
                 raise
             self.why_anew = str(error)
 

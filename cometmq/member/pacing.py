@@ -19,7 +19,7 @@ ADVANTAGE = 2.0  # over what comes in
 INCOMING_BYTES_PER_S_MIN = 1024 * 1024
 
 
-class CatchUpPace:
+class CatchUpThrottle:
     """``bytes_per_s``: for all catch-up reads together; 0 = as fast as they can."""
 
     def __init__(self, bytes_per_s: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq.errors import GroupNotFound, TopicNotFound
-from cometmq.member.advising import Adviser
+from cometmq.member.advising import ReplicaSelector
 from cometmq.member.reading import QueueView, Reader
 from cometmq.messaging.generations import QueueKey
 from cometmq.messaging.groups import MemberTable, check_name
@@ -28,7 +28,7 @@ class GroupReads:
     """
 
     def __init__(
-        self, state: BrokerState, reader: Reader, members: MemberTable, adviser: Adviser
+        self, state: BrokerState, reader: Reader, members: MemberTable, adviser: ReplicaSelector
     ) -> None:
         self._adviser = adviser
         self._state = state

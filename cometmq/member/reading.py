@@ -18,10 +18,10 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.member.damage import Limits, read_before_damage
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.storage import BaseStorage
-from cometmq.messaging import news, pull
-from cometmq.messaging.news import News
+from cometmq.messaging import inline_messages, pull
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.pull import Choice, PullStatus
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position
@@ -84,7 +84,7 @@ class Reader:
         self,
         storage: BaseStorage,
         state: BrokerState,
-        pace: CatchUpPace,
+        pace: CatchUpThrottle,
         clock: Clock,
         *,
         copy: bool = False,
@@ -136,7 +136,7 @@ class Reader:
             status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
-            self._storage.hungry()
+            self._storage.flush_promptly()
         next_position = Position(history.current, choice.next_offset)
         return PullAnswer(status, records, choice.count, next_position, low, readable, backlog)
 
@@ -210,25 +210,27 @@ class Reader:
             return frozenset()
         return pull.tag_codes(units) if len(units) == count * queueunit.UNIT_BYTES else frozenset()
 
-    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+    def inline_messages(
+        self, topic: str, queue_id: int, first: int, end: int
+    ) -> InlineMessages | None:
         """These readable messages, as a pull would find them. None: clients may not read them, they
         are not few, or the kernel does not have all of them in memory.
         """
         count, store = end - first, self._storage.store
-        if not 0 < count <= news.COUNT_MAX:
+        if not 0 < count <= inline_messages.COUNT_MAX:
             return None
         try:
             self._state.topics.for_read(topic, queue_id)
             units = store.read_units(topic, queue_id, first, count, nowait=True)
-            choice = pull.choose(units, first, count, news.BYTES_MAX)
+            choice = pull.choose(units, first, count, inline_messages.BYTES_MAX)
             sizes, codes = pull.sizes_and_codes(units)
-            if choice.count < count or sum(sizes) > news.BYTES_MAX:
+            if choice.count < count or sum(sizes) > inline_messages.BYTES_MAX:
                 return None
             records = store.read_records(choice.spans, nowait=True)
         except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
             return None
         low, _, _ = self._storage.bounds((topic, queue_id))
-        return News(first, low, records, sizes, codes)
+        return InlineMessages(first, low, records, sizes, codes)
 
     async def last_store_time_ms(self, topic: str, queue_id: int) -> int:
         """Store time of the queue's last readable message; 0 when there is none."""
@@ -260,7 +262,7 @@ class Reader:
 
         found = record.decode(await self._hot_or_cold(read_record))
         if not await self.shows(found):
-            self._storage.hungry()  # it may be on its way to the disk: asked again, it is there
+            self._storage.flush_promptly()  # it may be on its way to the disk
             raise missing
         return found
 
@@ -280,9 +282,9 @@ class Reader:
         unit = await self._hot_or_cold(read_unit)
         return bool(unit) and queueunit.unit_at(unit, 0)[0] == found.log_offset
 
-    def hungry(self) -> None:
+    def flush_promptly(self) -> None:
         """Somebody found nothing: what is on its way to the disk is to be there at once."""
-        self._storage.hungry()
+        self._storage.flush_promptly()
 
     async def aside(self, search: Callable[[], T]) -> T:
         """What ``search`` returns, which may read a lot: in threads of its own, so that it keeps no

@@ -100,8 +100,8 @@ def _what_helps(verdict: Verdict) -> str:
 
 
 class Retention:
-    """``write_copy`` appends a full copy of the state; a follower has none to write. ``pause_s``
-    lies between two files that are removed.
+    """``write_snapshot`` appends a full copy of the state; a follower has none to write.
+    ``pause_s`` lies between two files that are removed.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Retention:
         clock: Clock,
         *,
         pause_s: float = 0.1,
-        write_copy: Callable[[], None] | None = None,
+        write_snapshot: Callable[[], None] | None = None,
     ) -> None:
         self.rules = rules
         self.removed = Removed()  # since the start
@@ -123,7 +123,7 @@ class Retention:
         self._state = state
         self._clock = clock
         self._pause_s = pause_s
-        self._write_copy = write_copy
+        self._write_snapshot = write_snapshot
         self._pinned_since_s: float | None = None
         self._one_at_a_time = asyncio.Lock()
         self._closing = threading.Event()
@@ -211,10 +211,10 @@ class Retention:
             self._pinned_since_s = None
         elif self._pinned_since_s is None:
             self._pinned_since_s = self._clock.monotonic_s()
-        if verdict.waits_for_state and self._write_copy is not None:
+        if verdict.waits_for_state and self._write_snapshot is not None:
             # The next pass, or the one after it, finds the last but one copy further up.
             with suppress(Shortage, BrokerDraining):
-                self._write_copy()
+                self._write_snapshot()
 
     def _refuse(self, refuse: bool, spaces: Sequence[Space], what_helps: str) -> None:
         """Refuse sends from now on, or take them again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cometmq.member.admin_servicer import AdminReadServicer
 from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
-from cometmq.member.holdings import Holdings, Surroundings
+from cometmq.member.holdings import MemberContext, MemberCore
 from cometmq.member.listen import Ports
 from cometmq.member.member_servicer import MemberServicer, ReplicationPart
 from cometmq.member.progress import GroupReads
@@ -25,20 +25,20 @@ class Servicers:
 
     def __init__(
         self,
-        around: Surroundings,
-        holdings: Holdings,
+        around: MemberContext,
+        core: MemberCore,
         groups: GroupReads,
         clients: ReadServicer,
         admin: AdminReadServicer,
         replication: ReplicationPart,
     ) -> None:
-        storage, gate = holdings.storage, around.ports.gate
-        counts = ArrivalCounts(around.metrics, groups, holdings.state)
+        storage, gate = core.storage, around.ports.gate
+        counts = ArrivalCounts(around.metrics, groups, core.state)
         self._clients = clients
         self._admin = admin
         self._members = MemberServicer(
             arrivals=ArrivalsServicer(
-                storage.arrivals, holdings.reader, storage.hurry, gate, counts
+                storage.arrivals, core.reader, storage.flush_now, gate, counts
             ),
             pulls=PullsServicer(clients.Pull, gate),
             replication=replication,

@@ -16,7 +16,7 @@ from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.secret import SharedSecret
 from cometmq.store.base import BaseStore
-from cometmq.telemetry import Trouble, fields
+from cometmq.telemetry import OutageLogger, fields
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ def _replica_id(replica_id: ReplicaId) -> member_pb2.ReplicaId:
     return member_pb2.ReplicaId(member_id=replica_id.member_id, store_id=replica_id.store_id)
 
 
-def _silence() -> Trouble:
-    return Trouble(log, logging.INFO, "no answer from a peer", "the peer answers again")
+def _silence() -> OutageLogger:
+    return OutageLogger(log, logging.INFO, "no answer from a peer", "the peer answers again")
 
 
 class Peers:
@@ -96,9 +96,9 @@ class Peers:
                         member_pb2.DescribeReplicaRequest(), timeout=DEADLINE_S
                     )
         except CometError as error:
-            self._trouble[member_id].met(error, member=member_id)
+            self._trouble[member_id].failing(error, member=member_id)
             return None
-        self._trouble[member_id].over(member=member_id)
+        self._trouble[member_id].recovered(member=member_id)
         if (answer.broker_group, answer.member_id) != (self._broker_group, member_id):
             log.error(
                 "another member answers for a peer: see the option peers",

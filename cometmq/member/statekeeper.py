@@ -226,11 +226,11 @@ class StateKeeper:
         raise DiskFull.
         """
         if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
-            self.write_copy()
+            self.write_snapshot()
 
-    def write_copy(self) -> None:
+    def write_snapshot(self) -> None:
         """Append a full copy. May raise DiskFull, BrokerDraining."""
-        self._append(self.state.full_copy(self._in_flight, next_offset_of=self._next_offset))
+        self._append(self.state.snapshot_records(self._in_flight, next_offset_of=self._next_offset))
         self._copied_at = self._storage.store.appended_offset
 
     def _next_offset(self, topic: str, queue_id: int) -> int:

@@ -53,18 +53,18 @@ class Ticket:
     demands: DurabilityClass  # before it is acknowledged
 
 
-class Bell:
+class Notifier:
     """Wakes everybody who listens. Costs a look at an empty set while nobody does."""
 
     def __init__(self) -> None:
         self._events: set[asyncio.Event] = set()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         for event in self._events:
             event.set()
 
     @contextlib.contextmanager
-    def heard_by(self, event: asyncio.Event) -> Iterator[None]:
+    def subscribed(self, event: asyncio.Event) -> Iterator[None]:
         """Set ``event`` at each ring, as long as the block lasts."""
         self._events.add(event)
         try:
@@ -90,7 +90,7 @@ class BaseStorage:
         assert store.flushed_offset == store.appended_offset, "recovery leaves everything on disk"
         self.maxima = maxima
         self.arrivals = Arrivals()  # who is told when a queue's readable maximum rises
-        self.moved = Bell()  # rings when the log has grown, or more of it is on disk
+        self.moved = Notifier()  # rings when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
         self.refusal = ""  # why retention lets no sends in; empty: it does
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
@@ -107,7 +107,7 @@ class BaseStorage:
 
     def _synced(self, position: int, seconds: float) -> None:
         self._flushed(position)
-        self.moved.ring()
+        self.moved.notify()
         self._on_flush_s(seconds)
 
     def _flushed(self, position: int) -> None:
@@ -134,11 +134,11 @@ class BaseStorage:
         low, appended = self.store.queue_bounds(*key)
         return low, max(low, self.maxima.readable(key)), appended
 
-    def hungry(self) -> None:
+    def flush_promptly(self) -> None:
         """A reader found nothing; what comes next is synced at once."""
-        self._flusher.hungry()
+        self._flusher.flush_promptly()
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         """Sync what has been appended: a queue is watched from now on."""
         self._flusher.demand(self.store.appended_offset)
 
@@ -173,7 +173,7 @@ class BaseStorage:
         while True:
             await asyncio.sleep(interval_s)
             await loop.run_in_executor(self._queue_thread, self._commit_now)
-            self.moved.ring()  # followers may copy it
+            self.moved.notify()  # followers may copy it
 
     def _commit_now(self) -> None:
         # What a full disk did not take stays in memory; appends are refused when that is full too.
@@ -257,7 +257,7 @@ class MemberStorage(BaseStorage):
         self._alone = alone  # in sync: then copied means on our disk
         self._acks: dict[DurabilityClass, AckQueue] = {}
         if alone:
-            self.watermarks.copied_to(store.flushed_offset, store.flushed_offset)
+            self.watermarks.advance_replicated(store.flushed_offset, store.flushed_offset)
         self.settle()
 
     # --- writing ---
@@ -281,7 +281,7 @@ class MemberStorage(BaseStorage):
             raise
         end = appended.end_offset
         self.watermarks.append_to(end)
-        self.moved.ring()
+        self.moved.notify()
         demands = DurabilityClass.ASYNC
         for segment, first in zip(segments, appended.queue_offsets, strict=True):
             demands |= segment.demands
@@ -316,7 +316,7 @@ class MemberStorage(BaseStorage):
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
         if demands & _ON_DISK or (demands and self._alone):
             self._flusher.demand(end)
-        if demands & DurabilityClass.COPIED_FLUSHED:
+        if demands & DurabilityClass.REPLICATED_FLUSHED:
             self.copies_wanted = end
         queue = self._acks.get(demands)
         if queue is None:
@@ -335,16 +335,18 @@ class MemberStorage(BaseStorage):
             # keeps them so.
             await self._wait(demands, self.watermarks.appended)
 
-    def copied_to(self, copied: int, copied_flushed: int, *, alone: bool) -> None:
+    def advance_replicated(self, replicated: int, replicated_flushed: int, *, alone: bool) -> None:
         """Everybody in sync has the log up to there; ``alone``: that is only this member."""
         if alone and not self._alone:
             # Whoever waits for copies now waits for our disk.
             self._flusher.demand(self.watermarks.appended)
         self._alone = alone
-        self.watermarks.copied_to(copied, copied_flushed)
+        self.watermarks.advance_replicated(replicated, replicated_flushed)
 
     def hold_copies(self) -> None:
-        """Too few are in sync: nothing counts as copied, until :meth:`copied_to` is called."""
+        """Too few are in sync: nothing counts as copied, until :meth:`advance_replicated` is
+        called.
+        """
         self._alone = False
 
     def settle(self) -> None:
@@ -356,7 +358,7 @@ class MemberStorage(BaseStorage):
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
         if self.shown != self.watermarks.marks:
             self.shown = self.watermarks.marks
-            self.moved.ring()  # followers show it too
+            self.moved.notify()  # followers show it too
 
     def depose(self) -> None:
         """Another member writes: what waits is never acknowledged here."""
@@ -373,7 +375,7 @@ class MemberStorage(BaseStorage):
     def _flushed(self, position: int) -> None:
         self.watermarks.flush_to(position)
         if self._alone:
-            self.watermarks.copied_to(position, position)
+            self.watermarks.advance_replicated(position, position)
         self.count_copies()
         self.settle()
 
@@ -404,4 +406,4 @@ def readable_at_start(
     return maxima
 
 
-_ON_DISK = DurabilityClass.FLUSHED | DurabilityClass.COPIED_FLUSHED
+_ON_DISK = DurabilityClass.FLUSHED | DurabilityClass.REPLICATED_FLUSHED

@@ -12,22 +12,22 @@ from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
-from cometmq.messaging import snapshots, takeover
+from cometmq.messaging import adoption, rocketmq_tables
+from cometmq.messaging.adoption import Queues, Tables
 from cometmq.messaging.state import BrokerState
-from cometmq.messaging.takeover import Queues, Tables
 from cometmq.messaging.topics import is_system
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
-from cometmq.store.recovery.foreign import Takeover
+from cometmq.store.recovery.foreign import Adoption
 from cometmq.store.writer import MessageStore
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
 
 
-def take_over(
+def adopt_tables(
     store: BaseStore,
-    found: Takeover,
+    found: Adoption,
     tables: Tables,
     state: BrokerState,
     config: MemberConfig,
@@ -44,7 +44,7 @@ def take_over(
         verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, sure),
         maximum=lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
     )
-    takeover.take_over(state, tables, queues, config.flush_disk_type.value)
+    adoption.adopt_tables(state, tables, queues, config.flush_disk_type.value)
     deleted = {topic for topic, _ in queues.known if topic not in state.topics}
     log.warning(
         "took over what another program wrote",
@@ -66,7 +66,7 @@ def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
         if len(readable) < len(contents):
             log.warning("config/%s of RocketMQ does not read", name)
         chosen[name] = (readable or contents)[0]
-    return takeover.read(chosen)
+    return adoption.read(chosen)
 
 
 def read_exported(folder: Path) -> Tables:
@@ -76,12 +76,12 @@ def read_exported(folder: Path) -> Tables:
         for path in (folder / name, folder / f"{name}.bak"):
             if name not in found and path.is_file() and _is_table(name, path.read_bytes()):
                 found[name] = path.read_bytes()
-    return takeover.read(found)
+    return adoption.read(found)
 
 
 def _is_table(name: str, content: bytes) -> bool:
     try:
-        takeover.read({name: content})
+        adoption.read({name: content})
     except (StoreDamaged, StoreForeignFile):
         return False
     return True
@@ -89,7 +89,7 @@ def _is_table(name: str, content: bytes) -> bool:
 
 def _reads(content: bytes) -> bool:
     try:
-        snapshots.parse(content)
+        rocketmq_tables.parse(content)
     except StoreDamaged:
         return False
     return True
@@ -99,9 +99,11 @@ def settle(store: MessageStore, state: BrokerState, config: MemberConfig, clock:
     """The state's full copy is on the disk: write the exports, so that the tables are not taken for
     RocketMQ's once more, and note that all is ours. Raises StoreFailed.
     """
-    mark = snapshots.SnapshotMark(store.epoch, store.appended_offset)
+    mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)
     try:
-        Exporter(config.store_path / "config").write(snapshots.export(state, mark, clock.wall_ms()))
+        Exporter(config.store_path / "config").write(
+            rocketmq_tables.export(state, mark, clock.wall_ms())
+        )
     except OSError as error:
         raise StoreFailed(f"config/*.json cannot be written: {error}") from error
-    store.settle_takeover()
+    store.finish_adoption()

@@ -19,7 +19,7 @@ from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.watermarks import HighWatermarks
-from cometmq.telemetry import Trouble, fields
+from cometmq.telemetry import OutageLogger, fields
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class LeaseHolder:
         self._one_at_a_time = asyncio.Lock()
         self._released = False
         self.held = True  # for metrics: the last write or reading went well
-        self._trouble = Trouble(
+        self._trouble = OutageLogger(
             log, logging.WARNING, "the lease is not written", "the lease is written again"
         )
 
@@ -173,7 +173,7 @@ class LeaseHolder:
                 await self._write(record)
                 return False
             except (LeaseConflict, LeaseUnavailable) as error:
-                self._trouble.met(error)
+                self._trouble.failing(error)
                 if await self._look():
                     return True
                 if stopping():
@@ -185,7 +185,7 @@ class LeaseHolder:
             await self._write(record)
         except (LeaseConflict, LeaseUnavailable) as error:
             self.held = False
-            self._trouble.met(error)
+            self._trouble.failing(error)
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
@@ -198,7 +198,7 @@ class LeaseHolder:
             raise
         self._state.written(record)
         self.held = True
-        self._trouble.over()
+        self._trouble.recovered()
         self.on_change()
 
     async def _look(self) -> bool:

@@ -51,7 +51,7 @@ class TopicDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicCopied:
+class TopicSnapshot:
     """A topic as it stands, in a full copy: settings but for the reserve time, and all histories by
     queue id.
     """
@@ -128,7 +128,7 @@ Change = (
     TopicPut
     | TopicReserved
     | TopicDropped
-    | TopicCopied
+    | TopicSnapshot
     | QueuesCounted
     | GenerationsRaised
     | GenerationsCounted
@@ -281,11 +281,11 @@ _KINDS: dict[type[Change], _Kind] = {
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))
     ),
-    TopicCopied: _Kind(
+    TopicSnapshot: _Kind(
         "topic-copy",
         _CONFIG_FIELDS | {"h"},
         lambda c: {**_config_fields(c.config), "h": [h.pairs for h in c.histories]},
-        lambda f: TopicCopied(_config(f), _histories(f["h"])),
+        lambda f: TopicSnapshot(_config(f), _histories(f["h"])),
         optional=_CONFIG_OPTIONAL,
     ),
     QueuesCounted: _Kind(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from cometmq.messaging import topics
+from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import GroupPut, OffsetsCommitted, TopicDropped, TopicPut
 from cometmq.messaging.changes import TopicReserved as Reserved
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
-from cometmq.messaging.takeover import Tables
 from cometmq.model import FlushMode, Position, TopicConfig
 
 Commits = Mapping[tuple[str, str, int], int]  # queue offset by group, topic, queue id

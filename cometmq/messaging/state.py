@@ -28,10 +28,10 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
-    TopicCopied,
     TopicDropped,
     TopicPut,
     TopicReserved,
+    TopicSnapshot,
     decode,
     encode_change,
     join,
@@ -47,11 +47,11 @@ STATE_QUEUE_ID = 0
 
 # What a record of the state topic is, as its tag: the queue alone tells where a full copy begins.
 CHANGE = "CHANGE"
-COPY_FIRST = "COPY_FIRST"
-COPY = "COPY"
-COPY_LAST = "COPY_LAST"
-COPY_ONLY = "COPY_ONLY"  # a copy of one record
-STATE_TAGS = (CHANGE, COPY_FIRST, COPY, COPY_LAST, COPY_ONLY)
+SNAPSHOT_FIRST = "COPY_FIRST"
+SNAPSHOT_PART = "COPY"
+SNAPSHOT_LAST = "COPY_LAST"
+SNAPSHOT_ONLY = "COPY_ONLY"  # a copy of one record
+STATE_TAGS = (CHANGE, SNAPSHOT_FIRST, SNAPSHOT_PART, SNAPSHOT_LAST, SNAPSHOT_ONLY)
 
 # Topic and queue id → the offset of the queue's next message.
 NextOffsetOf = Callable[[str, int], int]
@@ -198,7 +198,7 @@ class BrokerState:
                 self._reserve_topic(topic, reserve_time_ms)
             case TopicDropped(topic):
                 self._drop_topic(topic)
-            case TopicCopied(config, histories):
+            case TopicSnapshot(config, histories):
                 self._copy_topic(config, histories)
             case GenerationsRaised(generation, starts):
                 self.generations.raise_all(generation, starts)
@@ -258,7 +258,7 @@ class BrokerState:
         yield GenerationsCounted(self.generations.last)
         for config in self.topics:
             shorn = replace(config, reserve_time_ms=0)
-            yield TopicCopied(shorn, self.generations.topic(config.name))
+            yield TopicSnapshot(shorn, self.generations.topic(config.name))
             if config.reserve_time_ms:
                 yield TopicReserved(config.name, config.reserve_time_ms)
             if next_offset_of is not None:
@@ -276,7 +276,7 @@ class BrokerState:
         if any(next_offsets):
             yield QueuesCounted(topic, next_offsets)
 
-    def full_copy(
+    def snapshot_records(
         self,
         in_flight: Iterable[Change] = (),
         bytes_max: int = RECORD_BYTES_MAX,
@@ -290,8 +290,8 @@ class BrokerState:
         """
         bodies = list(_bodies([*self.as_changes(next_offset_of), *in_flight], bytes_max))
         if len(bodies) == 1:
-            return [StateRecord(COPY_ONLY, bodies[0])]
-        tags = [COPY_FIRST, *[COPY] * (len(bodies) - 2), COPY_LAST]
+            return [StateRecord(SNAPSHOT_ONLY, bodies[0])]
+        tags = [SNAPSHOT_FIRST, *[SNAPSHOT_PART] * (len(bodies) - 2), SNAPSHOT_LAST]
         return [StateRecord(tag, body) for tag, body in zip(tags, bodies, strict=True)]
 
     def copy_bytes(self) -> int:
@@ -345,11 +345,11 @@ def find_copy_start(tags: Iterable[str]) -> int | None:
     """
     complete = False
     for back, tag in enumerate(tags):
-        if tag == COPY_ONLY or (tag == COPY_FIRST and complete):
+        if tag == SNAPSHOT_ONLY or (tag == SNAPSHOT_FIRST and complete):
             return back
-        if tag == COPY_FIRST:
+        if tag == SNAPSHOT_FIRST:
             complete = False  # a copy that was never finished
-        elif tag == COPY_LAST:
+        elif tag == SNAPSHOT_LAST:
             complete = True
     return None
 
@@ -414,12 +414,12 @@ class StateLoader:
             self._behind += changes
 
     def _take_copy(self, tag: str, changes: Sequence[Change]) -> None:
-        if tag in (COPY_FIRST, COPY_ONLY):
+        if tag in (SNAPSHOT_FIRST, SNAPSHOT_ONLY):
             self._copy, self._behind = self._new_state(), []
         if self._copy is None:
             return  # the rest of a copy that began before the first record we were given
         _apply_all(self._copy, changes)
-        if tag in (COPY_LAST, COPY_ONLY):
+        if tag in (SNAPSHOT_LAST, SNAPSHOT_ONLY):
             _apply_all(self._copy, self._behind)
             self._state, self._copy, self._behind = self._copy, None, []
 

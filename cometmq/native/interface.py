@@ -21,7 +21,7 @@ queue, though not always in the log. Groups are in the order of their first mess
 T = TypeVar("T", bound=tuple[object, ...])
 
 
-class Levels(Protocol):
+class SharedOffsets(Protocol):
     """How far a log is appended, wanted and flushed, for threads that do not wait for each other.
 
     ``sync`` runs in one thread; another one may call everything else but ``flush_to`` meanwhile.
@@ -39,14 +39,14 @@ class Levels(Protocol):
     def flushed(self) -> tuple[int, int]:
         """Up to where it is on the disk, and a time that is not later than the last record's."""
 
-    def sync(self, fd: int, stop: int, bell: int, /) -> int:
+    def sync(self, fd: int, stop: int, write_fd: int, /) -> int:
         """Sync the file behind ``fd`` again and again without the GIL, while somebody waits for
         what is in it: it holds the log from what is flushed up to ``stop``. Then it stays for a
         millisecond more, for who comes next.
 
-        Each sync covers what was appended before it began; ``bell``, a pipe that does not block,
-        gets the nanoseconds that it took (int64, the machine's order). Returns how often it was
-        done; OSError at the first that fails.
+        Each sync covers what was appended before it began; ``write_fd``, a pipe that does not
+        block, gets the nanoseconds that it took (int64, the machine's order). Returns how often it
+        was done; OSError at the first that fails.
         """
 
 
@@ -54,7 +54,7 @@ class Accelerator(Protocol):
     """The module ``cometmq.native._accelerator``. Arguments are positional."""
 
     CRC32: str  # how it computes CRCs: "pclmulqdq" or "tables"
-    Levels: type[Levels]
+    SharedOffsets: type[SharedOffsets]
 
     def crc32(self, data: Buffer, /) -> int:
         """``zlib.crc32(data)``."""

@@ -167,7 +167,7 @@ static PyType_Slot levels_slots[] = {
 };
 
 static PyType_Spec levels_spec = {
-    .name = "cometmq.native._accelerator.Levels",
+    .name = "cometmq.native._accelerator.SharedOffsets",
     .basicsize = sizeof(levels),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = levels_slots,

@@ -212,7 +212,7 @@ class Election:
         if record.released and record.holder == me.replica_id and me.log_end == record.log_end:
             return self._write(record, me, Reason.HANDOVER)  # whom it was for has not come
         if me.replica_id in record.electable:
-            return self._write(record, me, Reason.TAKEOVER)
+            return self._write(record, me, Reason.FAILOVER)
         if me.forced:
             return self._by_force(record, me, answers)
         if me.former_replica_id in record.in_sync:

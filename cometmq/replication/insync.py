@@ -99,7 +99,7 @@ def _joins(replica: Replica, own: Own, now_s: float) -> bool:
 
 def _has(replica: Replica, marks: HighWatermarks) -> bool:
     """All that counts as copied."""
-    return replica.appended >= marks.copied and replica.flushed >= marks.copied_flushed
+    return replica.appended >= marks.replicated and replica.flushed >= marks.replicated_flushed
 
 
 def _near(replica: Replica, own: Own, policy: SetPolicy, now_s: float) -> bool:
@@ -108,7 +108,7 @@ def _near(replica: Replica, own: Own, policy: SetPolicy, now_s: float) -> bool:
     return heard and near and not replica.leaving
 
 
-def copied(
+def replicated_positions(
     must_acknowledge: Iterable[ReplicaId],
     electable_others: Iterable[ReplicaId],
     own: Own,

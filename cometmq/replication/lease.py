@@ -44,7 +44,7 @@ class Reason(Enum):
     FIRST = "first"  # the group has never had a writer
     RESTART = "restart"  # it wrote before, and has everything that it wrote
     HANDOVER = "handover"  # the writer before gave its role away
-    TAKEOVER = "takeover"  # the writer before fell silent
+    FAILOVER = "failover"  # the writer before fell silent
     UNCLEAN = "unclean"  # nobody has a longer log, but ends of logs were lost
     RECREATED = "recreated"  # the lease was lost, and nobody has a longer log
     FORCED = "forced"  # an operator said so

@@ -23,8 +23,8 @@ class DurabilityClass(IntFlag):
 
     ASYNC = 0
     FLUSHED = 1  # on the writer's disk
-    COPIED = 2  # in the page cache of every in-sync member
-    COPIED_FLUSHED = 4  # on the disk of every in-sync member
+    REPLICATED = 2  # in the page cache of every in-sync member
+    REPLICATED_FLUSHED = 4  # on the disk of every in-sync member
 
     @classmethod
     def of(cls, flush: FlushMode, replication: ReplicationMode) -> DurabilityClass:
@@ -40,15 +40,15 @@ class DurabilityClass(IntFlag):
 _OF_FLUSH = {FlushMode.ASYNC: DurabilityClass.ASYNC, FlushMode.SYNC: DurabilityClass.FLUSHED}
 _OF_REPLICATION = {
     ReplicationMode.ASYNC: DurabilityClass.ASYNC,
-    ReplicationMode.APPENDED: DurabilityClass.COPIED,
-    ReplicationMode.FLUSHED: DurabilityClass.COPIED_FLUSHED,
+    ReplicationMode.APPENDED: DurabilityClass.REPLICATED,
+    ReplicationMode.FLUSHED: DurabilityClass.REPLICATED_FLUSHED,
 }
 _OF = {
     (flush, replication): _OF_FLUSH[flush] | _OF_REPLICATION[replication]
     for flush in FlushMode
     for replication in ReplicationMode
 }
-REPLICATED = DurabilityClass.COPIED | DurabilityClass.COPIED_FLUSHED
+REPLICATED = DurabilityClass.REPLICATED | DurabilityClass.REPLICATED_FLUSHED
 STRICTEST = DurabilityClass.FLUSHED | REPLICATED
 
 
@@ -64,8 +64,8 @@ class HighWatermarks(NamedTuple):
     """Positions that conditions are measured by: what consumers may see of each class follows."""
 
     flushed: int = 0  # on the writer's disk
-    copied: int = 0  # in the page cache of every in-sync member
-    copied_flushed: int = 0  # on the disk of every in-sync member
+    replicated: int = 0  # in the page cache of every in-sync member
+    replicated_flushed: int = 0  # on the disk of every in-sync member
 
     def visible(self, demands: DurabilityClass) -> int:
         """A record that ends at or below this position is seen by consumers. Even an asynchronous
@@ -87,7 +87,11 @@ class HighWatermarks(NamedTuple):
 
 
 NO_WATERMARKS = HighWatermarks()
-_CONDITIONS = (DurabilityClass.FLUSHED, DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED)
+_CONDITIONS = (
+    DurabilityClass.FLUSHED,
+    DurabilityClass.REPLICATED,
+    DurabilityClass.REPLICATED_FLUSHED,
+)
 # By class, the places in HighWatermarks of what it demands: asked for every
 # batch and every answer of a follower, when flags would cost more than all the rest.
 _PLACES = tuple(
@@ -99,8 +103,8 @@ _PLACES = tuple(
 class Watermarks:
     """How far the log has come.
 
-    Invariants: flushed ≤ appended, copied_flushed ≤ copied ≤ appended, copied_flushed ≤ flushed,
-    and none ever goes back.
+    Invariants: flushed ≤ appended, replicated_flushed ≤ copied ≤ appended, replicated_flushed ≤
+    flushed, and none ever goes back.
     """
 
     __slots__ = ("appended", "marks")
@@ -128,13 +132,17 @@ class Watermarks:
         )
         self.marks = self.marks._replace(flushed=position)
 
-    def copied_to(self, copied: int, copied_flushed: int) -> None:
+    def advance_replicated(self, replicated: int, replicated_flushed: int) -> None:
         """Every in-sync member has the log up to there, in its page cache and on its disk. A member
         that has just joined them may have less than what is copied already: nothing goes back.
         """
-        assert copied_flushed <= copied <= self.appended, (copied, copied_flushed, self.appended)
-        assert copied_flushed <= self.flushed, (copied_flushed, self.flushed)
-        self.marks = self.marks.raised(HighWatermarks(0, copied, copied_flushed))
+        assert replicated_flushed <= replicated <= self.appended, (
+            replicated,
+            replicated_flushed,
+            self.appended,
+        )
+        assert replicated_flushed <= self.flushed, (replicated_flushed, self.flushed)
+        self.marks = self.marks.raised(HighWatermarks(0, replicated, replicated_flushed))
 
     def ack(self, demands: DurabilityClass) -> int:
         """A batch that ends at or below this position is acknowledged."""
@@ -192,7 +200,7 @@ class FollowerWatermarks:
     @property
     def told_on_disk(self) -> int:
         """Up to here the writer has it on its disk, for others to see."""
-        return max(self._told.flushed, self._told.copied_flushed)
+        return max(self._told.flushed, self._told.replicated_flushed)
 
     @property
     def most_visible(self) -> int:

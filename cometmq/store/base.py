@@ -17,7 +17,7 @@ from cometmq.format import queueunit, record
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
-from cometmq.store.recovery.foreign import Takeover
+from cometmq.store.recovery.foreign import Adoption
 from cometmq.store.recovery.opening import OpenedStore
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
@@ -103,9 +103,9 @@ class BaseStore:
         return self._opened.has_damage
 
     @property
-    def takeover(self) -> Takeover | None:
+    def adoption(self) -> Adoption | None:
         """What another program left here and no writer has settled yet; None: nothing."""
-        return self._opened.takeover
+        return self._opened.adoption
 
     @property
     def state_lost(self) -> Mapping[str, int] | None:
@@ -224,18 +224,18 @@ class BaseStore:
 
     def demand(self, position: int) -> None:
         """Somebody waits until the log is on the disk up to ``position``: any thread."""
-        self._log.levels.demand(position)
+        self._log.offsets.demand(position)
 
-    def flush_log_while_wanted(self, bell: int) -> bool:
+    def flush_log_while_wanted(self, write_fd: int) -> bool:
         """Sync the log as long as somebody waits, without the interpreter lock, which a busy event
-        loop hardly lets go of. After each sync ``bell``, a pipe that does not block, gets the
+        loop hardly lets go of. After each sync ``write_fd``, a pipe that does not block, gets the
         nanoseconds that it took, as 8 bytes in the machine's order.
 
         False when nothing was done: nobody waits, or that does not go here (in plain Python, with
         the transient store pool, where the log goes on in another file); :meth:`flush_log` always
         does. A failed sync is StoreFailed, for good.
         """
-        return self._guarded(lambda: self._log.flush_while_wanted(bell))
+        return self._guarded(lambda: self._log.flush_while_wanted(write_fd))
 
     def commit_log(self) -> None:
         """Write what the transient store pool holds; without it there is nothing to do. After

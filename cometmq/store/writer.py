@@ -169,9 +169,9 @@ class MessageStore(BaseStore):
         """The log tells the whole state, on the disk: see ``Identity``."""
         self._guarded(self._opened.settle_state)
 
-    def settle_takeover(self) -> None:
-        """What another program left is in our state and our files now: see ``takeover``."""
-        self._guarded(self._opened.settle_takeover)
+    def finish_adoption(self) -> None:
+        """What another program left is in our state and our files now: see ``adoption``."""
+        self._guarded(self._opened.finish_adoption)
 
     def drop_topic(self, topic: str) -> None:
         """Forget all queues of ``topic`` and remove their files; its records stay in the log,

@@ -745,7 +745,7 @@ class WriterStatus(_message.Message):
     only_writer: _builtins.bool
     """Nobody else can be the writer now; false = acknowledgements wait."""
     reason: _builtins.str
-    """Why it leads: first, restart, handover, takeover, unclean, recreated or forced."""
+    """Why it leads: first, restart, handover, failover, unclean, recreated or forced."""
     since_ms: _builtins.int
     """Since when, in milliseconds since 1970."""
     in_sync_expected: _builtins.int

@@ -19,7 +19,7 @@ from examples.roundtrip.lagging import Lag
 from examples.roundtrip.outcome import Outcome, Trip
 from examples.roundtrip.sources import SourceFile
 from examples.roundtrip.stage import LEASE_S, Folder, cluster_in
-from examples.roundtrip.takeover import TakeOver
+from examples.roundtrip.takeover import Failover
 from examples.roundtrip.traffic import PRODUCER_COUNT, Traffic
 
 TOPIC = "stdlib_lines"
@@ -159,7 +159,7 @@ def uncommitted(queues: Iterable[QueueView], progress: Iterable[QueueProgressVie
 
 
 def trip_of(
-    files: Sequence[SourceFile], traffic: Traffic, change: HandOver, loss: TakeOver, lag: int
+    files: Sequence[SourceFile], traffic: Traffic, change: HandOver, loss: Failover, lag: int
 ) -> Trip:
     """What became of the messages."""
     placer, tally = traffic.placer, traffic.tally

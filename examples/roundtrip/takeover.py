@@ -19,7 +19,7 @@ TAKEN_OVER_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
+class Failover:
     """A writer's death and what followed, in milliseconds since 1970."""
 
     broker_group: str
@@ -46,7 +46,7 @@ class TakeOver:
 
 async def kill_writer(
     connection: Connection, cluster: LocalCluster, broker_group: str, lease_s: float
-) -> TakeOver:
+) -> Failover:
     """Kill the writer once every member is in sync; returns when another has taken over. Errors:
     TimeoutError, and those of the catalogue.
     """
@@ -64,7 +64,7 @@ async def kill_writer(
         connection, broker_group, lambda group: group.epoch > before.epoch, TAKEN_OVER_S_MAX
     )
     assert after.writer is not None
-    return TakeOver(
+    return Failover(
         broker_group,
         writer.member_id,
         after.writer,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from cometmq.errors import InvalidRequest
 from cometmq.member import convert
 from cometmq.member.admin_servicer import AdminReadServicer, Context
-from cometmq.member.holdings import Holdings
+from cometmq.member.holdings import MemberCore
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.v1 import broker_pb2
-from services.broker.consuming import Consuming
+from services.broker.group_coordinator import GroupCoordinator
 
 
 class BrokerAdminServicer(AdminReadServicer):
@@ -18,14 +18,14 @@ class BrokerAdminServicer(AdminReadServicer):
 
     def __init__(
         self,
-        holdings: Holdings,
-        consuming: Consuming,
+        core: MemberCore,
+        consuming: GroupCoordinator,
         keeper: StateKeeper,
         new_topic: TopicConfig,
     ) -> None:
-        super().__init__(holdings, consuming)
+        super().__init__(core, consuming)
         self._consuming = consuming
-        self._reserved_ms = holdings.retention.rules.reserved_ms
+        self._reserved_ms = core.retention.rules.reserved_ms
         self._keeper = keeper
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from cometmq.errors import CometError, LeaseUnavailable, StaleEpoch
 from cometmq.member import convert
 from cometmq.member.app import FOLLOWER_MODULE, WRITER, MemberApp
-from cometmq.member.holdings import Surroundings
+from cometmq.member.holdings import MemberContext
 from cometmq.member.leases import Lease, Reading, open_lease
 from cometmq.member.opening import Opened, open_writer
 from cometmq.member.registration import Registrar
@@ -25,13 +25,13 @@ from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
 from cometmq.replication.lease import LeaseRecord, Reason
-from cometmq.telemetry import Trouble, fields
+from cometmq.telemetry import OutageLogger, fields
 from cometmq.v1 import namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
-from services.broker.clients import Clients
-from services.broker.copies import Copies
+from services.broker.client_api import ClientApi
 from services.broker.handover import HandOver
-from services.broker.writing import Writing
+from services.broker.replication import Replication
+from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class App(MemberApp):
     role = WRITER
     _hand_over: HandOver | None = None  # while it writes under a lease
 
-    async def _open(self, around: Surroundings) -> _Parts | None:
+    async def _open(self, around: MemberContext) -> _Parts | None:
         if not self._config.lease:
             return self._parts(around, await self._open_store(around, None), None)
         lease = open_lease(self._config.lease, self._config.broker_group)
@@ -89,15 +89,15 @@ class App(MemberApp):
             log.info("handed over before the stop", extra=fields(to=done.member_id))
 
     async def _our_lease(self, lease: Lease) -> Reading | None:
-        trouble = Trouble(log, logging.WARNING, "waiting for the lease", "the lease is known")
+        trouble = OutageLogger(log, logging.WARNING, "waiting for the lease", "the lease is known")
         while not self.stopping:
             try:
                 reading = await lease.read()
             except LeaseUnavailable as error:
-                trouble.met(error)
+                trouble.failing(error)
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
-            trouble.over()
+            trouble.recovered()
             record = reading.record
             if record and not record.released and record.holder_id == self._config.member_id:
                 return reading
@@ -105,7 +105,7 @@ class App(MemberApp):
             return None
         return None
 
-    async def _open_store(self, around: Surroundings, lease: LeaseRecord | None) -> Opened:
+    async def _open_store(self, around: MemberContext, lease: LeaseRecord | None) -> Opened:
         before = self._before
         reason = Reason.RESTART if lease is None else _reason(lease)
         handed_over = reason is Reason.HANDOVER and before is not None
@@ -122,7 +122,7 @@ class App(MemberApp):
             progress=self._progress(),
         )
 
-    def _parts(self, around: Surroundings, opened: Opened, holder: LeaseHolder | None) -> _Parts:
+    def _parts(self, around: MemberContext, opened: Opened, holder: LeaseHolder | None) -> _Parts:
         parts = _Parts(around, opened, holder, partial(self.become, FOLLOWER_MODULE))
         self._hand_over = parts.hand_over if holder is not None else None
         return parts
@@ -138,7 +138,7 @@ class _Parts:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: MemberContext,
         opened: Opened,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
@@ -153,9 +153,9 @@ class _Parts:
             secret=around.ports.secret,
             overtaken=self._overtaken,
         )
-        self._writing = writing = Writing(around, opened, holder, self.registrar.changed)
-        self._copies = copies = Copies(around, writing, holder, ended)
-        self._clients = clients = Clients(around, writing, copies)
+        self._writing = writing = WriterCore(around, opened, holder, self.registrar.changed)
+        self._copies = copies = Replication(around, writing, holder, ended)
+        self._clients = clients = ClientApi(around, writing, copies)
         self.hand_over = copies.hand_over
         held, consuming = writing.held, clients.consuming
         admin = BrokerAdminServicer(held, consuming, writing.keeper, clients.policy.new_topic)

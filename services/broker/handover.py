@@ -110,7 +110,7 @@ class HandOver:
 
     async def _until_copied(self, follower: Replica, end: int) -> None:
         further = asyncio.Event()
-        with self._replicas.changed.heard_by(further):
+        with self._replicas.changed.subscribed(further):
             while not follower.has_all(end):
                 if not follower.connected:
                     raise NoFollower(f"member {follower.member_id} has gone meanwhile")

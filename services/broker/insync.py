@@ -15,7 +15,7 @@ from cometmq.errors import SlaveNotAvailable
 from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.storage import MemberStorage
 from cometmq.member.tenure import LeaseHolder
-from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
+from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
@@ -135,11 +135,13 @@ class InSyncSet:
         own = self._own(holder)
         # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
         electable_others = holder.electable_others() if replicated else ()
-        positions = copied(must_acknowledge, electable_others, own, self._replicas.by_seat)
+        positions = replicated_positions(
+            must_acknowledge, electable_others, own, self._replicas.by_replica_id
+        )
         if positions is None:
             self._storage.hold_copies()
         else:
-            self._storage.copied_to(*positions, alone=must_acknowledge == {own.replica_id})
+            self._storage.advance_replicated(*positions, alone=must_acknowledge == {own.replica_id})
 
     def _own(self, holder: LeaseHolder) -> Own:
         marks = self._storage.watermarks
@@ -169,7 +171,7 @@ class InSyncSet:
         return wanted_sets(
             holder.record,
             self._own(holder),
-            self._replicas.by_seat,
+            self._replicas.by_replica_id,
             self._policy,
             self._clock.boottime_s(),
             replicated=self._replicated(),

@@ -16,9 +16,9 @@ from zlib import crc32
 
 from cometmq.clock import Clock
 from cometmq.errors import InvalidRequest, MessageNotFound
-from cometmq.member.pacing import CatchUpPace
-from cometmq.member.storage import Bell, MemberStorage
-from cometmq.messaging.suggestion import Copy
+from cometmq.member.pacing import CatchUpThrottle
+from cometmq.member.storage import MemberStorage, Notifier
+from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.replication.follower import (
     CHUNK_BYTES_MAX,
     HEARTBEAT_S,
@@ -60,10 +60,10 @@ class Replicas:
     newer one takes the place of an older.
     """
 
-    def __init__(self, storage: MemberStorage, pace: CatchUpPace, clock: Clock) -> None:
+    def __init__(self, storage: MemberStorage, pace: CatchUpThrottle, clock: Clock) -> None:
         self.bytes_sent = 0
         self.pace = pace  # of those far behind
-        self.changed = Bell()  # rings when a follower is further, comes or goes
+        self.changed = Notifier()  # rings when a follower is further, comes or goes
         self.on_ack: Callable[[], None] = lambda: None  # told before the bell rings
         self.refusals = Refusals()
         self.clock = clock
@@ -73,7 +73,7 @@ class Replicas:
         self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
 
     @property
-    def by_seat(self) -> Mapping[ReplicaId, Replica]:
+    def by_replica_id(self) -> Mapping[ReplicaId, Replica]:
         """Followers, connected or not."""
         return self._by_seat
 
@@ -83,10 +83,10 @@ class Replicas:
         found = [sender.replica for sender in list(self._streams.values())]
         return sorted(found, key=lambda replica: replica.replica_id)
 
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[ReadReplica]:
         """The connected followers, for readers that may be sent to one of them."""
         end = self.storage.store.appended_offset
-        return [Copy(r.member_id, r.behind_bytes(end)) for r in self.connected()]
+        return [ReadReplica(r.member_id, r.behind_bytes(end)) for r in self.connected()]
 
     def promised_until_s(self, replica_id: ReplicaId) -> float:
         """Until when that follower has promised not to take the lease; 0: it has not."""
@@ -119,15 +119,15 @@ class Replicas:
         pins = self.storage.store.cleaner.pins
         with pins.hold(start) as pin:
             sender = self._streams[replica_id.member_id] = Sender(self, replica, pin)
-            self.changed.ring()
+            self.changed.notify()
             try:
-                with self.storage.moved.heard_by(sender.wake):
+                with self.storage.moved.subscribed(sender.wake):
                     yield sender
             finally:
                 if self.is_current(sender):
                     del self._streams[replica_id.member_id]
                     replica.connected = False
-                self.changed.ring()
+                self.changed.notify()
 
     def _replica(self, replica_id: ReplicaId, start: int) -> Replica:
         # A member on another store has lost what it had: what the store before has told of itself,
@@ -192,7 +192,7 @@ class Sender:
             self.replica.acked(ack, end)
         self.wake.set()
         replicas.on_ack()
-        replicas.changed.ring()
+        replicas.changed.notify()
 
     @property
     def has_let_go(self) -> bool:

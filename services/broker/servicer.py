@@ -19,9 +19,9 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
-from services.broker.consuming import Consuming
-from services.broker.intake import Accepted, Intake
+from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import MemberStream
+from services.broker.produce import Accepted, ProduceHandler
 from services.broker.structured import StructuredEncoder
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -47,17 +47,17 @@ class BrokerServicer(ReadServicer):
     def __init__(
         self,
         identity: BrokerIdentity,
-        intake: Intake,
+        produce: ProduceHandler,
         encoder: StructuredEncoder,
         reader: Reader,
-        consuming: Consuming,
+        consuming: GroupCoordinator,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
         described: Callable[[], namesrv_pb2.Member],
     ) -> None:
         super().__init__(identity, reader, consuming, metrics, described)
-        self._intake = intake
+        self._produce = produce
         self._encoder = encoder
         self._consuming = consuming
         self._gate = gate
@@ -109,7 +109,7 @@ class BrokerServicer(ReadServicer):
             if request.batch_id != next_id:  # lost, sent twice, or out of order
                 raise InvalidRequest(f"batch_id: the next is {next_id}, not {request.batch_id}")
             self._gate.check()
-            return await self._intake.take(request.records, claims, born_host, checksum)
+            return await self._produce.take(request.records, claims, born_host, checksum)
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             return error
@@ -120,7 +120,7 @@ class BrokerServicer(ReadServicer):
         try:
             if isinstance(taken, CometError):
                 raise taken
-            status = await self._intake.settled(taken)
+            status = await self._produce.settled(taken)
         except CometError as error:  # refused, or the disk failed after it was appended
             return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(error))
         appended = taken.ticket.appended
@@ -157,12 +157,12 @@ class BrokerServicer(ReadServicer):
         born_host = host_of_peer(context.peer())
         batch = self._encoder.encode(request.messages, born_host)
         try:
-            accepted = await self._intake.take(batch.records, batch.claims, born_host)
+            accepted = await self._produce.take(batch.records, batch.claims, born_host)
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             error.segment = batch.first_message_of(error.segment)
             raise
-        status = await self._intake.settled(accepted)
+        status = await self._produce.settled(accepted)
         appended = accepted.ticket.appended
         sent = []
         for segment, place, byte in batch.order:

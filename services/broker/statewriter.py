@@ -13,7 +13,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage
-from cometmq.messaging import snapshots
+from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.telemetry import fields
 
@@ -59,8 +59,8 @@ class StateWriter:
         _, records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
         if records == self._exported:
             return
-        mark = snapshots.SnapshotMark(store.epoch, store.appended_offset)
-        files = snapshots.export(self._keeper.state, mark, self._clock.wall_ms())
+        mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)
+        files = rocketmq_tables.export(self._keeper.state, mark, self._clock.wall_ms())
         try:
             await asyncio.to_thread(self._exporter.write, files)
         except OSError as error:  # a full disk, say: the state log is the truth, these are copies

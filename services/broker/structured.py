@@ -19,7 +19,7 @@ from cometmq.format import ids, properties, record
 from cometmq.format.batch import BatchLimits
 from cometmq.messaging.topics import TopicTable
 from cometmq.v1 import broker_pb2
-from services.broker.intake import Claim
+from services.broker.produce import Claim
 
 _CONTROL = frozenset(map(chr, [*range(32), 127]))
 

@@ -18,10 +18,10 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from cometmq.member.admin_servicer import AdminReadServicer
-from cometmq.member.advising import Adviser
+from cometmq.member.advising import ReplicaSelector
 from cometmq.member.app import FOLLOWER, FOLLOWER_MODULE, WRITER_MODULE, MemberApp
 from cometmq.member.copying import FollowerStorage, cut
-from cometmq.member.holdings import Holdings, Surroundings
+from cometmq.member.holdings import MemberContext, MemberCore
 from cometmq.member.leases import open_lease
 from cometmq.member.metrics import StoreCollector
 from cometmq.member.opening import OpenedFollower, open_copy
@@ -30,7 +30,7 @@ from cometmq.member.read_servicer import ReadServicer
 from cometmq.member.registration import Registrar
 from cometmq.member.serving import Servicers
 from cometmq.member.standing import Peers
-from cometmq.messaging.suggestion import Copy
+from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.replication.election import Follow, Lead, ReplicaStatus
 from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.follower import FollowerStore
@@ -56,7 +56,7 @@ class App(MemberApp):
     )
     _following: Following | None = None  # once the store is open
 
-    async def _open(self, around: Surroundings) -> _Parts | None:
+    async def _open(self, around: MemberContext) -> _Parts | None:
         if not self._config.lease:
             self.become(WRITER_MODULE, "alone")
             return None
@@ -76,7 +76,7 @@ class App(MemberApp):
             parts.follow(step)
         return parts
 
-    def _elector(self, around: Surroundings, opened: OpenedFollower) -> Elector:
+    def _elector(self, around: MemberContext, opened: OpenedFollower) -> Elector:
         config, store = self._config, opened.store
 
         peers = Peers(config.broker_group, config.peer_addresses(), around.ports.secret)
@@ -120,7 +120,7 @@ class _Parts:
     """Everything that needs the open store."""
 
     def __init__(
-        self, app: App, around: Surroundings, opened: OpenedFollower, elector: Elector
+        self, app: App, around: MemberContext, opened: OpenedFollower, elector: Elector
     ) -> None:
         config, identity, metrics = around.config, around.identity, around.metrics
         self._app = app
@@ -143,11 +143,11 @@ class _Parts:
             metrics.forget_topic,
             metrics.forget_group,
         )
-        self._held = held = Holdings(around, self.storage, opened.state.state, copy=True)
+        self._held = held = MemberCore(around, self.storage, opened.state.state, copy=True)
         follower = _who_follows(around)
         self.following = Following(self.storage, follower, elector.promise, around.clock)
         memory_percent = config.access_message_in_memory_max_ratio
-        adviser = Adviser(config.slave_read_enable, memory_percent, self._as_copy)
+        adviser = ReplicaSelector(config.slave_read_enable, memory_percent, self._as_copy)
         groups = GroupReads(held.state, held.reader, held.members, adviser)
         self.servicers = Servicers(
             around,
@@ -163,9 +163,9 @@ class _Parts:
             held.collector,
         )
 
-    def _as_copy(self) -> list[Copy]:
+    def _as_copy(self) -> list[ReadReplica]:
         """What this follower can say about followers."""
-        return [Copy(self._around.config.member_id, self.following.behind_bytes)]
+        return [ReadReplica(self._around.config.member_id, self.following.behind_bytes)]
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the process follows."""
@@ -251,7 +251,7 @@ class _Parts:
         self.storage.close()
 
 
-def _who_follows(around: Surroundings) -> Follower:
+def _who_follows(around: MemberContext) -> Follower:
     config = around.config
     return Follower(
         config.cluster,

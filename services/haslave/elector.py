@@ -20,7 +20,7 @@ from cometmq.replication.election import (
     Write,
 )
 from cometmq.replication.lease import LeaseRecord
-from cometmq.telemetry import Trouble, fields
+from cometmq.telemetry import OutageLogger, fields
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class Elector:
         self._clock = clock
         self._promised_until_s = 0.0
         self._order: ForcedElection | None = None
-        self._trouble = Trouble(
+        self._trouble = OutageLogger(
             log, logging.WARNING, "the lease is not known", "the lease is known again"
         )
-        self._unled = Trouble(
+        self._unled = OutageLogger(
             log, logging.WARNING, "no lease is there, and this member does not take it", "led again"
         )
 
@@ -117,17 +117,17 @@ class Elector:
             log.info("somebody else has written the lease first")
             return None
         except LeaseUnavailable as error:
-            self._trouble.met(error)
+            self._trouble.failing(error)
             return None
 
     def _tell_why(self, step: Step) -> None:
         if not isinstance(step, Follow) or not step.why:
-            return self._unled.over()
+            return self._unled.recovered()
         advice = "name all members in peers, or: cometmq broker elect GROUP MEMBER --force"
-        self._unled.met(step.why, advice=advice)
+        self._unled.failing(step.why, advice=advice)
 
     def _saw(self, record: LeaseRecord | None, answers: Answers | None) -> Step:
-        self._trouble.over()
+        self._trouble.recovered()
         self.record = record
         if self._order is not None and self._order.record != record:
             log.warning("the lease was written since: the order to lead is void")

@@ -296,7 +296,7 @@ class Following:
         told, told_ms = (-1, -1, False), -ANSWER_MS
         taken = self._taken
         marks = self._storage.watermarks
-        with self._storage.moved.heard_by(taken):
+        with self._storage.moved.subscribed(taken):
             while True:
                 now = marks.appended, marks.flushed, self._leaves
                 if now != told or self._answers_ms - told_ms >= ANSWER_MS:

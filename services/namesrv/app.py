@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
+from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.server import RpcServer, join_address
-from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.namesrv_pb2_grpc import add_NameServiceServicer_to_server
 from services.namesrv.config import NamesrvConfig
@@ -57,7 +57,7 @@ class App:
         self._registry = new_registry("namesrv", self._clock)
         self._metrics = NamesrvMetrics(self._registry, self._table)
         self._registry.register(RefusedCallers(server.secret))
-        self._vitals = Vitals(self._registry, server.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(self._registry, server.gate, self._clock)
         self._stack = AsyncExitStack()
         self.metrics_address = ""
 
@@ -95,7 +95,7 @@ class App:
         self._add_gauges()
         self._serve_metrics()
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for coroutine in (self._remove_silent_members(), self._vitals.run()):
+        for coroutine in (self._remove_silent_members(), self._loop_lag.run()):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain)
         await self._server.set_ready()

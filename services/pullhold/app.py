@@ -10,19 +10,19 @@ from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid
+from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.registrar import Registrar
 from cometmq.rpc.secret import SharedSecret, open_secret
 from cometmq.rpc.server import RpcServer, join_address
-from cometmq.rpc.vitals import Vitals
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
 from services.pullhold.answers import AnswerLimits, Answers
 from services.pullhold.broker_link import Brokers, LinkPolicy
 from services.pullhold.config import PullholdConfig
 from services.pullhold.directory import Directory
-from services.pullhold.hold_service import Desk
+from services.pullhold.hold_service import HoldService
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import HoldLimits
@@ -45,7 +45,7 @@ class App:
         self._clock = clock or SystemClock()
         self.registry = new_registry("pullhold", self._clock)
         self._metrics = HoldMetrics(self.registry, self._clock)
-        self._vitals = Vitals(self.registry, server.gate, self._clock)
+        self._loop_lag = LoopLagMonitor(self.registry, server.gate, self._clock)
         self._secret = open_secret(config.internal_secret_file, self._clock)
         self.holds = Holds(_hold_limits(config), grace_s=config.unreachable_grace_s)
         self._directory = Directory(config.namesrv, self._clock)
@@ -58,7 +58,9 @@ class App:
             self._clock,
             self._metrics,
         )
-        self._desk = Desk(self.holds, self._answers, self._brokers, self._clock, self._metrics)
+        self._service = HoldService(
+            self.holds, self._answers, self._brokers, self._clock, self._metrics
+        )
         self._stack = AsyncExitStack()
         self.metrics_address = ""
 
@@ -78,7 +80,7 @@ class App:
         self._stack.push_async_callback(self._directory.close)
         self._stack.push_async_callback(self._brokers.close)
         observer = RpcMetrics(self.registry, self._clock)
-        servicer = HoldServicer(self._desk, self._server.gate)
+        servicer = HoldServicer(self._service, self._server.gate)
         self._server.add(add_HoldServiceServicer_to_server, servicer, observer=observer)
         self._add_gauges()
         self._serve_metrics()
@@ -93,7 +95,7 @@ class App:
             secret=self._secret,
         )
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        parts = (self._desk, self._brokers, registrar, self._vitals)
+        parts = (self._service, self._brokers, registrar, self._loop_lag)
         for coroutine in (part.run() for part in parts):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain, registrar)
@@ -153,7 +155,7 @@ class App:
     async def _drain(self, registrar: Registrar) -> None:
         _log.info("draining")
         await self._server.begin_drain()
-        self._desk.drain()
+        self._service.drain()
         await registrar.unregister()
         await self._server.stop(self._config.drain_grace_s)
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
 from cometmq.format.record import first_store_time_ms
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.telemetry import fields
@@ -27,10 +27,10 @@ from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
 from services.pullhold.directory import Directory, Member
 from services.pullhold.holds import Holds
-from services.pullhold.inline_delivery import Deliveries, Handout
+from services.pullhold.inline_delivery import Deliveries, InlineBatch
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, QueueKey
-from services.pullhold.peers import ArrivalStream, BrokerPeer, Change, Told
+from services.pullhold.peers import ArrivalStream, ArrivalUpdate, BrokerPeer, Change
 from services.pullhold.pulls import Pulls
 
 QUEUES_PER_QUESTION_MAX = 4_096
@@ -223,10 +223,10 @@ class Link:
                 self._take(told)
                 told = await stream.read()
 
-    def _take(self, told: Iterable[Told]) -> None:
+    def _take(self, told: Iterable[ArrivalUpdate]) -> None:
         for one in told:
             if one.error is None:
-                self._wake(one.key, one.generation, one.maximum, one.codes, one.news)
+                self._wake(one.key, one.generation, one.maximum, one.codes, one.inline_messages)
                 continue
             for hold in self._holds.end_queue(one.key, self._clock.monotonic_s()):
                 self._answers.send_error(hold, one.error)
@@ -237,19 +237,19 @@ class Link:
         generation: int,
         maximum: int,
         codes: frozenset[int] = frozenset(),
-        news: News | None = None,
+        inline_messages: InlineMessages | None = None,
     ) -> None:
         now_s = self._clock.monotonic_s()
         woken = self._holds.observe_arrival(key, generation, maximum, codes, now_s)
         if not woken:
             return
         self._metrics.wakes.inc(len(woken))
-        if news is not None:
-            handout = Handout(generation, news)
+        if inline_messages is not None:
+            handout = InlineBatch(generation, inline_messages)
             woken = [hold for hold in woken if not self._answer_inline(handout, hold)]
         self.pulls.pull(woken)
 
-    def _answer_inline(self, handout: Handout, hold: Hold) -> bool:
+    def _answer_inline(self, handout: InlineBatch, hold: Hold) -> bool:
         """Answer a hold with what came; False: it has to be pulled for."""
         response = None if self._answers.full(hold) else handout.response(hold)
         if response is None:

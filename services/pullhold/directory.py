@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
-from cometmq.rpc.aside import SetAside
+from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.channels import Resolver
+from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.interceptors import wire_errors
-from cometmq.rpc.redial import KeptChannels
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.v1 import (
     broker_pb2,
@@ -57,8 +57,8 @@ class Directory:
         self._members: Members = {}
         self._asked_s = float("-inf")
         self._one_at_a_time = asyncio.Lock()
-        self._channels = KeptChannels(clock=clock)
-        self._aside = SetAside(PASS_OVER, random.Random())
+        self._channels = ChannelPool(clock=clock)
+        self._aside = FailureBackoff(PASS_OVER, random.Random())
 
     async def member(self, broker_group: str) -> Member:
         """Raises RouteNotFound (nobody serves the group), PeerUnavailable (no name server, and none

@@ -10,13 +10,13 @@ from services.pullhold.answers import Answer, Answers, Inbox, Room
 from services.pullhold.broker_link import Brokers
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
-from services.pullhold.model import Due, HoldState, Session, Want
+from services.pullhold.model import Due, HoldSpec, HoldState, Session
 
 TICK_S = 0.01  # holds that end within it end together
 LOOK_AGAIN_S = 0.25  # what becomes due without a new hold: a broker that was lost
 
 
-class Desk:
+class HoldService:
     """Belongs to the event loop; :meth:`run` is its task."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Desk:
         self._holds.close(session, self._clock.monotonic_s())
         self._answers.forget(session)
 
-    def park(self, session: Session, hold_id: int, want: Want) -> None:
+    def park(self, session: Session, hold_id: int, want: HoldSpec) -> None:
         """Hold a pull; its answer comes into the session's inbox. LimitExceeded."""
         link = self._brokers.link(want.key.broker_group)
         is_new = self._holds.queues.find(want.key) is None

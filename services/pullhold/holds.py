@@ -27,9 +27,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cometmq.errors import InvalidRequest, LimitExceeded
-from cometmq.messaging.news import WANTED_ARRIVALS
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from cometmq.rpc.shares import Shares, address_of
-from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
+from services.pullhold.model import Due, Hold, HoldLimits, HoldSpec, HoldState, QueueKey, Session
 
 ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
@@ -63,7 +63,7 @@ class Holds:
             self.end(hold, now_s)
         self.clients.close(session)
 
-    def park(self, session: Session, hold_id: int, want: Want, now_s: float) -> Hold:
+    def park(self, session: Session, hold_id: int, want: HoldSpec, now_s: float) -> Hold:
         """Hold a pull. PULLING when there may be something at once. LimitExceeded; InvalidRequest
         for a number that an open hold of the call has.
         """

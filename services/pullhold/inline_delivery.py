@@ -5,17 +5,17 @@ The broker is told afterwards what consumers got, for its counters.
 
 from __future__ import annotations
 
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2
 from services.pullhold.model import Hold, PullLimits
 
 
-class Handout:
+class InlineBatch:
     """The messages that came with one arrival, as pulls read them."""
 
-    def __init__(self, generation: int, news: News) -> None:
+    def __init__(self, generation: int, inline_messages: InlineMessages) -> None:
         self._generation = generation
-        self._news = news
+        self._news = inline_messages
         self._responses: dict[
             tuple[int, PullLimits, frozenset[int]], broker_pb2.PullResponse
         ] = {}  # many groups may wait for the same

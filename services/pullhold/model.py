@@ -49,7 +49,7 @@ class HoldLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class HoldSpec:
     """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
     ``generation`` 0: not tracked. ``limits``: None when only the broker can answer, because the
     pull asks for another form than encoded records, or for something that it may not.
@@ -96,7 +96,7 @@ class Hold:
         "state",
     )
 
-    def __init__(self, session: Session, hold_id: int, want: Want, now_s: float) -> None:
+    def __init__(self, session: Session, hold_id: int, want: HoldSpec, now_s: float) -> None:
         self.session = session
         self.hold_id = hold_id
         self.key = want.key

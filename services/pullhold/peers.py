@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from cometmq.errors import CometError, PeerUnavailable, PeerUnproven, Unauthenticated
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import from_proto, wire_errors
 from cometmq.rpc.registrar import Call
@@ -73,16 +73,16 @@ def stands_call(cluster: str, address: str) -> Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A queue as the broker says it stands; with ``error`` its watch is over. ``news``: all
-    messages since it was last told; None = pull them.
+class ArrivalUpdate:
+    """A queue as the broker says it stands; with ``error`` its watch is over. ``inline_messages``:
+    all messages since it was last told; None = pull them.
     """
 
     key: QueueKey
     generation: int
     maximum: int
     codes: frozenset[int]
-    news: News | None
+    inline_messages: InlineMessages | None
     error: CometError | None
 
 
@@ -255,7 +255,7 @@ class ArrivalStream:
         )
         await _write(self._call, request)
 
-    async def read(self) -> list[Told]:
+    async def read(self) -> list[ArrivalUpdate]:
         """What is told next. Raises the error that ends the stream."""
         with _internal_errors():
             response = await self._call.read()
@@ -263,8 +263,8 @@ class ArrivalStream:
             raise PeerUnavailable("the broker ended the stream")
         return [self._told(arrival) for arrival in response.arrivals]
 
-    def _told(self, arrival: member_pb2.Arrival) -> Told:
-        return Told(
+    def _told(self, arrival: member_pb2.Arrival) -> ArrivalUpdate:
+        return ArrivalUpdate(
             QueueKey(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
             arrival.generation,
             arrival.max_offset,
@@ -277,17 +277,21 @@ class ArrivalStream:
         self._call.cancel()
 
 
-def _news(arrival: member_pb2.Arrival) -> News | None:
+def _news(arrival: member_pb2.Arrival) -> InlineMessages | None:
     """None: what does not fit together is pulled."""
     proto = arrival.messages
-    news = News(
+    inline_messages = InlineMessages(
         proto.first_offset,
         proto.min_offset,
         proto.records,
         list(proto.sizes),
         list(proto.tag_codes),
     )
-    return news if news.whole and news.end_offset == arrival.max_offset else None
+    return (
+        inline_messages
+        if inline_messages.whole and inline_messages.end_offset == arrival.max_offset
+        else None
+    )
 
 
 def _queue_proto(key: QueueKey) -> common_pb2.QueueRef:

@@ -17,8 +17,8 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
 from services.pullhold.answers import Answer
-from services.pullhold.hold_service import Desk
-from services.pullhold.model import PullLimits, QueueKey, Session, Want
+from services.pullhold.hold_service import HoldService
+from services.pullhold.model import HoldSpec, PullLimits, QueueKey, Session
 
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
@@ -31,8 +31,8 @@ Context = Any  # grpc.aio.ServicerContext of the method's messages
 class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
     """See ``proto/cometmq/v1/hold.proto``. A connection is what limits call a client."""
 
-    def __init__(self, desk: Desk, gate: Gate) -> None:
-        self._desk = desk
+    def __init__(self, service: HoldService, gate: Gate) -> None:
+        self._service = service
         self._gate = gate
 
     async def HoldStream(  # type: ignore[override]  # answers with context.write
@@ -43,7 +43,7 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(session, context))
                 while (answer := await session.inbox.take()) is not None:
-                    self._desk.taken(session, answer)  # from here on it counts as on its way
+                    self._service.taken(session, answer)  # from here on it counts as on its way
                     await context.write(_stream_response(answer))
                 reading.cancel()
             self._gate.check()
@@ -51,35 +51,35 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
     @contextmanager
     def _session(self, context: Context) -> Iterator[Session]:
         with closing(context.open_room()) as room:
-            session = self._desk.open(context.peer(), room)
+            session = self._service.open(context.peer(), room)
             try:
                 yield session
             finally:
-                self._desk.close(session)
+                self._service.close(session)
 
     async def _read(self, session: Session, context: Context) -> None:
         """Who only half-closed gets the answers that are still to come."""
         while (request := await context.read()) is not grpc.aio.EOF:
             if request.HasField("cancel"):
-                self._desk.cancel(session, request.hold_id)
+                self._service.cancel(session, request.hold_id)
             else:
                 self._park(session, request)
             await session.inbox.room()
-        self._desk.finish(session)
+        self._service.finish(session)
 
     def _park(self, session: Session, request: hold_pb2.HoldStreamRequest) -> None:
         if request.hold_id in session.holds:  # an answer could not say which of the two it is for
             raise InvalidRequest(f"hold_id: {request.hold_id} is held already")
         try:
             self._gate.check()
-            self._desk.park(session, request.hold_id, _want(request.hold))
+            self._service.park(session, request.hold_id, _want(request.hold))
         except CometError as error:
-            self._desk.refuse(session, request.hold_id, error)
+            self._service.refuse(session, request.hold_id, error)
 
     async def Hold(self, request: hold_pb2.HoldRequest, context: Context) -> hold_pb2.HoldResponse:
         want = _want(request)
         with self._session(context) as session:
-            self._desk.park(session, 0, want)
+            self._service.park(session, 0, want)
             answer = await session.inbox.take()
         assert answer is not None, "every hold is answered before its inbox is closed"
         if answer.error is not None:
@@ -87,7 +87,7 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
         return hold_pb2.HoldResponse(pull=answer.response)
 
 
-def _want(request: hold_pb2.HoldRequest) -> Want:
+def _want(request: hold_pb2.HoldRequest) -> HoldSpec:
     """InvalidRequest, OffsetInvalid, FilterInvalid. What else a pull may have wrong, names that do
     not exist above all, the broker tells.
     """
@@ -104,7 +104,7 @@ def _want(request: hold_pb2.HoldRequest) -> Want:
         raise InvalidRequest(f"pull.form: {pull.form} is not known here")
     if not 0 <= request.hold_ms <= HOLD_MS_MAX:
         raise InvalidRequest(f"hold_ms: {request.hold_ms} is not within 0 to {HOLD_MS_MAX}")
-    return Want(
+    return HoldSpec(
         key=QueueKey(request.broker_group, pull.queue.topic, pull.queue.queue_id),
         generation=pull.position.generation,
         offset=pull.position.offset,

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from cometmq.format import fastjson
-from cometmq.messaging import snapshots
+from cometmq.messaging import rocketmq_tables
 from tests.compat.listing import INDEX
 from tests.compat.rocketmq import RocketMq, group, offset, put, topic
 from tests.support.broker import SMALL_FILES, BrokerProcess
 
 pytestmark = pytest.mark.slow
 
-OURS = (snapshots.TOPICS, snapshots.GROUPS, snapshots.OFFSETS)
+OURS = (rocketmq_tables.TOPICS, rocketmq_tables.GROUPS, rocketmq_tables.OFFSETS)
 FLAGS = ("--max_hash_slot_num", str(INDEX.hash_slots), "--max_index_num", str(INDEX.entries))
 
 
@@ -36,8 +36,8 @@ def understood(mq: RocketMq, folder: Path, *commands: Any) -> dict[str, Any]:
 
 def marks(folder: Path) -> list[bool]:
     """Which of the files say that they are ours."""
-    tables = [snapshots.parse((folder / "config" / name).read_bytes()) for name in OURS]
-    return [snapshots.mark_of(table) is not None for table in tables]
+    tables = [rocketmq_tables.parse((folder / "config" / name).read_bytes()) for name in OURS]
+    return [rocketmq_tables.mark_of(table) is not None for table in tables]
 
 
 async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
         read = understood(theirs, folder, *changes)
         counts = {
             name: (config["readQueueNums"], config["writeQueueNums"], config["perm"])
-            for name, config in read[snapshots.TOPICS]["topicConfigTable"].items()
+            for name, config in read[rocketmq_tables.TOPICS]["topicConfigTable"].items()
         }
         assert counts == {"orders": (4, 4, 6), "bills": (2, 2, 6), "gone": (1, 1, 6)}
-        assert read[snapshots.OFFSETS]["offsetTable"] == {
+        assert read[rocketmq_tables.OFFSETS]["offsetTable"] == {
             "orders@billing": {"0": 2},
             "bills@billing": {"0": 1},
         }
-        assert "billing" in read[snapshots.GROUPS]["subscriptionGroupTable"]
+        assert "billing" in read[rocketmq_tables.GROUPS]["subscriptionGroupTable"]
         theirs.write(folder, [put("new", 1, b"n"), put("new", 1, b"m"), put("orders", 5, b"d")])
         assert marks(folder) == [False] * 3, "it drops our field"
 
@@ -96,8 +96,8 @@ async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
         assert await client.bodies("new", 1) == [b"n", b"m"]
         await broker.stop()
         read = understood(theirs, folder)
-        assert read[snapshots.OFFSETS]["offsetTable"]["orders@billing"] == {"0": 3}
-        table = read[snapshots.GROUPS]["subscriptionGroupTable"]
+        assert read[rocketmq_tables.OFFSETS]["offsetTable"]["orders@billing"] == {"0": 3}
+        table = read[rocketmq_tables.GROUPS]["subscriptionGroupTable"]
         assert table["billing"]["retryMaxTimes"] == 5
         assert "fresh" in table
         listing = theirs.read(folder)
@@ -112,7 +112,7 @@ async def test_a_folder_that_was_always_rocketmqs(theirs: RocketMq, tmp_path: Pa
     changes = [topic("orders"), topic("empty", 1, 4), topic("TBW102", 8, 7), group("billing")]
     theirs.config(folder, [*changes, offset("billing", "orders", 1, 7)])
     theirs.config(folder)
-    (folder / "config" / snapshots.OFFSETS).write_bytes(b'{"offsetTable":{')  # a torn write
+    (folder / "config" / rocketmq_tables.OFFSETS).write_bytes(b'{"offsetTable":{')  # a torn write
     async with BrokerProcess(tmp_path, *FLAGS) as broker:
         client = broker.client
         assert len(await client.bodies("orders", 1)) == 10

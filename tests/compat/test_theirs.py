@@ -87,16 +87,16 @@ def test_taking_turns(mq: RocketMq, tmp_path: Path, we_crash: bool, they_halt: b
         mq.write(folder, [*theirs, *more, *([HALT] if they_halt else [])])
         theirs = []
         store = open_ours(folder)
-        if store.takeover is None:  # two crashes, and tables that a broker would have left
+        if store.adoption is None:  # two crashes, and tables that a broker would have left
             assert turn
             assert we_crash
             assert they_halt
         else:
-            verified = store.takeover.verified
+            verified = store.adoption.verified
             assert (verified > 0) == (turn > 0), "from the end of what we wrote"
             epochs = [start for _, start in store.epochs]
             assert epochs[-2:] == [verified, store.appended_offset], "theirs, then ours"
-            store.settle_takeover()
+            store.finish_adoption()
         append(store, [("orders", 1, b"ours"), ("turns", 0, b"ours")] * 20, KEYS=f"ours{turn}")
         counts.append(content_of(store).count)
         if we_crash:

@@ -142,13 +142,13 @@ class Member:
             storage = MemberStorage(opened.store, policy, self.clock)
             storage.note_no_space()
 
-            def write_copy() -> None:
-                copy = opened.state.full_copy()
+            def write_snapshot() -> None:
+                copy = opened.state.snapshot_records()
                 append_now(opened.store, copy, HOST, self.clock.now_ms)
 
             rules = RetentionRules(delete_hours=frozenset())
             retention = Retention(
-                storage, opened.state, rules, self.clock, pause_s=0.0, write_copy=write_copy
+                storage, opened.state, rules, self.clock, pause_s=0.0, write_snapshot=write_snapshot
             )
             await retention.look()
             retention.close()

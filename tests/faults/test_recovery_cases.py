@@ -336,7 +336,7 @@ def test_a_damaged_field_of_the_last_record_makes_nobody_its_author(tmp_path: Pa
     content = log_file(tmp_path).read_bytes()
     overwrite(tmp_path, content.rindex(b"key"), b"kez")
     store = open_store(tmp_path)
-    assert store.takeover is None
+    assert store.adoption is None
     assert (store.store_id, store.epochs[:-1]) == (store_id, epochs)
     assert store.appended_offset == end
     assert bodies(store, "A", 0) == [b"a", b"b"]

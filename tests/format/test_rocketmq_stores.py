@@ -81,7 +81,7 @@ def test_its_tables_become_ours(config: MemberConfig, listing: Listing, name: st
         ("orders", 1): Position(generation, 2),
     }
     assert [start for _, start in opened.store.epochs] == [0, listing.log[1]]
-    assert opened.store.takeover is None
+    assert opened.store.adoption is None
     opened.store.close()
     again = open_it(config)
     assert again.store.clean_start, "it is ours now"
@@ -91,7 +91,7 @@ def test_its_tables_become_ours(config: MemberConfig, listing: Listing, name: st
 
 def test_a_follower_leaves_the_tables_to_the_writer(config: MemberConfig, name: str) -> None:
     copy = open_copy(config, SystemClock())
-    assert copy.store.takeover is not None
+    assert copy.store.adoption is not None
     assert len(list(copy.state.state.topics)) == 0
     copy.store.close()
     opened = open_it(config)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from cometmq.errors import PositionFenced, QueueNotFound, TopicNotFound
-from cometmq.messaging.snapshots import mark_of, parse
+from cometmq.messaging.rocketmq_tables import mark_of, parse
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common

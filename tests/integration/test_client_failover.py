@@ -29,7 +29,7 @@ from cometmq.client import (
 from cometmq.client.connections import Connections
 from cometmq.client.tasks import Tasks
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
-from cometmq.rpc import redial
+from cometmq.rpc import channel_pool
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from tests.support.fake_cluster import FakeBroker, FakeNameServer, until
 from tests.support.names import Names, Relay, dialled_by, silent_socket
@@ -272,7 +272,7 @@ async def test_a_writer_that_moved_is_found_as_soon_as_it_is_told_of(
 ) -> None:
     """Its pod was replaced: the same name, another address, and the old one says nothing."""
     async with Names() as names, group() as on:
-        monkeypatch.setattr(redial, "open_channel", dialled_by(names))
+        monkeypatch.setattr(channel_pool, "open_channel", dialled_by(names))
         names.move("writer.test", "127.0.0.1")
         on.writer.advertised_host = "writer.test"
         await on.tell(on.writer)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, holding
+from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, long_poller
 from cometmq.client.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
@@ -29,9 +29,9 @@ POLL = {"poll_backoff_ms": 5, "poll_backoff_max_ms": 20}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed pullholds are tried again soon."""
-    monkeypatch.setattr(holding, "SET_ASIDE", BackoffPolicy(first_s=0.02, max_s=0.05))
-    monkeypatch.setattr(holding, "NONE_THERE", BackoffPolicy(first_s=0.02, max_s=0.05))
-    monkeypatch.setattr(holding, "LIST_EVERY_S", 0.1)
+    monkeypatch.setattr(long_poller, "SET_ASIDE", BackoffPolicy(first_s=0.02, max_s=0.05))
+    monkeypatch.setattr(long_poller, "NONE_THERE", BackoffPolicy(first_s=0.02, max_s=0.05))
+    monkeypatch.setattr(long_poller, "LIST_EVERY_S", 0.1)
 
 
 class Listener:
@@ -243,13 +243,13 @@ async def test_kill_9_of_the_pullhold_loses_nothing_and_polling_bridges(tmp_path
 async def test_an_unanswered_hold_sends_the_client_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(long_poller, "OVERDUE_S", 0.1)
     async with stage(tmp_path) as on:
         process = PullholdProcess(tmp_path, on.namesrv)
         address = await process.address()
         consumer = await on.consumer(**POLL, hold_ms=100)
         await until(lambda: consumer.pullhold == address)
-        monkeypatch.setattr(holding, "CALL_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(long_poller, "CALL_TIMEOUT_S", 0.2)
         process.process.send_signal(signal.SIGSTOP)
         await on.send(b"one", b"two")
         await asyncio.to_thread(process.process.kill)

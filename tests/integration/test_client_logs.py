@@ -76,7 +76,7 @@ async def test_a_producers_life_can_be_read(log: Log) -> None:
         options = ProducerOptions(retry_backoff_ms=2, retry_backoff_max_ms=10)
         async with Producer(f"{NOBODY};{namesrv.address}", options=options) as producer:
             await producer.send_and_wait(Message("T", b"1"))
-            await log.told("INFO:cometmq.client.lane:batch refused", "broker_group=g1")
+            await log.told("INFO:cometmq.client.broker_sender:batch refused", "broker_group=g1")
             await log.told("batch refused for now", "FLOW_CONTROL: too much at once", "again_s=")
             address = broker.address
             await broker.stop()
@@ -199,7 +199,7 @@ def test_no_line_of_the_sdk_leaves_its_facts_in_extra() -> None:
 
 def test_an_error_of_the_catalogue_is_named() -> None:
     stream = Log()
-    logger = logging.getLogger("cometmq.client.lane")
+    logger = logging.getLogger("cometmq.client.broker_sender")
     logger.addHandler(stream.handler)
     try:
         logger.warning("x", extra={"fields": {"error": TopicNotFound("no topic\nX")}})

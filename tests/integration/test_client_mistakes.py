@@ -23,7 +23,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
-from cometmq.client.listening import check_listener
+from cometmq.client.listener import check_listener
 from cometmq.errors import (
     CometError,
     ConfigInvalid,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cometmq.v1 import member_pb2
 from tests.integration.test_takeover import (
-    COPIED,
     QUICK,
+    REPLICATED,
     UNFLUSHED,
     acknowledged,
     reasons,
@@ -22,7 +22,7 @@ async def told(member: LiveMember, name: str, label: str = "") -> float:
 
 
 async def test_a_take_over_is_counted_and_timed(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 2, **COPIED, min_in_sync_replicas=2) as group:
+    async with live_group(tmp_path, 2, **REPLICATED, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1)
         assert await told(group[0], "elections_total", 'reason="first"') == 1
         assert await told(group[0], "in_sync_members") == 2
@@ -32,18 +32,18 @@ async def test_a_take_over_is_counted_and_timed(tmp_path: Path) -> None:
         assert await told(group[1], "elections_total") == 0
         await group[0].crash()
         await group[1].until_role("writer")
-        assert await told(group[1], "elections_total", 'reason="takeover"') == 1
+        assert await told(group[1], "elections_total", 'reason="failover"') == 1
         assert await told(group[1], "elections_total") == 1
         assert await told(group[1], "in_sync_members") == 1
-        silent_s = await told(group[1], "takeover_seconds", 'since="writer_heard"')
-        leading_s = await told(group[1], "takeover_seconds", 'since="lease_taken"')
+        silent_s = await told(group[1], "failover_seconds", 'since="writer_heard"')
+        leading_s = await told(group[1], "failover_seconds", 'since="lease_taken"')
         # It promised not to stand for a duration after what it heard last.
         assert silent_s > QUICK["lease_duration_s"]
         assert 0 < leading_s < silent_s
 
 
 async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 2, **COPIED) as group:
+    async with live_group(tmp_path, 2, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         for old, new in ((0, 1), (1, 0)):
             await group[old].members.StepDown(member_pb2.StepDownRequest())

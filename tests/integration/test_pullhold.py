@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cometmq import errors
-from cometmq.messaging import news
+from cometmq.messaging import inline_messages
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
@@ -37,7 +37,7 @@ from tests.support.pullhold import (
 
 FOUND, NOT_FOUND = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NOT_FOUND
 ARRIVAL_BYTES = "cometmq_arrival_bytes_total"
-LARGE = bytes(news.BYTES_MAX)  # a body that does not come along with its arrival
+LARGE = bytes(inline_messages.BYTES_MAX)  # a body that does not come along with its arrival
 
 
 @asynccontextmanager

@@ -74,10 +74,10 @@ async def test_a_follower_that_fell_off_the_log_copies_what_is_left(tmp_path: Pa
         await writer.client.send("idle", 0, b"a", b"b", b"c")
         await flood(writer.client, 3)
         await group.in_step()
-        copied = end(follower)
+        replicated = end(follower)
         await follower.stop()
         await flood(writer.client, 150)
-        await until(lambda: first(writer) > copied)
+        await until(lambda: first(writer) > replicated)
         await follower.start("follower")
         await group.in_step()
         assert follower.changes[-1].reason == "anew"

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
     "lease_poll_s": 0.05,
     "in_sync_lag_s_max": 0.5,
 }
-COPIED: dict[str, Any] = {**QUICK, "replication_mode": ReplicationMode.APPENDED}
+REPLICATED: dict[str, Any] = {**QUICK, "replication_mode": ReplicationMode.APPENDED}
 IMPATIENT: dict[str, Any] = {"slave_timeout": 300}
 NEVER_MS = 3_600_000
 UNFLUSHED: dict[str, Any] = {
@@ -58,7 +58,7 @@ async def bodies(member: LiveMember) -> list[bytes]:
 
 
 async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         for number in range(50):
@@ -66,7 +66,7 @@ async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
         before = await group[0].client.pull("T", 0, 0)
         await group[0].crash()
         await group[1].until_role("writer")
-        assert reasons(group[1]) == ["takeover"]
+        assert reasons(group[1]) == ["failover"]
         assert await bodies(group[1]) == [b"%d" % number for number in range(50)]
         after = await group[1].client.pull("T", 0, 0)
         assert after.next_position.generation > before.next_position.generation
@@ -80,7 +80,7 @@ async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
 
 async def test_commits_that_were_answered_survive_the_writer(tmp_path: Path) -> None:
     """Of a topic that waits for copies: lost as soon as the last is answered."""
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], *[b"."] * 30)
@@ -96,7 +96,7 @@ async def test_commits_that_were_answered_survive_the_writer(tmp_path: Path) -> 
 
 
 async def test_a_commit_below_the_floor_is_not_answered_as_taken(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED, min_in_sync_replicas=2) as group:
+    async with live_group(tmp_path, **REPLICATED, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -122,7 +122,7 @@ async def test_a_commit_below_the_floor_is_not_answered_as_taken(tmp_path: Path)
 
 
 async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
+    async with live_group(tmp_path, 3, **REPLICATED, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -145,7 +145,7 @@ async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) 
 
 
 async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **{**COPIED, "lease_duration_s": 30.0}) as group:
+    async with live_group(tmp_path, **{**REPLICATED, "lease_duration_s": 30.0}) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -159,7 +159,7 @@ async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
 async def test_routes_keep_a_writer_that_restarts_while_it_looks_for_its_lease(
     tmp_path: Path,
 ) -> None:
-    options = {**COPIED, "lease_duration_s": 30.0}
+    options = {**REPLICATED, "lease_duration_s": 30.0}
     async with (
         running_namesrv(tmp_path) as namesrv,
         live_group(tmp_path, namesrv=(namesrv,), **options) as group,
@@ -209,7 +209,7 @@ async def test_a_group_made_anew_passes_over_what_name_servers_remember(
     """In one step, whoever they take for its writer; and all that it has is where it was."""
     async with running_namesrv(tmp_path) as namesrv, open_channel(namesrv) as channel:
         stub = namesrv_pb2_grpc.NameServiceStub(channel)
-        async with live_group(tmp_path, members=1, **COPIED) as group:
+        async with live_group(tmp_path, members=1, **REPLICATED) as group:
             await group[0].client.put_topic("T", 1, ASYNC)
             await acknowledged(group[0], b"a")
             before = await group[0].client.pull("T", 0, 0)
@@ -239,7 +239,7 @@ async def test_an_epoch_that_no_group_has_is_not_passed_over(
     async with running_namesrv(tmp_path) as namesrv, open_channel(namesrv) as channel:
         stub = namesrv_pb2_grpc.NameServiceStub(channel)
         await stub.RegisterMember(remembered(1 << 29))
-        async with live_group(tmp_path, members=1, namesrv=(namesrv,), **COPIED) as group:
+        async with live_group(tmp_path, members=1, namesrv=(namesrv,), **REPLICATED) as group:
             await group[0].client.put_topic("T", 1, ASYNC)
             await acknowledged(group[0], b"a")
             assert reasons(group[0]) == ["first"]
@@ -294,7 +294,9 @@ async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) ->
 
 
 async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **{**COPIED, **IMPATIENT, "in_sync_lag_s_max": 3.0}) as group:
+    async with live_group(
+        tmp_path, **{**REPLICATED, **IMPATIENT, "in_sync_lag_s_max": 3.0}
+    ) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await group[1].crash()
@@ -330,7 +332,7 @@ async def test_a_farewell_that_the_lease_cannot_take_delays_a_stop_only_so_long(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(haslave_app, "FAREWELL_S_MAX", 0.2)
-    async with live_group(tmp_path, **{**COPIED, "in_sync_lag_s_max": 3600.0}) as group:
+    async with live_group(tmp_path, **{**REPLICATED, "in_sync_lag_s_max": 3600.0}) as group:
         await group.all_in_sync(0, 1)
         away = errors.LeaseUnavailable("away")
         with mock.patch.object(FileLease, "write", side_effect=away):
@@ -341,7 +343,7 @@ async def test_a_farewell_that_the_lease_cannot_take_delays_a_stop_only_so_long(
 
 
 async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED, min_in_sync_replicas=2) as group:
+    async with live_group(tmp_path, **REPLICATED, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -359,7 +361,7 @@ async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: P
 
 async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Path) -> None:
     """At a member that took over, and when that one is restarted."""
-    async with live_group(tmp_path, 3, **COPIED, min_in_sync_replicas=2) as group:
+    async with live_group(tmp_path, 3, **REPLICATED, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"seen")
@@ -380,7 +382,7 @@ async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Pat
 
 
 async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> None:
-    options = {**COPIED, **IMPATIENT, "in_sync_lag_s_max": 3600.0}
+    options = {**REPLICATED, **IMPATIENT, "in_sync_lag_s_max": 3600.0}
     async with live_group(tmp_path, **options, min_in_sync_replicas=2) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
@@ -401,7 +403,7 @@ async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> No
 
 
 async def test_a_set_of_one_shows_what_it_has_where_the_floor_allows(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 3, **COPIED) as group:
+    async with live_group(tmp_path, 3, **REPLICATED) as group:
         await group.all_in_sync(0, 1, 2)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"seen")
@@ -428,7 +430,7 @@ def peers(*addresses: str) -> tuple[str, ...]:
 
 
 async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -444,7 +446,7 @@ async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: P
 
 
 async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -475,7 +477,7 @@ async def test_a_deleted_lease_is_written_anew_by_the_writer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         begun = group.lease_record()["epochs"]
         group.lease.unlink()
@@ -490,7 +492,7 @@ async def test_a_deleted_lease_is_written_anew_by_the_writer(
 async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
     tmp_path: Path,
 ) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         known = peers(*(group[n].internal_address for n in (0, 1)))
         for number in (1, 0):
@@ -508,7 +510,7 @@ async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
 
 
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         await acknowledged(group[0], b"a")
@@ -520,7 +522,7 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
             "in_sync": [[1, store_id]],
             "electable": [[1, store_id]],
             "opened": False,
-            "reason": "takeover",
+            "reason": "failover",
         }
         group.lease.write_text(json.dumps({**content, "version": "another"}))
         await group[1].until_role("writer")
@@ -534,7 +536,7 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
 
 
 async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **COPIED) as group:
+    async with live_group(tmp_path, **REPLICATED) as group:
         await group.all_in_sync(0, 1)
         await group.in_step()
         found = [
@@ -554,7 +556,7 @@ async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
 async def test_a_message_is_seen_when_everybody_in_sync_has_it(
     tmp_path: Path, mode: ReplicationMode
 ) -> None:
-    async with live_group(tmp_path, **{**COPIED, "replication_mode": mode}) as group:
+    async with live_group(tmp_path, **{**REPLICATED, "replication_mode": mode}) as group:
         await group.all_in_sync(0, 1)
         await group[0].client.put_topic("T", 1, ASYNC)
         for number in range(20):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 FULL_RUN_SEEDS = 2000
 TIMES_MIN = 100  # in a full run, each
-ELECTIONS = ("first", "restart", "handover", "takeover", "unclean", "recreated", "forced")
+ELECTIONS = ("first", "restart", "handover", "failover", "unclean", "recreated", "forced")
 WANTED = (
     *(f"epochs by {reason}" for reason in ELECTIONS),
     "truncations",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.sim.follower import Follower
 from tests.sim.judge import Judge
-from tests.sim.lease import Trouble
+from tests.sim.lease import OutageLogger
 from tests.sim.member import Group, Member
 
 
@@ -59,7 +59,7 @@ class Faults:
         group.network.cut.clear()
         group.network.slow_s.clear()
         group.network.loss = 0.0
-        group.lease.trouble = Trouble()
+        group.lease.trouble = OutageLogger()
         group.lease.out_for = set()
         for stream in list(group.network.streams):
             stream.heal()
@@ -221,7 +221,7 @@ def _lease_out(faults: Faults) -> None:
 def _lease_trouble(faults: Faults) -> None:
     faults.tell(None, "lease in trouble")
     lease, world = faults.group.lease, faults.group.world
-    lease.trouble = Trouble(
+    lease.trouble = OutageLogger(
         unanswered=world.between(0, 0.4),
         never=world.between(0, 0.3),
         late=world.between(0, 0.3),
@@ -229,7 +229,7 @@ def _lease_trouble(faults: Faults) -> None:
     )
 
     def mend() -> None:
-        lease.trouble = Trouble()
+        lease.trouble = OutageLogger()
 
     faults.later(3, 20, mend)
 

@@ -25,7 +25,7 @@ from tests.sim.lease import LeaseClient
 from tests.sim.member import GROUP, Member, MemberPeers, Role
 from tests.sim.network import End, Stream
 from tests.sim.storage import TOPIC, histories_of, newest_generation
-from tests.sim.world import Bell
+from tests.sim.world import Notifier
 
 ANSWER_MS = 250
 FLUSH_INTERVAL_S = 0.5
@@ -79,7 +79,7 @@ class Follower(Role):
         self._flush_wanted = 0
         self._flushing = False
         self._backoff_s = BACKOFF_S[0]
-        self._lost_bell = Bell(self)
+        self._lost_bell = Notifier(self)
 
     def start(self) -> None:
         self.spawn(self._run())
@@ -199,7 +199,7 @@ class Follower(Role):
 
     def _lost(self) -> None:
         self._stream = self._end = None
-        self._lost_bell.ring()
+        self._lost_bell.notify()
 
     def _take(self, message: object) -> None:
         if not self.serving:

@@ -4,7 +4,7 @@ The judge sees everything: all disks, true time, what stood in the lease. What m
 
 - A batch that asked for copies survives every fail-over that no operator forced, as long as one
   replica of the lease's in-sync set is whole (COPIED), or the disk of one is still there
-  (COPIED_FLUSHED). When all of them lost their power, or their disks, at once, that is counted.
+  (REPLICATED_FLUSHED). When all of them lost their power, or their disks, at once, that is counted.
 - Whatever was acknowledged, or seen, survives a hand-over and a restart on the same replica id.
 - A batch that asked only for the writer's disk survives the restart of its writer on that disk.
 - What an operator's order may lose was acknowledged by writers that had begun when it was given.
@@ -178,7 +178,7 @@ class Judge:
         """In-sync replicas of the lease before, that what asked for copies cannot be lost with."""
         before = self._taken_from
         members = () if before is None else before.in_sync
-        if demands & DurabilityClass.COPIED_FLUSHED:
+        if demands & DurabilityClass.REPLICATED_FLUSHED:
             return [replica_id for replica_id in members if _disk_of(replica_id) not in self._gone]
         return [replica_id for replica_id in members if replica_id not in self._broken]
 
@@ -236,7 +236,7 @@ class Judge:
                 continue  # it had it, but has lost it since
             if found is None or found.uid != batch.records[-1].uid:
                 raise Violation(f"{replica_id} is in sync and has no copy of {batch.end}")
-            if batch.demands & DurabilityClass.COPIED_FLUSHED and disk.flushed < batch.end:
+            if batch.demands & DurabilityClass.REPLICATED_FLUSHED and disk.flushed < batch.end:
                 raise Violation(f"{replica_id} is in sync and has not flushed {batch.end}")
         if self._copies_of(writer, batch) < self.group.rules.policy.size_min:
             raise Violation(
@@ -297,15 +297,15 @@ class Judge:
     def _note_seen(self, role: Role, now: tuple[int, ...]) -> None:
         """Logs are equal up to what two members show."""
         epoch = role.epoch
-        seen, copied = self._seen_to.get(role, (0, 0))
+        seen, replicated = self._seen_to.get(role, (0, 0))
         most = min(max(now), role.disk.end)
         log = self._epoch_log.setdefault(epoch, {})
         for record in role.disk.between(seen, most):
             if log.setdefault(record.start, record.uid) != record.uid:
                 raise Violation(f"{role.disk.replica_id} shows another record at {record.start}")
-        replicated = now[DurabilityClass.COPIED_FLUSHED]
+        replicated = now[DurabilityClass.REPLICATED_FLUSHED]
         if self.group.rules.replicated and epoch >= self.lossy_since:
-            for record in role.disk.between(copied, min(replicated, role.disk.end)):
+            for record in role.disk.between(replicated, min(replicated, role.disk.end)):
                 self._note_copied(role, record)
         self._seen_to[role] = (most, replicated)
 

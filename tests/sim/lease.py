@@ -15,7 +15,7 @@ CARRIED_OUT_LATE_S_MAX = 15.0
 
 
 @dataclass
-class Trouble:
+class OutageLogger:
     """Shares of the calls that go wrong."""
 
     unanswered: float = 0.0  # carried out, but nobody hears of it
@@ -30,7 +30,7 @@ class LeaseService:
     """
 
     def __init__(self, world: World) -> None:
-        self.trouble = Trouble()
+        self.trouble = OutageLogger()
         self.out_for: set[int] = set()  # member ids that cannot reach it
         self.reading = Reading(None, NOT_THERE)
         self.last: LeaseRecord | None = None  # also when it was deleted since

@@ -40,7 +40,7 @@ class Rules:
     @property
     def replicated(self) -> bool:
         """Some topic asks for copies."""
-        replicated = DurabilityClass.COPIED | DurabilityClass.COPIED_FLUSHED
+        replicated = DurabilityClass.REPLICATED | DurabilityClass.REPLICATED_FLUSHED
         return any(demand & replicated for demand in self.demands)
 
 

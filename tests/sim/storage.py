@@ -85,15 +85,15 @@ class Storage:
             return
         if batch.demands & _ON_DISK or (batch.demands and self._alone):
             self.flush_wanted = batch.end
-        if batch.demands & DurabilityClass.COPIED_FLUSHED:
+        if batch.demands & DurabilityClass.REPLICATED_FLUSHED:
             self.copies_wanted = batch.end
         self._acks.setdefault(batch.demands, deque()).append(batch)
 
-    def copied_to(self, copied: int, copied_flushed: int, *, alone: bool) -> None:
+    def advance_replicated(self, replicated: int, replicated_flushed: int, *, alone: bool) -> None:
         if alone and not self._alone:
             self.flush_wanted = self.watermarks.appended
         self._alone = alone
-        self.watermarks.copied_to(copied, copied_flushed)
+        self.watermarks.advance_replicated(replicated, replicated_flushed)
 
     def stand_still(self) -> None:
         """Too few are in sync: nothing more counts as copied."""
@@ -103,7 +103,7 @@ class Storage:
         self.disk.flushed = max(self.disk.flushed, position)
         self.watermarks.flush_to(position)
         if self._alone:
-            self.watermarks.copied_to(position, position)
+            self.watermarks.advance_replicated(position, position)
         self.settle()
         self.on_move()
 
@@ -154,4 +154,4 @@ def _readable_at_start(
     return maxima
 
 
-_ON_DISK = DurabilityClass.FLUSHED | DurabilityClass.COPIED_FLUSHED
+_ON_DISK = DurabilityClass.FLUSHED | DurabilityClass.REPLICATED_FLUSHED

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.coverage import WANTED, missing
 from tests.sim.many import outcomes
 from tests.sim.run import play
-from tests.sim.world import Bell, Machine, Process, World
+from tests.sim.world import Machine, Notifier, Process, World
 
 SEEDS = 200
 
@@ -59,7 +59,7 @@ def test_a_dead_process_does_nothing() -> None:
     world = World(1)
     process = Process(Machine(world))
     done: list[float] = []
-    bell = Bell(process)
+    bell = Notifier(process)
 
     async def wait() -> None:
         await bell.heard(None)
@@ -67,6 +67,6 @@ def test_a_dead_process_does_nothing() -> None:
 
     process.spawn(wait())
     process.alive = False
-    bell.ring()
+    bell.notify()
     world.run(5.0)
     assert not done

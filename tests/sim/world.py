@@ -145,7 +145,7 @@ class Process:
         )
 
 
-class Bell:
+class Notifier:
     """Wakes who waits for it; rung while nobody waits, it wakes the next at once."""
 
     def __init__(self, process: Process) -> None:
@@ -153,7 +153,7 @@ class Bell:
         self._rung = False
         self._waiting: list[Callable[[], None]] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self._rung = True
         waiting, self._waiting = self._waiting, []
         for wake in waiting:

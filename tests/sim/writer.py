@@ -24,7 +24,7 @@ from cometmq.replication.follower import (
     start_of_copy,
 )
 from cometmq.replication.handshake import Handshake
-from cometmq.replication.insync import Own, copied, wanted_sets
+from cometmq.replication.insync import Own, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.refusals import Refusals
@@ -327,9 +327,9 @@ class Writer(Role):
         else:
             own = self._own()
             electable_others = self.state.electable_others() if self.rules.replicated else ()
-            found = copied(must_acknowledge, electable_others, own, self._by_seat)
+            found = replicated_positions(must_acknowledge, electable_others, own, self._by_seat)
             if found is not None:
-                self.storage.copied_to(*found, alone=must_acknowledge == {own.replica_id})
+                self.storage.advance_replicated(*found, alone=must_acknowledge == {own.replica_id})
         self._flush()
         self.storage.settle()
 

@@ -193,16 +193,16 @@ def _newest_copy(tags: Sequence[str]) -> tuple[int | None, int]:
     return None, -1
 
 
-def expect_copy(copied: State, running: State, place: object) -> None:
+def expect_copy(replicated: State, running: State, place: object) -> None:
     """A full copy equals the writer's state at its instant. Commits take effect before they are
     written to the log, so that a copy may know later ones.
     """
-    expect(copied.topics == running.topics, place, "the copy has other topics than the changes")
-    expect(copied.groups == running.groups, place, "the copy has other groups than the changes")
-    same = copied.generation == running.generation
-    expect(same, place, f"counter {copied.generation}, not {running.generation}")
+    expect(replicated.topics == running.topics, place, "the copy has other topics than the changes")
+    expect(replicated.groups == running.groups, place, "the copy has other groups than the changes")
+    same = replicated.generation == running.generation
+    expect(same, place, f"counter {replicated.generation}, not {running.generation}")
     for key, commit in running.offsets.items():
-        kept = copied.offsets.get(key, Commit(-1, -1))
+        kept = replicated.offsets.get(key, Commit(-1, -1))
         expect(kept >= commit, place, f"{key}: {kept} in the copy, {commit} before it")
 
 

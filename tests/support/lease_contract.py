@@ -32,7 +32,7 @@ FULL = replace(
     HELD,
     in_sync=(ReplicaId(0, "store-0"), ReplicaId(1, "store-1")),
     electable=(ReplicaId(0, "store-0"), ReplicaId(1, "store-1"), ReplicaId(2, 'store "ü"')),
-    reason="takeover",
+    reason="failover",
     opened=False,
     released=True,
     transfer_to=1,

@@ -13,7 +13,7 @@ from cometmq.errors import CometError
 from cometmq.format.batch import BatchLimits
 from cometmq.member.flushing import FlushPolicy
 from cometmq.member.opening import Opened, open_writer
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.reading import Reader
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, Segment, Ticket
@@ -48,7 +48,7 @@ class Member:
             lambda: self.told.append("changed"),
             lambda topic: self.told.append(f"dropped {topic}"),
         )
-        self.reader = Reader(self.storage, found.state, CatchUpPace(0), SystemClock())
+        self.reader = Reader(self.storage, found.state, CatchUpThrottle(0), SystemClock())
 
     async def put(self, name: str, queues: int = 1, mode: FlushMode = FlushMode.ASYNC) -> bool:
         return await self.keeper.put_topic(TopicConfig(name, queues, queues, flush_mode=mode))

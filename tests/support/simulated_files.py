@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import TypeVar
 
 from cometmq.errors import DiskFull, StoreFailed
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 from cometmq.store.disk.files import Buffer, Entry, File, Mapping, StrPath, Usage
 from tests.support.disk_model import PAGE_BYTES, DiskModel, FileNode, FolderNode
 
@@ -273,7 +273,7 @@ class SimulatedFile:
             return
         self._files.sync(self.path, self._opened())
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, levels: SharedOffsets, stop: int, bell: int) -> bool:
         return False  # so :meth:`sync` is called, every time
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format import queueunit, record
 from cometmq.format.indexfile import TIME_MS_MAX, Sizes
 from cometmq.format.properties import encode as encode_properties
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath, Usage
 from cometmq.store.metadata.checkpoint import CheckpointFile
@@ -114,7 +114,7 @@ class FaultyFile:
         self._disk.synced.append(self.path)
         self._file.sync()
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, levels: SharedOffsets, stop: int, bell: int) -> bool:
         return False  # so :meth:`sync` is called, every time
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -22,7 +22,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
 from cometmq.member.opening import Opened, open_writer
 from cometmq.member.statelog import append_now, keep_from
-from cometmq.messaging import snapshots
+from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.changes import Change
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import BrokerState, change_records
@@ -266,12 +266,12 @@ class Life:
         def next_offset(topic: str, queue_id: int) -> int:
             return self._store.queue_bounds(topic, queue_id)[1]
 
-        copy = self._state.full_copy(next_offset_of=next_offset)
+        copy = self._state.snapshot_records(next_offset_of=next_offset)
         append_now(self._store, copy, HOST, self.clock.now_ms)
 
     def _export(self) -> None:
-        mark = snapshots.SnapshotMark(self._store.epoch, self._store.appended_offset)
-        written = snapshots.export(self._state, mark, self.clock.now_ms)
+        mark = rocketmq_tables.SnapshotMark(self._store.epoch, self._store.appended_offset)
+        written = rocketmq_tables.export(self._state, mark, self.clock.now_ms)
         Exporter(self.root / "config").write(written)
 
     def _retain(self) -> None:

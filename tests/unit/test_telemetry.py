@@ -16,7 +16,7 @@ from cometmq.clock import SystemClock
 from cometmq.config import LogForm, LogLevel
 from cometmq.telemetry import (
     MetricsServer,
-    Trouble,
+    OutageLogger,
     escape,
     fields,
     new_registry,
@@ -58,13 +58,13 @@ def test_what_lasts_is_told_when_it_begins_changes_and_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger=log.name)
-    trouble = Trouble(log, logging.WARNING, "it fails", "it works")
-    trouble.over(of="a")
+    trouble = OutageLogger(log, logging.WARNING, "it fails", "it works")
+    trouble.recovered(of="a")
     for error in (OSError("x"), OSError("x"), OSError("y"), OSError("y")):
-        trouble.met(error, of="a")
-    trouble.over(of="a")
-    trouble.over(of="a")
-    trouble.met(OSError("y"), of="a")
+        trouble.failing(error, of="a")
+    trouble.recovered(of="a")
+    trouble.recovered(of="a")
+    trouble.failing(OSError("y"), of="a")
     told = [
         (r.levelname, r.getMessage(), str(vars(r)["fields"].get("error"))) for r in caplog.records
     ]

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cometmq.errors import DescriptorsExhausted, DiskFull, Shortage, StoreError, StoreFailed
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -88,9 +88,9 @@ class File(Protocol):
     def sync(self) -> None:
         """Return when the written bytes and the file's size are on the disk."""
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
-        """Sync as :meth:`~cometmq.native.interface.Levels.sync` does; False when nothing was done,
-        because nobody waits, or because that does not go here: then :meth:`sync` is left.
+    def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
+        """Sync as :meth:`~cometmq.native.interface.SharedOffsets.sync` does; False when nothing was
+        done, because nobody waits, or because that does not go here: then :meth:`sync` is left.
         """
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -242,12 +242,12 @@ class OsFile:
         finally:
             self._release()
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
         fd = self._acquire()
         if fd < 0:
             return False
         try:
-            return levels.sync(fd, stop, bell) > 0
+            return offsets.sync(fd, stop, write_fd) > 0
         except OSError as error:
             raise _sync_error(error, self.path) from error
         finally:

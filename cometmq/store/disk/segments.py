@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cometmq.errors import StoreForeignFile
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 from cometmq.store import layout
 from cometmq.store.disk.files import Buffer, Entry, File, Files
 
@@ -63,7 +63,7 @@ class _Short:
     def sync(self) -> None:
         """There is nothing of ours in it."""
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
         return False
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

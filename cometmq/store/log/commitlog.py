@@ -21,7 +21,7 @@ from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
 from cometmq.store.disk.segments import Segment, Segments
-from cometmq.store.log.levels import new_levels
+from cometmq.store.log.levels import new_shared_offsets
 from cometmq.store.log.scan import first_damage
 from cometmq.store.log.transient import TransientBuffer
 
@@ -56,7 +56,7 @@ class CommitLog:
         self, paths: layout.StorePaths, files: Files, file_bytes: int, transient_bytes_max: int = 0
     ) -> None:
         self.segments = Segments(paths.commit_log, file_bytes)
-        self.levels = new_levels()
+        self.offsets = new_shared_offsets()
         self._end: tuple[int, int] = (0, 0)
         # What was appended from here on was checked then and has been in memory since: it needs no
         # check when it is read. Moves on when the disk is read, which reads more than it is asked.
@@ -88,16 +88,16 @@ class CommitLog:
     @end.setter
     def end(self, end: tuple[int, int]) -> None:
         self._end = end
-        self.levels.append_to(*end)
+        self.offsets.append_to(*end)
 
     @property
     def flushed(self) -> tuple[int, int]:
         """Like ``end``, for what is on the disk; the time may be an older record's."""
-        return self.levels.flushed()
+        return self.offsets.flushed()
 
     @flushed.setter
     def flushed(self, flushed: tuple[int, int]) -> None:
-        self.levels.flush_to(*flushed)
+        self.offsets.flush_to(*flushed)
 
     # --- appending: the writer --------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class CommitLog:
         assert offset == self.place(len(batch)), (offset, end, len(batch))
         assert store_time_ms >= last_time_ms, (store_time_ms, last_time_ms)
         if self._scars:
-            self.heal()
+            self.zero_dirty_tail()
         if self._transient is not None and not self._transient.has_room(len(batch)):
             self.commit()
         segment = self.segments.find(offset) or self._grown_to(offset)
@@ -132,7 +132,7 @@ class CommitLog:
             self._scars.append((offset, len(batch)))
             # At once: recovery must not find what was refused. As a rule that takes no room.
             with suppress(Shortage):
-                self.heal()
+                self.zero_dirty_tail()
             raise
         self._scars.clear()
         self._batch_ends.append(offset + len(batch))
@@ -140,7 +140,7 @@ class CommitLog:
             self._batch_ends = self._batch_ends[BATCH_ENDS_MAX // 2 :]
         self.end = (offset + len(batch), store_time_ms)
 
-    def heal(self) -> None:
+    def zero_dirty_tail(self) -> None:
         """Put zeros over what failed appends left, else a shorter batch could end where an old
         record starts.
         """
@@ -171,7 +171,7 @@ class CommitLog:
         end, last_time_ms = self.end
         file_end = end - end % self.segments.file_bytes + self.segments.file_bytes
         if self._scars:
-            self.heal()
+            self.zero_dirty_tail()
         self._write_blank(end, file_end)
         self._scars.clear()
         self.end = (file_end, last_time_ms)
@@ -303,15 +303,15 @@ class CommitLog:
         self.flushed = end
         return end[0]
 
-    def flush_while_wanted(self, bell: int) -> bool:
+    def flush_while_wanted(self, write_fd: int) -> bool:
         """Bring to the disk what somebody waits for, again and again, as long as all that is not
         there yet lies in one file; False when nothing was done.
-        :meth:`cometmq.native.interface.Levels.sync` tells about ``bell``.
+        :meth:`cometmq.native.interface.SharedOffsets.sync` tells about ``write_fd``.
         """
         segment = self.segments.find(self.flushed[0])
         if segment is None or self._transient is not None:
             return False
-        return segment.file.sync_while_wanted(self.levels, segment.end, bell)
+        return segment.file.sync_while_wanted(self.offsets, segment.end, write_fd)
 
     def write_again(self, start: int) -> None:
         """Write the files from ``start`` on over themselves, so that the next :meth:`flush` brings

@@ -10,11 +10,11 @@ outside.
 from __future__ import annotations
 
 from cometmq.native import accelerator
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 
 
-class PlainLevels:
-    """:class:`~cometmq.native.interface.Levels` that never sync by themselves."""
+class PlainSharedOffsets:
+    """:class:`~cometmq.native.interface.SharedOffsets` that never sync by themselves."""
 
     __slots__ = ("_flushed",)
 
@@ -33,10 +33,10 @@ class PlainLevels:
     def flushed(self) -> tuple[int, int]:
         return self._flushed
 
-    def sync(self, fd: int, stop: int, bell: int, /) -> int:
+    def sync(self, fd: int, stop: int, write_fd: int, /) -> int:
         return 0
 
 
-def new_levels() -> Levels:
+def new_shared_offsets() -> SharedOffsets:
     """Levels at 0, of the kind that this process can have."""
-    return PlainLevels() if accelerator is None else accelerator.Levels()
+    return PlainSharedOffsets() if accelerator is None else accelerator.SharedOffsets()

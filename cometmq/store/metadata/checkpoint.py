@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cometmq.errors import StoreDamaged
 from cometmq.store.disk.files import Files, replace
-from cometmq.store.metadata.logmark import LogMark
+from cometmq.store.metadata.logmark import RecoveryPoint
 
 CHECKPOINT_BYTES = 4096
 SECTOR_BYTES = 512
@@ -67,7 +67,7 @@ class Checkpoint:
     master_flushed_offset: int = 0
     confirm_offset: int = 0
     durable_offset: int = 0
-    mark: LogMark | None = None
+    mark: RecoveryPoint | None = None
     reach: int = 0
     log_start: int = UNKNOWN_START
 
@@ -131,11 +131,11 @@ def decode(content: bytes, path: Path) -> Checkpoint:
     )
 
 
-def _mark(content: bytes) -> LogMark | None:
+def _mark(content: bytes) -> RecoveryPoint | None:
     sealed = content[MARK_AT : MARK_AT + MARK.size]
     (seal,) = SEAL.unpack_from(content, MARK_AT + MARK.size)
     magic, *fields = MARK.unpack(sealed)
-    return LogMark(*fields) if magic == MARK_MAGIC and zlib.crc32(sealed) == seal else None
+    return RecoveryPoint(*fields) if magic == MARK_MAGIC and zlib.crc32(sealed) == seal else None
 
 
 def _reach(content: bytes) -> int:

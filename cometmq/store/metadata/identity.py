@@ -17,7 +17,7 @@ from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
 from cometmq.store.disk.files import Files, replace
 from cometmq.store.layout import OFFSET_MAX
-from cometmq.store.metadata.logmark import UNKNOWN, LogMark
+from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
 
 VERSION = 1
 
@@ -46,7 +46,7 @@ class Identity:
     # have been lost, so that nobody counts on this store for what it had acknowledged.
     store_id: str
     boot_id: str  # the kernel's, when the store was opened last
-    clean: LogMark | None
+    clean: RecoveryPoint | None
     # A follower has recovered from an unclean stop, and no writer has opened the store since: the
     # next one is told, however clean the stops in between.
     recovered: bool = False
@@ -111,10 +111,10 @@ def _checked_topics(counts: Mapping[str, Any] | None) -> Mapping[str, int] | Non
     return None if counts is None else {str(name): _checked(n) for name, n in counts.items()}
 
 
-def _checked_mark(fields: Mapping[str, Any]) -> LogMark:
+def _checked_mark(fields: Mapping[str, Any]) -> RecoveryPoint:
     for name, value in fields.items():
         _checked(value, UNKNOWN if name in ("queue_count", "unit_count") else 0)
-    return LogMark(**fields)
+    return RecoveryPoint(**fields)
 
 
 def _checked_options(fields: Mapping[str, Any]) -> LastOptions:

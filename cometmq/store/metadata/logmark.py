@@ -16,7 +16,7 @@ from cometmq.store.disk.segments import Segments
 UNKNOWN = -1
 
 
-class Tally(NamedTuple):
+class QueueTotals(NamedTuple):
     """What the queues hold together. Says that all of them are still there."""
 
     queue_count: int = UNKNOWN  # queues that ever got a message
@@ -28,7 +28,7 @@ class Tally(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LogMark:
+class RecoveryPoint:
     """``end`` is behind a record, or where the next file begins behind the record's end mark. An
     empty log has ``end`` == ``last_offset`` and ``last_bytes`` 0.
     """
@@ -41,15 +41,17 @@ class LogMark:
     unit_count: int = UNKNOWN
 
     @classmethod
-    def of(cls, end: int, last_offset: int, last_record: bytes, tally: Tally) -> LogMark:
+    def of(
+        cls, end: int, last_offset: int, last_record: bytes, tally: QueueTotals
+    ) -> RecoveryPoint:
         assert last_offset + len(last_record) <= end, (end, last_offset, len(last_record))
         crc = zlib.crc32(last_record)
         return cls(end, last_offset, len(last_record), crc, *tally)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> QueueTotals:
         """What the queues held of the log before ``end``."""
-        return Tally(self.queue_count, self.unit_count)
+        return QueueTotals(self.queue_count, self.unit_count)
 
     def last_record(self, log: Segments) -> bytes | None:
         """The bytes of the record that the mark names; None when others stand there."""

@@ -20,7 +20,7 @@ from cometmq.format import queueunit
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segment
-from cometmq.store.metadata.logmark import Tally
+from cometmq.store.metadata.logmark import QueueTotals
 from cometmq.store.queues.consumequeue import ConsumeQueue, Tail
 
 Note = TypeVar("Note")
@@ -28,7 +28,7 @@ Note = TypeVar("Note")
 HELD_UNITS_MAX = 4_000_000  # in memory, while a start is planned
 
 
-class Notes(Generic[Note]):
+class DirtySet(Generic[Note]):
     """What is to be synced, each once. The writer adds while the flush thread takes out: both are
     one step under the GIL, because notes are compared by C code (texts and identities, not paths).
 
@@ -85,10 +85,10 @@ class Dispatcher:
         self._file_bytes = file_bytes
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._behind: list[ConsumeQueue] = []  # with units that a full disk kept in memory
-        self._dirty_files = Notes[Segment]()
-        self._dirty_directories = Notes[str]()
+        self._dirty_files = DirtySet[Segment]()
+        self._dirty_directories = DirtySet[str]()
         self._trash_numbers = itertools.count()
-        self._tallied: tuple[int, Tally] = (0, Tally(0, 0))
+        self._tallied: tuple[int, QueueTotals] = (0, QueueTotals(0, 0))
         # A queue's files were found to hold something else than its units: the next start makes
         # all queues anew. Any thread may set it.
         self.is_damaged = False
@@ -117,12 +117,12 @@ class Dispatcher:
             yield from list(queues.values())
 
     @property
-    def tallied(self) -> tuple[int, Tally]:
+    def tallied(self) -> tuple[int, QueueTotals]:
         """What the queues held when ``dispatched`` was reached, together with its position. Of
         damaged queues nothing is known.
         """
         dispatched, tally = self._tallied
-        return dispatched, Tally() if self.is_damaged else tally
+        return dispatched, QueueTotals() if self.is_damaged else tally
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
         """The queues of one topic, as they are now."""
@@ -215,7 +215,7 @@ class Dispatcher:
             self._tally()
 
     def _tally(self) -> None:
-        self._tallied = (self.dispatched[0], Tally(self._queue_count, self._unit_count))
+        self._tallied = (self.dispatched[0], QueueTotals(self._queue_count, self._unit_count))
 
     def _move_away(self, queues: Sequence[ConsumeQueue], folder: Path) -> None:
         self._behind = [queue for queue in self._behind if queue not in queues]
@@ -307,7 +307,7 @@ class Dispatcher:
         queues = list(self.queues())
         self._topics.clear()
         self.is_damaged = False
-        self._dirty_files = Notes[Segment]()
+        self._dirty_files = DirtySet[Segment]()
         if self._held is not None:
             self._held = _Held(self._held.topics, self._held.durable)
         self._forget(queues, self._paths.consume_queue)

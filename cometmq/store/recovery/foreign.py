@@ -19,7 +19,7 @@ from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity
-from cometmq.store.metadata.logmark import LogMark
+from cometmq.store.metadata.logmark import RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ LIGHT_PREFIX = "%LMQ%"
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
+class Adoption:
     """What another program left, until a writer has settled it."""
 
     verified: int  # the log is as we left it up to here
@@ -49,7 +49,7 @@ def look(
     known: Identity | None,
     log: CommitLog,
     saved: Checkpoint,
-) -> Takeover | None:
+) -> Adoption | None:
     """What has to be taken over; None: nobody was here but us. Changes nothing.
 
     Raises :class:`StoreForeignFile` for what only RocketMQ can read.
@@ -72,7 +72,7 @@ def look(
     end = known.clean.end if known is not None and known.clean is not None else log.segments.start
     places = [place for place in (verified, pending) if place is not None]
     start = max(log.segments.start, min(places, default=end))
-    return Takeover(start, changed, tables | _older(files, paths.config, tables, changed))
+    return Adoption(start, changed, tables | _older(files, paths.config, tables, changed))
 
 
 def _verified(
@@ -90,7 +90,7 @@ def _verified(
     return mark.end if mark is not None and mark.holds(segments) else segments.start
 
 
-def _first_change(log: CommitLog, mark: LogMark) -> int | None:
+def _first_change(log: CommitLog, mark: RecoveryPoint) -> int | None:
     """Up to where the log is as it was at our clean close; None: nobody wrote to it since, though
     it may be damaged.
     """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cometmq.errors import MessageNotFound
 from cometmq.store.log.commitlog import CommitLog, Span
-from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 
 
@@ -20,11 +20,11 @@ class Sample(NamedTuple):
 
     end: int
     last: Span  # the last record before it
-    tally: Tally
+    tally: QueueTotals
     drop_count: int  # of the dispatcher, then: does the tally still speak of the queues there are
 
 
-class Marker:
+class RecoveryPointWriter:
     """Keeps the newest sample, and the oldest that is not on the disk yet: so marks go on also
     where the disk is always behind.
     """
@@ -48,7 +48,7 @@ class Marker:
         if size and is_last and last == last_span():
             self._samples = [Sample(end, last, tally, drops), *self._samples[-1:]]
 
-    def mark_below(self, flushed: int) -> LogMark | None:
+    def mark_below(self, flushed: int) -> RecoveryPoint | None:
         """A mark of the newest sample that is on the disk, now that the queues have been flushed
         and the log is flushed up to ``flushed``. None: there is no new one.
         """
@@ -60,13 +60,13 @@ class Marker:
                 return self._mark(sample)
         return None
 
-    def _mark(self, sample: Sample) -> LogMark | None:
+    def _mark(self, sample: Sample) -> RecoveryPoint | None:
         log_offset, size = sample.last
         try:
             last = self._log.read(log_offset, size, nowait=False)
         except MessageNotFound:  # retention has been there since
             return None
-        return LogMark.of(sample.end, log_offset, last, sample.tally)
+        return RecoveryPoint.of(sample.end, log_offset, last, sample.tally)
 
     def forget(self) -> None:
         """The log is about to be cut."""

@@ -25,10 +25,10 @@ from cometmq.store.log.commitlog import CommitLog, Span
 from cometmq.store.log.scan import RECORD_BYTES_MAX
 from cometmq.store.metadata import abortfile, checkpoint, epochs, identity, reserve
 from cometmq.store.metadata.dirlock import DirectoryLock
-from cometmq.store.metadata.logmark import UNKNOWN, LogMark
+from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import foreign, recovery, witness
-from cometmq.store.recovery.marking import Marker
+from cometmq.store.recovery.marking import RecoveryPointWriter
 from cometmq.store.recovery.recovery import Plan, Progress, Recovery
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer
 
@@ -87,15 +87,15 @@ class OpenedStore:
         self.epoch = 0  # the highest that is known
         self.epochs: list[epochs.Epoch] = []
         self.clean_start = False
-        self.takeover: foreign.Takeover | None = None
+        self.adoption: foreign.Adoption | None = None
         self.durable = 0  # log offset before which log and queues are on the disk
         self.last = LastRecord()  # of the log, when it was opened
         self._recovered = False  # an unclean stop, which no writer has taken notice of
         self._options = _last_options(options)
         self._last_options: identity.LastOptions | None = None  # ours, once all is recovered
-        self._clean: LogMark | None = None  # what the last stop left, until all is recovered
+        self._clean: RecoveryPoint | None = None  # what the last stop left, until all is recovered
         self._checkpoint: checkpoint.CheckpointFile | None = None
-        self._marker = Marker(self.log, self.dispatcher)
+        self._marker = RecoveryPointWriter(self.log, self.dispatcher)
         self.state_lost: Mapping[str, int] | None = None  # a part of it: see Identity
         self.has_state = False  # see Identity
         self.why_anew = ""  # all queues are to be made anew, whatever they hold; set before opening
@@ -137,8 +137,8 @@ class OpenedStore:
         self.epochs = self._load_epochs(known)
         self.log.segments.load(files)
         self.indexer.load()
-        self.takeover = foreign.look(files, paths, known, self.log, saved)
-        if self.takeover is None:  # else its retention may have been here
+        self.adoption = foreign.look(files, paths, known, self.log, saved)
+        if self.adoption is None:  # else its retention may have been here
             recovery.refuse_missing_start(self.log, saved.log_start)
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
         plan = self._plan_of(known, saved, disk_failed=disk_failed)
@@ -180,15 +180,15 @@ class OpenedStore:
         self._name(known, disk_failed=found.disk_failed)
         self._recovered = known is not None and (known.recovered or known.clean is None)
         self.clean_start = not self._recovered
-        if self.takeover is not None:
-            self._begin_takeover(self.takeover)
+        if self.adoption is not None:
+            self._begin_adoption(self.adoption)
         self.log.reach = self._known_reach(plan, found.saved)
         found.todo.carry_out(files, self._forget_queues)
         self._tell(found.todo)
         self.dispatcher.reached(self.log.end)
         self._correct_checkpoint()
-        if self.takeover is not None and self.takeover.log_changed:
-            self._begin_foreign_epoch(self.takeover.verified)
+        if self.adoption is not None and self.adoption.log_changed:
+            self._begin_foreign_epoch(self.adoption.verified)
         if known is not None and known.clean is None:
             self._warn_of_memory(known.options)
         # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
@@ -233,8 +233,8 @@ class OpenedStore:
         self, known: identity.Identity | None, saved: checkpoint.Checkpoint, *, disk_failed: bool
     ) -> Plan:
         """How to go on from the last stop."""
-        if self.takeover is not None and self.takeover.log_changed:
-            return recovery.takeover_plan(self.log, saved, self._clean)
+        if self.adoption is not None and self.adoption.log_changed:
+            return recovery.adoption_plan(self.log, saved, self._clean)
         if known is None:
             return Plan(0, "it is new", is_clean=True)
         if known.clean is not None:
@@ -342,7 +342,7 @@ class OpenedStore:
                 self.last.store_time_ms,
             )
 
-    def _begin_takeover(self, takeover: foreign.Takeover) -> None:
+    def _begin_adoption(self, adoption: foreign.Adoption) -> None:
         """Note that the log is another program's from some place on, so that a crash does not make
         us take its bytes for ours. What our clean close left stays known until all is recovered: a
         log that has lost some of it is refused, at every start.
@@ -350,8 +350,8 @@ class OpenedStore:
         logger.warning(
             "%s: another program was here; its records from %d on%s are taken over",
             self.paths.root,
-            takeover.verified,
-            "".join(f", {name}" for name in takeover.tables),
+            adoption.verified,
+            "".join(f", {name}" for name in adoption.tables),
         )
         self._save_identity(self._clean, boot_id="")
 
@@ -367,11 +367,11 @@ class OpenedStore:
             self.state_lost, self.has_state = None, True
             self._save_identity(None)
 
-    def settle_takeover(self) -> None:
+    def finish_adoption(self) -> None:
         """All that the other program left is ours now: its tables, too, are in our log and in our
         files.
         """
-        self.takeover = None
+        self.adoption = None
         self._save_identity(None)
 
     def _forget_queues(self) -> None:
@@ -498,7 +498,7 @@ class OpenedStore:
         """Bring everything to the disk and leave the mark of a clean close; ``last_*`` name the
         log's last record.
         """
-        self.log.heal()
+        self.log.zero_dirty_tail()
         self.dispatcher.catch_up()
         self.dispatcher.reached(self.log.end)
         end = self.log.flush()
@@ -507,7 +507,7 @@ class OpenedStore:
         assert self.dispatcher.dispatched[0] == end == self.log.end[0]
         last = self.log.read(last_offset, last_size, nowait=False) if last_size else b""
         _, tally = self.dispatcher.tallied
-        self._save_identity(LogMark.of(end, last_offset, last, tally))
+        self._save_identity(RecoveryPoint.of(end, last_offset, last, tally))
         self.files.unlink(self.paths.abort)
         reserve.keep(self.files, self.paths.reserve)
         self.files.sync_directory(self.paths.root)
@@ -531,10 +531,10 @@ class OpenedStore:
             self._lock.release(undo=not self._is_changed)
             self._lock = None
 
-    def _save_identity(self, clean: LogMark | None, boot_id: str | None = None) -> None:
+    def _save_identity(self, clean: RecoveryPoint | None, boot_id: str | None = None) -> None:
         assert self.store_id
         boot_id = self.files.boot_id() if boot_id is None else boot_id
-        pending = None if self.takeover is None else self.takeover.verified
+        pending = None if self.adoption is None else self.adoption.verified
         now = identity.Identity(
             self.store_id,
             boot_id,
@@ -558,8 +558,8 @@ class Preview:
         self._opened = opened
 
     @property
-    def takeover(self) -> foreign.Takeover | None:
-        return self._opened.takeover
+    def adoption(self) -> foreign.Adoption | None:
+        return self._opened.adoption
 
     @property
     def state_lost(self) -> Mapping[str, int] | None:

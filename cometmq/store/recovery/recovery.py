@@ -21,7 +21,7 @@ from cometmq.store.disk.segments import Segments
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
-from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import witness
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer, OutOfStep, Replay
@@ -48,7 +48,9 @@ class Plan:
     last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
     known_end: int = 0  # the log was on the disk at least up to here
     known_time_ms: int = 0  # … and up to the records of this store time
-    tally: Tally = field(default_factory=Tally)  # what the queues hold of the log before the start
+    tally: QueueTotals = field(
+        default_factory=QueueTotals
+    )  # what the queues hold of the log before the start
     process_only: bool = False  # the machine runs on: everything that was written is there
     kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
     is_foreign: bool = False  # another program wrote queues, or may have
@@ -75,7 +77,7 @@ def refuse_missing_start(log: CommitLog, log_start: int) -> None:
     )
 
 
-def clean_plan(log: CommitLog, mark: LogMark) -> Plan:
+def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:
     """After our clean close, when nobody was here since. All is read where the mark does not hold,
     so that a log that lost its end is not taken for one that ends there, and where it left the
     queues out.
@@ -135,19 +137,19 @@ def crash_plan(
         last=last,
         known_end=0 if mark is None else mark.end,
         known_time_ms=saved.known_time_ms,
-        tally=mark.tally if mark is not None and start == mark.end else Tally(),
+        tally=mark.tally if mark is not None and start == mark.end else QueueTotals(),
         process_only=same_boot,
         kept_all=kept_all,
     )
 
 
-def _last_of(log: CommitLog, mark: LogMark) -> LastRecord:
+def _last_of(log: CommitLog, mark: RecoveryPoint) -> LastRecord:
     found = mark.last_record(log.segments)
     time_ms = record.decode(found).store_time_ms if found else 0
     return LastRecord(mark.last_offset, mark.last_bytes, time_ms)
 
 
-def _refuse_foreign_mark(log: CommitLog, mark: LogMark) -> None:
+def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
     """The mark does not hold: is the record damaged, or is it another log's mark?"""
     segment = log.segments.find(mark.last_offset)
     if segment is None or mark.end > log.segments.end:
@@ -190,7 +192,7 @@ def runs_across(segments: Segments, offset: int) -> bool:
     return False
 
 
-def takeover_plan(log: CommitLog, saved: Checkpoint, clean: LogMark | None) -> Plan:
+def adoption_plan(log: CommitLog, saved: Checkpoint, clean: RecoveryPoint | None) -> Plan:
     """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
     leaves our mark in it as it was. Neither takes anything from what was on the disk before, by
     that mark or by our ``clean`` close: what RocketMQ cuts is behind it, or was damaged.

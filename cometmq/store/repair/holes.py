@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cometmq.errors import StoreForeignFile
 from cometmq.format import record
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 from cometmq.store import layout
 from cometmq.store.disk.files import Buffer, File, Files, write_zeros
 from cometmq.store.disk.segments import Segment, Segments
@@ -59,7 +59,7 @@ class Incomplete:
         self._files.sync_directory(Path(self.path).parent)
         self._old, self._new, self.there = self._files.open(self.path), None, self._size
 
-    def sync_while_wanted(self, levels: Levels, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, offsets: SharedOffsets, stop: int, write_fd: int) -> bool:
         return False  # nobody waits for a log that is being mended
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,7 @@ from cometmq.store.log.scan import LogScan, find_good, found_at
 from cometmq.store.metadata import abortfile, checkpoint, epochs, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
 from cometmq.store.metadata.identity import Identity, LastOptions
-from cometmq.store.metadata.logmark import UNKNOWN, LogMark
+from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery.opening import OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Damage, Plan, Progress, recover
@@ -216,7 +216,9 @@ class _Repair:
             self._leave_out_another_logs_file(log, mark, found)
         return found
 
-    def _leave_out_another_logs_file(self, log: Segments, mark: LogMark, found: Survey) -> None:
+    def _leave_out_another_logs_file(
+        self, log: Segments, mark: RecoveryPoint, found: Survey
+    ) -> None:
         """Its records are good, and would be taken for ours. Queues tell whether it is the file
         that is another log's, or the mark.
         """

@@ -20,7 +20,7 @@ from cometmq.store.log.units import LOST_TOPIC
 from cometmq.store.metadata import checkpoint, identity
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity
-from cometmq.store.metadata.logmark import LogMark
+from cometmq.store.metadata.logmark import RecoveryPoint
 from cometmq.store.recovery.recovery import LOOK_AHEAD_BYTES, Damage, Progress
 from cometmq.store.recovery.replay import LastRecord, Loss
 from cometmq.store.recovery.witness import Counted, Tails
@@ -35,7 +35,7 @@ class Known:
     in_use_or_crashed: bool
 
     @property
-    def mark(self) -> LogMark | None:
+    def mark(self) -> RecoveryPoint | None:
         """Up to where the log should be whole: the clean close's word before the checkpoint's."""
         clean = None if self.identity is None else self.identity.clean
         return clean or self.checkpoint.mark

@@ -12,7 +12,7 @@ from cometmq.format.scan import QueueRun
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.log.scan import Stretch
-from cometmq.store.metadata.logmark import Tally
+from cometmq.store.metadata.logmark import QueueTotals
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.recovery.replay import Observer
 from cometmq.store.repair.survey import open_queue_row
@@ -133,7 +133,7 @@ class QueueChecks:
         self.without_folder: set[str] = set()
         self.queue_count = 0
         self.unit_count = 0
-        self.tally_at_mark = Tally(0, 0)
+        self.tally_at_mark = QueueTotals(0, 0)
         self._files = files
         self._paths = paths
         self._mark_end = mark_end
@@ -216,7 +216,7 @@ class QueueChecks:
             if check.files_gone:
                 self.gone.append(f"{topic}/{queue_id}")
             queue.close()
-        self.tally_at_mark = Tally(sum(count > 0 for count in at_mark), sum(at_mark))
+        self.tally_at_mark = QueueTotals(sum(count > 0 for count in at_mark), sum(at_mark))
 
 
 def _count_below(queue: ConsumeQueue, log_offset: int) -> int:

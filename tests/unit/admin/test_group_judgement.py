@@ -18,7 +18,7 @@ HEALTHY = member_pb2.WriterStatus(
     electable=[0, 1],
     min_in_sync=1,
     only_writer=True,
-    reason="takeover",
+    reason="failover",
     since_ms=1_700_000_000_000,
 )
 
@@ -63,7 +63,7 @@ def view(
 def test_all_is_well() -> None:
     found = view(replica_status(0, 100, writer_status=HEALTHY), replica_status(1, 90))
     assert (found.status, found.advice, found.silent) == ("ok", "", [])
-    assert (found.writer, found.epoch, found.reason) == (0, 3, "takeover")
+    assert (found.writer, found.epoch, found.reason) == (0, 3, "failover")
     assert (found.in_sync, found.electable, found.min_in_sync) == ([0, 1], [0, 1], 1)
     assert (found.since_ms, found.behind_bytes_max) == (1_700_000_000_000, 10)
 

@@ -114,7 +114,7 @@ async def test_a_group_that_refuses_to_tell_is_not_one_without_a_writer(group: G
 
 
 async def test_beside_a_writer_a_member_that_refuses_is_a_trouble(group: Group) -> None:
-    group.members[1].now = replica_status(1, reason="takeover")
+    group.members[1].now = replica_status(1, reason="failover")
     group.members[2].refusal = Unauthenticated("another secret")
     [found] = await group_status.describe(group.connection)
     assert (found.writer, found.silent) == (1, [0, 2])
@@ -150,7 +150,7 @@ async def test_it_has_to_be_meant(group: Group) -> None:
 
 
 async def test_a_writer_that_answers_is_not_replaced(group: Group) -> None:
-    group.members[1].now = replica_status(1, reason="takeover")
+    group.members[1].now = replica_status(1, reason="failover")
     with pytest.raises(InvalidRequest, match="step-down"):
         await group_status.elect(group.connection, "g9", 2, force=True)
     assert not group.members[2].observed
@@ -167,7 +167,7 @@ async def test_an_order_ends_when_another_leads(group: Group) -> None:
     chosen, other = group.members[1], group.members[2]
     chosen.obeys, chosen.heard = (
         False,
-        lambda: setattr(other, "now", replica_status(2, reason="takeover")),
+        lambda: setattr(other, "now", replica_status(2, reason="failover")),
     )
     with pytest.raises(LeaseConflict, match="member 2 of g9 writes"):
         await group_status.elect(group.connection, "g9", 1, force=True)

@@ -150,7 +150,7 @@ HEALTHY = views.GroupStatusView(
     status="ok",
     writer=0,
     epoch=7,
-    reason="takeover",
+    reason="failover",
     since_ms=1_700_000_000_123,
     in_sync=[0, 1],
     electable=[0, 1, 2],
@@ -170,7 +170,7 @@ def test_a_group_is_seen_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None
     for text in ("ok", "0 1 (min 2)", "0 1 2", "1,500"):
         assert text in table
     assert observed.startswith("member 0 leads since 2023-11-1")
-    assert observed.endswith("(takeover)\n")
+    assert observed.endswith("(failover)\n")
 
 
 def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.failover import PARTS, TakeOver, missed, table, take_over_of
+from bench.failover import PARTS, Failover, failover_of, missed, table
 
 DAY = "2026-11-21T23:06:"
 LOG = [
@@ -20,7 +20,7 @@ KILLED_S = datetime(2026, 11, 21, 23, 6, 48, 731_000, tzinfo=UTC).timestamp()
 
 
 def test_the_parts_add_up() -> None:
-    found = take_over_of(KILLED_S, LOG, KILLED_S + 6.0)
+    found = failover_of(KILLED_S, LOG, KILLED_S + 6.0)
     assert found.seconds == 6.0
     assert list(found.parts) == list(PARTS)
     assert [round(seconds, 3) for seconds in found.parts.values()] == [
@@ -37,11 +37,11 @@ def test_the_parts_add_up() -> None:
 @pytest.mark.parametrize("missing", [1, 2, 3, 4])
 def test_a_log_without_one_of_the_events_is_refused(missing: int) -> None:
     with pytest.raises(ValueError, match="the log does not say"):
-        take_over_of(KILLED_S, LOG[:missing] + LOG[missing + 1 :], KILLED_S + 6.0)
+        failover_of(KILLED_S, LOG[:missing] + LOG[missing + 1 :], KILLED_S + 6.0)
 
 
 def test_the_slowest_decides() -> None:
-    quick, slow = (TakeOver(seconds, dict.fromkeys(PARTS, 1.0)) for seconds in (6.5, 9.1))
+    quick, slow = (Failover(seconds, dict.fromkeys(PARTS, 1.0)) for seconds in (6.5, 9.1))
     assert missed([quick, quick], [1.0, 2.9]) == []
     assert missed([quick, slow], [1.0]) == ["take-over within 9 s"]
     assert missed([quick], [1.0, 3.1]) == ["hand-over within 3 s"]

@@ -12,7 +12,7 @@ import pytest
 
 from cometmq.errors import SlaveNotAvailable
 from cometmq.member.leases import Reading
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.tenure import LeaseHolder
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
@@ -74,7 +74,7 @@ async def writer(tmp_path: Path) -> AsyncIterator[Writer]:
     async with living_member(tmp_path) as member:
         config = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         await member.keeper.put_topic(config)
-        replicas = Replicas(member.storage, CatchUpPace(0), clock)
+        replicas = Replicas(member.storage, CatchUpThrottle(0), clock)
         holder = LeaseHolder(lease, Reading(HELD, "1"), 1.0, clock)
         await holder.begin([(4, 0)], "host:1")
         yield Writer(member, lease, holder, replicas, clock)
@@ -194,7 +194,7 @@ async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
     await writer.member.on_disk()
     assert not ticket.acked.done()
     marks = writer.member.storage.watermarks
-    assert marks.marks.copied < marks.flushed
+    assert marks.marks.replicated < marks.flushed
 
 
 async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> None:
@@ -212,10 +212,10 @@ async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> No
         writer.tell(sender, appended=end, flushed=end)
         await writer.member.on_disk_alone()
         assert not ticket.acked.done()
-        assert writer.member.storage.shown.copied < end
+        assert writer.member.storage.shown.replicated < end
         writer.tell(sender, appended=end, flushed=end, no_election_ms=6_000)
         await ticket.acked
-        assert writer.member.storage.shown.copied == end
+        assert writer.member.storage.shown.replicated == end
 
 
 async def test_what_is_told_of_it(writer: Writer) -> None:
@@ -265,4 +265,4 @@ async def test_where_nobody_waits_for_copies_there_is_no_floor(writer: Writer) -
     writer.member.append("C", 0, b"x")
     await writer.member.on_disk()
     marks = writer.member.storage.watermarks.marks
-    assert marks.copied == marks.copied_flushed == marks.flushed
+    assert marks.replicated == marks.replicated_flushed == marks.flushed

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.errors import InvalidRequest, MessageNotFound
 from cometmq.member.flushing import FlushPolicy
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.storage import MemberStorage
 from cometmq.replication import follower
 from cometmq.replication.follower import Ack, LogView
@@ -27,7 +27,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     clock = WallClock()
     store = open_store(tmp_path)
     storage = MemberStorage(store, FlushPolicy(), clock)
-    found = Replicas(storage, CatchUpPace(0), clock)
+    found = Replicas(storage, CatchUpThrottle(0), clock)
     yield found
     found.close()
     storage.end_threads()
@@ -37,7 +37,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
 def grow(replicas: Replicas, size: int = 100) -> int:
     end = append(replicas.storage.store, ("A", 0, [bytes(size)])).end_offset
     replicas.storage.watermarks.append_to(end)
-    replicas.storage.moved.ring()
+    replicas.storage.moved.notify()
     return end
 
 

@@ -87,7 +87,7 @@ async def test_an_abandoned_lease_is_taken_by_who_is_in_sync() -> None:
     looking, lease, _ = await abandoned()
     step = await looking.look()
     assert isinstance(step, Lead)
-    assert step.reason is Reason.TAKEOVER
+    assert step.reason is Reason.FAILOVER
     assert lease.record == step.record
 
 

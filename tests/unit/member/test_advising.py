@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cometmq.member import advising
-from cometmq.member.advising import Adviser, machine_memory_bytes
+from cometmq.member.advising import ReplicaSelector, machine_memory_bytes
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.suggestion import Copy
+from cometmq.messaging.replica_selection import ReadReplica
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +17,8 @@ def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advising, "machine_memory_bytes", lambda: 1000)
 
 
-def adviser(*, enabled: bool = True, percent: float = 40.0) -> Adviser:
-    return Adviser(enabled, percent, lambda: [Copy(1, 0)])
+def adviser(*, enabled: bool = True, percent: float = 40.0) -> ReplicaSelector:
+    return ReplicaSelector(enabled, percent, lambda: [ReadReplica(1, 0)])
 
 
 def test_far_behind_is_two_fifths_of_the_memory() -> None:

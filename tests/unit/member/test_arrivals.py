@@ -17,8 +17,8 @@ from cometmq.member.arrivals import (
     Arrivals,
     Watch,
 )
-from cometmq.messaging import news
-from cometmq.messaging.news import WANTED_ARRIVALS, News
+from cometmq.messaging import inline_messages
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS, InlineMessages
 
 A, B = ("t", 0), ("t", 1)
 ANY: frozenset[int] = frozenset()
@@ -55,19 +55,23 @@ class Shelf:
     def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
         return ANY if self.cold else frozenset(self.states[topic, queue_id].codes[first:end])
 
-    def news(self, topic: str, queue_id: int, first: int, end: int) -> News | None:
+    def inline_messages(
+        self, topic: str, queue_id: int, first: int, end: int
+    ) -> InlineMessages | None:
         self.reads += 1
-        if self.cold or end - first > news.COUNT_MAX:
+        if self.cold or end - first > inline_messages.COUNT_MAX:
             return None
         return news_of(first, self.states[topic, queue_id].codes[first:end])
 
 
-def news_of(first: int, codes: list[int]) -> News:
+def news_of(first: int, codes: list[int]) -> InlineMessages:
     """A message is two bytes: its tag code twice."""
-    return News(first, 0, bytes(code for code in codes for _ in "ab"), [2] * len(codes), codes)
+    return InlineMessages(
+        first, 0, bytes(code for code in codes for _ in "ab"), [2] * len(codes), codes
+    )
 
 
-class Bell:
+class Notifier:
     def __init__(self) -> None:
         self.rings = 0
 
@@ -89,7 +93,7 @@ def append(arrivals: Arrivals, shelf: Shelf, key: tuple[str, int], *codes: int) 
 
 
 def test_adding_a_queue_tells_it_at_once_and_again() -> None:
-    arrivals, shelf, bell = Arrivals(), Shelf(A), Bell()
+    arrivals, shelf, bell = Arrivals(), Shelf(A), Notifier()
     watch = arrivals.open(bell)
     arrivals.add(watch, [A])
     assert bell.rings == 1
@@ -101,7 +105,7 @@ def test_adding_a_queue_tells_it_at_once_and_again() -> None:
 
 def test_only_the_latest_is_told_with_the_tags_of_all() -> None:
     arrivals, shelf = Arrivals(), Shelf(A, B)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, [A, B])
     told(arrivals, watch, shelf)
     append(arrivals, shelf, A, 7)
@@ -115,7 +119,7 @@ def test_only_the_latest_is_told_with_the_tags_of_all() -> None:
 
 def test_each_stream_hears_what_is_new_to_it() -> None:
     arrivals, shelf = Arrivals(), Shelf(A)
-    early, late = arrivals.open(Bell()), arrivals.open(Bell())
+    early, late = arrivals.open(Notifier()), arrivals.open(Notifier())
     arrivals.add(early, [A])
     told(arrivals, early, shelf)
     append(arrivals, shelf, A, 7)
@@ -132,7 +136,7 @@ def test_each_stream_hears_what_is_new_to_it() -> None:
 def wanting(shelf: Shelf, *keys: tuple[str, int]) -> tuple[Arrivals, Watch]:
     """A stream that was told of these queues and wants their messages."""
     arrivals = Arrivals()
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, keys)
     told(arrivals, watch, shelf)
     arrivals.want(watch, keys)
@@ -159,12 +163,16 @@ def test_messages_begin_where_the_last_telling_ended_however_slow_the_stream() -
     told(arrivals, watch, shelf)
     append(arrivals, shelf, A, 8)
     append(arrivals, shelf, A, 9)
-    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(1, [8, 9])]
-    for _ in range(news.COUNT_MAX + 1):  # more than come along: the stream took nothing
+    assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
+        news_of(1, [8, 9])
+    ]
+    for _ in range(inline_messages.COUNT_MAX + 1):  # more than come along: the stream took nothing
         append(arrivals, shelf, A, 7)
-    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [None]
+    assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [None]
     append(arrivals, shelf, A, 7)
-    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(36, [7])]
+    assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
+        news_of(36, [7])
+    ]
 
 
 def test_who_says_no_more_gets_them_no_more() -> None:
@@ -173,7 +181,7 @@ def test_who_says_no_more_gets_them_no_more() -> None:
     with_messages = 0
     for _ in range(2 * WANTED_ARRIVALS):
         append(arrivals, shelf, A, 7)
-        with_messages += sum(a.news is not None for a in told(arrivals, watch, shelf))
+        with_messages += sum(a.inline_messages is not None for a in told(arrivals, watch, shelf))
     assert with_messages == WANTED_ARRIVALS
     reads = shelf.reads
     append(arrivals, shelf, A, 7)
@@ -190,7 +198,7 @@ def test_a_queue_that_is_not_watched_or_was_forgotten_is_not_wanted() -> None:
     told(arrivals, watch, shelf)
     append(arrivals, shelf, A, 7)
     append(arrivals, shelf, B, 7)
-    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [None, None]
+    assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [None, None]
 
 
 def test_a_new_generation_comes_without_messages() -> None:
@@ -200,13 +208,15 @@ def test_a_new_generation_comes_without_messages() -> None:
     arrivals.topic_changed("t")
     assert told(arrivals, watch, shelf) == [Arrival(A, 2, 1)]
     append(arrivals, shelf, A, 6)
-    assert [arrival.news for arrival in told(arrivals, watch, shelf)] == [news_of(1, [6])]
+    assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
+        news_of(1, [6])
+    ]
 
 
 def test_what_many_streams_want_is_read_once() -> None:
     shelf = Shelf(A)
     arrivals, first = wanting(shelf, A)
-    others = [arrivals.open(Bell()) for _ in range(5)]
+    others = [arrivals.open(Notifier()) for _ in range(5)]
     for watch in others:
         arrivals.add(watch, [A])
         told(arrivals, watch, shelf)
@@ -214,7 +224,7 @@ def test_what_many_streams_want_is_read_once() -> None:
     for place in range(3):
         append(arrivals, shelf, A, 7)
         for watch in (first, *others):
-            assert told(arrivals, watch, shelf)[0].news == news_of(place, [7])
+            assert told(arrivals, watch, shelf)[0].inline_messages == news_of(place, [7])
         assert shelf.reads == place + 1
 
 
@@ -222,7 +232,7 @@ def test_what_is_kept_for_other_streams_is_bounded() -> None:
     keys = [("t", number) for number in range(2 * SHARED_NEWS_MAX)]
     shelf = Shelf(*keys)
     arrivals, watch = wanting(shelf, *keys)
-    arrivals.add(arrivals.open(Bell()), keys)
+    arrivals.add(arrivals.open(Notifier()), keys)
     for key in keys:
         shelf.states[key].codes.append(7)
     arrivals.advanced([(key, 1) for key in keys])
@@ -236,7 +246,7 @@ def test_what_is_kept_for_other_streams_is_bounded() -> None:
 @pytest.mark.parametrize("codes", [[1] * (TAG_UNITS_MAX + 1), list(range(TAG_CODES_MAX + 1))])
 def test_too_many_tags_are_any(codes: list[int]) -> None:
     arrivals, shelf = Arrivals(), Shelf(A)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, [A])
     told(arrivals, watch, shelf)
     append(arrivals, shelf, A, *codes)
@@ -245,7 +255,7 @@ def test_too_many_tags_are_any(codes: list[int]) -> None:
 
 def test_another_generation_is_told_with_any_tag() -> None:
     arrivals, shelf = Arrivals(), Shelf(A)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, [A])
     append(arrivals, shelf, A, 7)
     told(arrivals, watch, shelf)
@@ -258,7 +268,7 @@ def test_another_generation_is_told_with_any_tag() -> None:
 
 def test_a_queue_that_is_gone_ends_its_watch() -> None:
     arrivals, shelf = Arrivals(), Shelf(A)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, [A, B])
     first, second = told(arrivals, watch, shelf)
     assert (first.key, first.error) == (A, None)
@@ -270,7 +280,7 @@ def test_a_queue_that_is_gone_ends_its_watch() -> None:
 
 
 def test_what_nobody_watches_costs_nobody_anything() -> None:
-    arrivals, shelf, bell = Arrivals(), Shelf(A, B), Bell()
+    arrivals, shelf, bell = Arrivals(), Shelf(A, B), Notifier()
     watch = arrivals.open(bell)
     arrivals.add(watch, [A])
     told(arrivals, watch, shelf)
@@ -283,19 +293,19 @@ def test_what_nobody_watches_costs_nobody_anything() -> None:
 
 def test_a_closed_stream_is_forgotten() -> None:
     arrivals, shelf = Arrivals(watches_max=1), Shelf(A)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     arrivals.add(watch, [A])
     arrivals.close(watch)
     append(arrivals, shelf, A, 1)
     assert (len(arrivals), A in arrivals) == (0, False)
-    arrivals.open(Bell())
+    arrivals.open(Notifier())
 
 
 def test_limits_refuse_whole_requests() -> None:
     arrivals = Arrivals(watches_max=1, queues_max=2)
-    watch = arrivals.open(Bell())
+    watch = arrivals.open(Notifier())
     with pytest.raises(LimitExceeded):
-        arrivals.open(Bell())
+        arrivals.open(Notifier())
     arrivals.add(watch, [A])
     with pytest.raises(LimitExceeded):
         arrivals.add(watch, [B, ("u", 0), A])
@@ -313,7 +323,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
         super().__init__()
         self.arrivals = Arrivals()
         self.shelf = Shelf(A, B, ("u", 0))
-        self.bells = [Bell(), Bell()]
+        self.bells = [Notifier(), Notifier()]
         self.watches = [self.arrivals.open(bell) for bell in self.bells]
         self.seen: list[dict[tuple[str, int], tuple[int, int] | None]] = [{}, {}]
 
@@ -355,10 +365,10 @@ class ArrivalsMachine(RuleBasedStateMachine):
             if arrival.codes:
                 assert before is not None
                 assert arrival.codes == set(state.codes[before[1] : arrival.max_offset])
-            if arrival.news is not None:
+            if arrival.inline_messages is not None:
                 assert before is not None
-                assert arrival.news == news_of(before[1], state.codes[before[1] :])
-                assert arrival.news.end_offset == arrival.max_offset
+                assert arrival.inline_messages == news_of(before[1], state.codes[before[1] :])
+                assert arrival.inline_messages.end_offset == arrival.max_offset
             seen[arrival.key] = (arrival.generation, arrival.max_offset)
         for key, last in seen.items():
             state = self.shelf.states[key]

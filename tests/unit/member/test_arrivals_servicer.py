@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from cometmq.format.queueunit import iterate
 from cometmq.member import arrivals_servicer
-from cometmq.member.advising import Adviser
+from cometmq.member.advising import ReplicaSelector
 from cometmq.member.arrivals_servicer import ArrivalCounts, ArrivalsServicer
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.progress import GroupReads
@@ -56,12 +56,12 @@ class Watched:
         self.member = member
         self.registry = CollectorRegistry()
         metrics = MemberMetrics(self.registry, "c", "g1")
-        adviser = Adviser(False, 40.0, list)
+        adviser = ReplicaSelector(False, 40.0, list)
         groups = GroupReads(member.state, member.reader, MemberTable(10), adviser)
         storage = member.storage
         counts = ArrivalCounts(metrics, groups, member.state)
         self.servicer = ArrivalsServicer(
-            storage.arrivals, member.reader, storage.hurry, Gate(), counts
+            storage.arrivals, member.reader, storage.flush_now, Gate(), counts
         )
         self.stream = SlowStream()
 

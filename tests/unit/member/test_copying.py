@@ -36,7 +36,7 @@ class Pair:
 
     def open(self) -> None:
         found = open_copy(config_for(self._directory / "copy"), WallClock())
-        self.copied = found.state.state
+        self.replicated = found.state.state
         self.dropped_groups: list[str] = []
         self.copy = FollowerStorage(
             found.store,
@@ -100,9 +100,9 @@ def test_state_takes_effect_when_it_is_visible(tmp_path: Path) -> None:
     pair.follow()
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
     pair.show(put - 1)
-    assert "T" not in pair.copied.topics
+    assert "T" not in pair.replicated.topics
     pair.show(put)
-    assert "T" in pair.copied.topics
+    assert "T" in pair.replicated.topics
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
     pair.show(sent)
     assert pair.copy.bounds(("T", 0)) == (0, 2, 2)
@@ -114,13 +114,13 @@ def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) 
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
     pair.follow()
     pair.show(pair.writer.appended_offset)
-    copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
-    pair.change(pair.state.plan_topic(copied))
+    replicated = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+    pair.change(pair.state.plan_topic(replicated))
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
     pair.copy.told(HighWatermarks(sent, 0, 0), 0)
-    assert pair.copied.topics.get("T") == copied
+    assert pair.replicated.topics.get("T") == replicated
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
     pair.copy.told(HighWatermarks(sent, sent, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
@@ -131,15 +131,15 @@ def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path
     pair = Pair(tmp_path)
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
     other = pair.change(pair.state.plan_topic(TopicConfig("U", 1, 1)))
-    copied = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
-    pair.change(pair.state.plan_topic(copied))
+    replicated = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
+    pair.change(pair.state.plan_topic(replicated))
     pair.follow()
     pair.show(other)
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
     pair.copy.told(HighWatermarks(sent, 0, 0), 0)
-    assert pair.copied.topics.get("T") == copied
+    assert pair.replicated.topics.get("T") == replicated
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
     pair.close()
 
@@ -150,7 +150,7 @@ def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) 
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
     pair.follow()
     pair.show(pair.writer.appended_offset)
-    before = pair.copied.generations.of("T", 0).current
+    before = pair.replicated.generations.of("T", 0).current
     [raised] = pair.state.plan_raise(lambda *_queue: 0)
     pair.change(raised)
     sent = pair.send("T", b"a")
@@ -158,7 +158,7 @@ def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) 
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
     pair.copy.told(HighWatermarks(sent, 0, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
-    assert pair.copied.generations.of("T", 0).current > before
+    assert pair.replicated.generations.of("T", 0).current > before
     pair.close()
 
 
@@ -188,7 +188,7 @@ def test_a_topic_that_is_deleted_and_comes_again(tmp_path: Path) -> None:
     pair.show(end)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert bodies(pair.copy.store, "T", 0) == [b"new"]
-    assert list(pair.copied.as_changes()) == list(pair.state.as_changes())
+    assert list(pair.replicated.as_changes()) == list(pair.state.as_changes())
     pair.close()
 
 
@@ -199,7 +199,7 @@ def test_a_group_that_is_deleted_goes_from_the_copy_too(tmp_path: Path) -> None:
     pair.follow()
     pair.show(end)
     assert pair.dropped_groups == ["g"]
-    assert not pair.copied.groups
+    assert not pair.replicated.groups
     pair.close()
 
 
@@ -228,7 +228,9 @@ def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> N
     pair.send("idle", b"a", b"b", b"c")
     for _ in range(15):
         pair.send("T", bytes(20_000))
-    copy = pair.state.full_copy(next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1])
+    copy = pair.state.snapshot_records(
+        next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1]
+    )
     append_now(pair.writer, copy, HOST, 0)
     pair.forget(1)
     pair.copy.store.start_anew(pair.writer.min_offset)
@@ -252,7 +254,9 @@ def test_queues_that_are_made_anew_count_on(tmp_path: Path) -> None:
     pair.send("idle", b"a", b"b", b"c")
     for _ in range(15):
         pair.send("T", bytes(20_000))
-    copy = pair.state.full_copy(next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1])
+    copy = pair.state.snapshot_records(
+        next_offset_of=lambda *queue: pair.writer.queue_bounds(*queue)[1]
+    )
     append_now(pair.writer, copy, HOST, 0)
     pair.forget(1)
     pair.close()

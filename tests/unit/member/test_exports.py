@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cometmq.member.exports import Exporter
-from cometmq.messaging import snapshots
-from cometmq.messaging.snapshots import SnapshotMark
+from cometmq.messaging import rocketmq_tables
+from cometmq.messaging.rocketmq_tables import SnapshotMark
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 
@@ -100,7 +100,7 @@ def test_writers_come_one_after_the_other(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     state = BrokerState()
     state.apply(state.plan_topic(TopicConfig("T", 3, 3)))
-    Exporter(tmp_path).write(snapshots.export(state, SnapshotMark(4, 2), 99))
-    table = snapshots.parse((tmp_path / "topics.json").read_bytes())
-    assert snapshots.mark_of(table) == SnapshotMark(4, 2)
+    Exporter(tmp_path).write(rocketmq_tables.export(state, SnapshotMark(4, 2), 99))
+    table = rocketmq_tables.parse((tmp_path / "topics.json").read_bytes())
+    assert rocketmq_tables.mark_of(table) == SnapshotMark(4, 2)
     assert table["topicConfigTable"]["T"]["readQueueNums"] == 3

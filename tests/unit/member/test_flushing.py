@@ -115,7 +115,7 @@ async def test_a_hungry_reader_makes_an_append_visible_at_once() -> None:
     log = FakeLog()
     log.gate.release(100)
     async with flushing(log, NEVER) as (flusher, seen):
-        flusher.hungry()
+        flusher.flush_promptly()
         log.appended_offset = 5
         flusher.appended()
         await until(lambda: seen == [5])
@@ -129,7 +129,7 @@ async def test_a_reader_that_comes_late_makes_visible_what_is_there() -> None:
         await asyncio.sleep(0)  # the flusher runs, and is in no hurry
         flusher.appended()
         assert not flusher._syncing
-        flusher.hungry()
+        flusher.flush_promptly()
         await until(lambda: seen == [5])
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from cometmq.member.intercom import READ_BYTES, Intercom
+from cometmq.member.intercom import READ_BYTES, NotifyPipe
 
 
 async def test_numbers_are_heard_in_their_order() -> None:
@@ -19,9 +19,9 @@ async def test_numbers_are_heard_in_their_order() -> None:
         if -1 in some:
             enough.set()
 
-    intercom = Intercom(hear)
+    intercom = NotifyPipe(hear)
     with intercom.listening():
-        os.write(intercom.bell, numbers)
+        os.write(intercom.write_fd, numbers)
         await asyncio.wait_for(enough.wait(), 5)
     assert heard == list(numbers)
     intercom.close()
@@ -29,24 +29,24 @@ async def test_numbers_are_heard_in_their_order() -> None:
 
 async def test_what_comes_while_nobody_listens_is_heard_later() -> None:
     heard: asyncio.Queue[list[int]] = asyncio.Queue()
-    intercom = Intercom(lambda some: heard.put_nowait(some.tolist()))
+    intercom = NotifyPipe(lambda some: heard.put_nowait(some.tolist()))
     with intercom.listening():
-        bell = intercom.bell
-    os.write(bell, array("q", [7]))
+        write_fd = intercom.write_fd
+    os.write(write_fd, array("q", [7]))
     await asyncio.sleep(0)
     assert heard.empty()
     with intercom.listening():
-        assert intercom.bell == bell
+        assert intercom.write_fd == write_fd
         assert await asyncio.wait_for(heard.get(), 5) == [7]
     intercom.close()
 
 
 async def test_its_descriptors_are_closed_once() -> None:
-    intercom = Intercom(lambda _: None)
+    intercom = NotifyPipe(lambda _: None)
     intercom.close()  # it has none
     with intercom.listening():
-        bell = intercom.bell
+        write_fd = intercom.write_fd
     intercom.close()
     intercom.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.write(bell, bytes(8))
+        os.write(write_fd, bytes(8))

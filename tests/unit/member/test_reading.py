@@ -17,7 +17,7 @@ from cometmq.errors import (
 from cometmq.format import record
 from cometmq.format.taghash import tags_code
 from cometmq.member.reading import PullAnswer, PullQuery
-from cometmq.messaging import news
+from cometmq.messaging import inline_messages
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position, TopicConfig
 from tests.support.broker import until
@@ -208,7 +208,7 @@ async def test_news_are_what_a_pull_finds(member: Member) -> None:
     member.append("T", 1, b"between them in the log")
     member.append("T", 0, b"c", tag="y")
     await member.on_disk()
-    found = member.reader.news("T", 0, 1, 3)
+    found = member.reader.inline_messages("T", 0, 1, 3)
     assert found is not None
     answer = await pull(member, 1)
     assert (found.records, found.end_offset) == (answer.records, answer.next_position.offset)
@@ -221,24 +221,26 @@ async def test_news_are_what_a_pull_finds(member: Member) -> None:
 async def test_news_are_few(tmp_path: Path) -> None:
     async with living_member(tmp_path, mapped_file_size_consume_queue=6_000) as member:
         await member.put("T")
-        for _ in range(news.COUNT_MAX + 1):
+        for _ in range(inline_messages.COUNT_MAX + 1):
             member.append("T", 0, b"a")
         await member.on_disk()
-        assert member.reader.news("T", 0, 1, news.COUNT_MAX + 1) is not None
-        assert member.reader.news("T", 0, 0, news.COUNT_MAX + 1) is None, "too many"
-        assert member.reader.news("T", 0, 1, 1) is None, "none"
+        assert member.reader.inline_messages("T", 0, 1, inline_messages.COUNT_MAX + 1) is not None
+        assert member.reader.inline_messages("T", 0, 0, inline_messages.COUNT_MAX + 1) is None, (
+            "too many"
+        )
+        assert member.reader.inline_messages("T", 0, 1, 1) is None, "none"
 
 
 async def test_what_is_no_news(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     member.append("T", 0, b"a", b"b")
-    member.append("T", 1, bytes(news.BYTES_MAX))
+    member.append("T", 1, bytes(inline_messages.BYTES_MAX))
     await member.on_disk()
     reader = member.reader
-    assert reader.news("T", 0, 1, 2) is not None
-    assert reader.news("T", 1, 0, 1) is None, "too large"
-    assert reader.news("rmq_sys_cometmq_state", 0, 0, 1) is None, "not for clients"
+    assert reader.inline_messages("T", 0, 1, 2) is not None
+    assert reader.inline_messages("T", 1, 0, 1) is None, "too large"
+    assert reader.inline_messages("rmq_sys_cometmq_state", 0, 0, 1) is None, "not for clients"
     ColdDisk(monkeypatch).go_cold()
-    assert reader.news("T", 0, 1, 2) is None, "not in memory"
+    assert reader.inline_messages("T", 0, 1, 2) is None, "not in memory"
     monkeypatch.undo()
     await member.keeper.put_topic(TopicConfig("T", 2, 2, permission=2))
-    assert reader.news("T", 0, 1, 2) is None, "not to be read"
+    assert reader.inline_messages("T", 0, 1, 2) is None, "not to be read"

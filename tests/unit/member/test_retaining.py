@@ -47,7 +47,7 @@ class Scene:
         await until(lambda: len(store.cleaner.log_files()) == log_files)
 
     async def copy_state(self) -> None:
-        self.member.keeper.write_copy()
+        self.member.keeper.write_snapshot()
         await self.member.on_disk()
 
 
@@ -64,7 +64,7 @@ async def scene(
             rules,
             clock,
             pause_s=0.0,
-            write_copy=member.keeper.write_copy if writes_copies else None,
+            write_snapshot=member.keeper.write_snapshot if writes_copies else None,
         )
         try:
             yield Scene(member, retention, clock)
@@ -187,7 +187,7 @@ async def test_a_full_disk_refuses_sends_until_there_is_room(tmp_path: Path) -> 
                 storage.check_room()
         with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
             await s.retention.look()
-        s.member.keeper.write_copy()  # what the system writes itself goes on
+        s.member.keeper.write_snapshot()  # what the system writes itself goes on
 
 
 async def test_a_refusal_says_truly_what_is_being_done(tmp_path: Path) -> None:

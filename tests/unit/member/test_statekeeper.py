@@ -291,8 +291,8 @@ async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
         raise SlaveNotAvailable("1 of 2")
 
     async with living_member(tmp_path) as member:
-        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
-        await member.keeper.put_topic(copied)
+        replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        await member.keeper.put_topic(replicated)
         member.keeper.check_copies = refuse
         records = state_records(member)
         with pytest.raises(SlaveNotAvailable):
@@ -319,10 +319,10 @@ async def test_the_first_topic_that_asks_for_copies_waits_for_followers_to_be_co
     async with living_member(tmp_path) as member:
         member.keeper.check_copies = refuse_twice
         member.keeper.on_demands = lambda: demanded.append(member.keeper.demands)
-        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
-        assert await member.keeper.put_topic(copied)
-        assert refusals == [DurabilityClass.COPIED] * 2
-        assert demanded == [DurabilityClass.COPIED] * 2
+        replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        assert await member.keeper.put_topic(replicated)
+        assert refusals == [DurabilityClass.REPLICATED] * 2
+        assert demanded == [DurabilityClass.REPLICATED] * 2
 
 
 async def test_first_topics_that_wait_for_followers_wait_together(
@@ -342,9 +342,11 @@ async def test_first_topics_that_wait_for_followers_wait_together(
         monkeypatch.setattr(member.keeper, "_clock", clock)
         member.keeper.check_copies = refuse
         copy = TopicConfig("", 1, 1, replication_mode=ReplicationMode.APPENDED)
-        copied = [replace(copy, name=name) for name in "ABCD"]
+        replicated = [replace(copy, name=name) for name in "ABCD"]
         asked_s = clock.monotonic_s()
-        made = await asyncio.gather(*map(member.keeper.put_topic, copied), return_exceptions=True)
+        made = await asyncio.gather(
+            *map(member.keeper.put_topic, replicated), return_exceptions=True
+        )
         assert [type(error) for error in made] == [SlaveNotAvailable] * 4
         waited_s = statekeeper.FIRST_COPIES_S_MAX
         assert [at - asked_s for at in refusals_s if at - asked_s > waited_s] == [
@@ -365,8 +367,8 @@ async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
     async with living_member(tmp_path) as member:
         member.keeper.check_copies = refuse
         records = state_records(member)
-        copied = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
+        replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         with pytest.raises(SlaveNotAvailable):
-            await member.keeper.put_topic(copied)
+            await member.keeper.put_topic(replicated)
         assert (state_records(member), member.keeper.demands) == (records, DurabilityClass.ASYNC)
         await member.put("T")

@@ -68,7 +68,7 @@ def test_a_large_state_over_many_files(tmp_path: Path, monkeypatch: pytest.Monke
     for number in range(60):
         write(store, state, put(state, f"topic-{number:03}"))
         if number % 25 == 20:
-            append_now(store, state.full_copy(bytes_max=1_000), HOST, START_MS)
+            append_now(store, state.snapshot_records(bytes_max=1_000), HOST, START_MS)
         append(store, ("T", 0, [b"between"]))
     write(store, state, TopicDropped("topic-007"))
     assert store.queue_bounds(STATE_TOPIC, 0)[1] > 65
@@ -80,7 +80,7 @@ def test_a_copy_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
     store, state = open_store(tmp_path), BrokerState()
     for number in range(30):
         write(store, state, put(state, f"topic-{number:03}"))
-    append_now(store, state.full_copy(bytes_max=1_000)[:-1], HOST, START_MS)
+    append_now(store, state.snapshot_records(bytes_max=1_000)[:-1], HOST, START_MS)
     write(store, state, TopicDropped("topic-007"))
     assert same(load(store, BrokerState), state)
     store.abandon()
@@ -100,7 +100,7 @@ def test_a_damaged_unit_is_no_sign_of_a_newer_release(
 ) -> None:
     """Of its place in the log, of the tag, or of all."""
     store, state = open_store(tmp_path), BrokerState()
-    append_now(store, state.full_copy(), HOST, START_MS)
+    append_now(store, state.snapshot_records(), HOST, START_MS)
     queue = store._dispatcher.find(STATE_TOPIC, STATE_QUEUE_ID)
     assert queue is not None
     next(iter(queue.segments)).pwrite(at, damage)
@@ -133,16 +133,16 @@ def test_retention_keeps_the_last_but_one_copy_that_is_whole_and_on_the_disk(
 
     write(store, state, put(state, "A"))
     assert keep_from(store) == store.min_offset
-    copy(state.full_copy())
+    copy(state.snapshot_records())
     write(store, state, put(state, "B"))
     assert keep_from(store) == store.min_offset, "there is none but the last"
-    copy(state.full_copy(bytes_max=1))
+    copy(state.snapshot_records(bytes_max=1))
     assert keep_from(store) == starts[0]
-    copy(state.full_copy(bytes_max=1)[:-1])
+    copy(state.snapshot_records(bytes_max=1)[:-1])
     assert keep_from(store) == starts[0], "cut short"
-    copy(state.full_copy())
+    copy(state.snapshot_records())
     assert keep_from(store) == starts[1], "where its first record stands"
-    [record_of_copy] = state.full_copy()
+    [record_of_copy] = state.snapshot_records()
     data = encode_record(record_of_copy, HOST, START_MS)
     store.append(data, [(STATE_TOPIC, STATE_QUEUE_ID, 1)], born_host=HOST, store_host=HOST)
     assert keep_from(store) == starts[1], "a crash may take it back"

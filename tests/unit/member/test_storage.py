@@ -98,10 +98,10 @@ async def test_who_is_alone_brings_to_its_disk_what_waits_for_copies(
 ) -> None:
     async with living_member(tmp_path, policy=NEVER) as member:
         storage, on_disk = member.storage, member.store.flushed_offset
-        storage.copied_to(on_disk, on_disk, alone=not others_at_first)
-        segment = Segment("C", 0, 1, DurabilityClass.COPIED)
+        storage.advance_replicated(on_disk, on_disk, alone=not others_at_first)
+        segment = Segment("C", 0, 1, DurabilityClass.REPLICATED)
         ticket = storage.append(encoded("C", 0, b"c"), [segment], born_host=HOST, store_host=HOST)
-        storage.copied_to(on_disk, on_disk, alone=True)
+        storage.advance_replicated(on_disk, on_disk, alone=True)
         assert ticket.acked is not None
         await until(ticket.acked.done)
 
@@ -149,21 +149,21 @@ async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) 
     found = opened(tmp_path)
 
     def demands_of(topic: str) -> DurabilityClass:
-        return DurabilityClass.COPIED if topic == "C" else DurabilityClass.ASYNC
+        return DurabilityClass.REPLICATED if topic == "C" else DurabilityClass.ASYNC
 
     nothing = readable_at_start(found.store, demands_of, HighWatermarks())
     assert [nothing.readable(key) for key in (A, C)] == [2, 0]
     end = found.store.appended_offset
-    both = DurabilityClass.FLUSHED | DurabilityClass.COPIED
+    both = DurabilityClass.FLUSHED | DurabilityClass.REPLICATED
     unflushed = readable_at_start(found.store, lambda _topic: both, HighWatermarks(shown, end, 0))
     assert unflushed.readable(C) == 2, "the rest had been copied, but was on no writer's disk"
     maxima = readable_at_start(found.store, demands_of, HighWatermarks(0, shown, 0))
     storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, alone=False)
     assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
-    storage.copied_to(end - 1, 0, alone=False)
+    storage.advance_replicated(end - 1, 0, alone=False)
     storage.settle()
     assert storage.bounds(C) == (0, 2, 3)
-    storage.copied_to(end, 0, alone=False)
+    storage.advance_replicated(end, 0, alone=False)
     storage.settle()
     assert storage.bounds(C) == (0, 3, 3)
     storage.close()

@@ -13,7 +13,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.exports import Exporter
 from cometmq.member.opening import Opened, open_writer
 from cometmq.member.takeover import read
-from cometmq.messaging.snapshots import OFFSETS, TOPICS, mark_of, parse
+from cometmq.messaging.rocketmq_tables import OFFSETS, TOPICS, mark_of, parse
 from tests.support.broker import config_for
 from tests.support.stores import append
 
@@ -60,7 +60,7 @@ def test_the_tables_are_in_the_log_and_the_files_before_anything_is_served(
     assert mark_of(parse((config.store_path / "config" / TOPICS).read_bytes()))
     opened.store.abandon()  # a crash right behind
     again = open_it(config)
-    assert again.store.takeover is None
+    assert again.store.adoption is None
     assert again.state.topics.find("orders") == opened.state.topics.find("orders")
     assert list(again.state.offsets) == list(opened.state.offsets) != []
     again.store.abandon()

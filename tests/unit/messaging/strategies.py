@@ -12,10 +12,10 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
-    TopicCopied,
     TopicDropped,
     TopicPut,
     TopicReserved,
+    TopicSnapshot,
 )
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
@@ -69,7 +69,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicPut, CONFIGS, UINT64),
     st.builds(TopicReserved, NAMES, OFFSETS),
     st.builds(TopicDropped, NAMES),
-    st.builds(TopicCopied, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
+    st.builds(TopicSnapshot, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
     st.builds(QueuesCounted, NAMES, st.lists(OFFSETS, max_size=4).map(tuple)),
     st.builds(
         GenerationsRaised,

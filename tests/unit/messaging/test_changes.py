@@ -20,10 +20,10 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
-    TopicCopied,
     TopicDropped,
     TopicPut,
     TopicReserved,
+    TopicSnapshot,
     decode,
     encode,
 )
@@ -43,7 +43,7 @@ GOLDEN: dict[str, Change] = {
     '{"k":"topic-reserve","n":"orders","t":3600000}': TopicReserved("orders", 3_600_000),
     '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
     '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (
-        TopicCopied(BILLS, (History(((7, 0), (9, 500))), History(((7, 0),))))
+        TopicSnapshot(BILLS, (History(((7, 0), (9, 500))), History(((7, 0),))))
     ),
     '{"k":"queues","n":"bills","o":[740,0]}': QueuesCounted("bills", (740, 0)),
     '{"k":"raise","g":9,"s":{"orders":[500,0]}}': GenerationsRaised(9, {"orders": (500, 0)}),

@@ -28,9 +28,9 @@ from cometmq.messaging.changes import (
     GenerationsRaised,
     OffsetsCommitted,
     QueuesCounted,
-    TopicCopied,
     TopicPut,
     TopicReserved,
+    TopicSnapshot,
     decode,
     encode,
 )
@@ -39,11 +39,11 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import (
     CHANGE,
-    COPY,
-    COPY_FIRST,
-    COPY_LAST,
-    COPY_ONLY,
     RECORD_BYTES_MAX,
+    SNAPSHOT_FIRST,
+    SNAPSHOT_LAST,
+    SNAPSHOT_ONLY,
+    SNAPSHOT_PART,
     BrokerState,
     StateLoader,
     StateRecord,
@@ -196,7 +196,7 @@ def test_a_commit_that_entered_the_log_behind_its_topics_deletion_is_dropped() -
         TopicPut(TopicConfig("bills"), 1),
         GenerationsRaised(1, {"orders": (3,)}),
         GenerationsRaised(2, {"orders": (3, 4)}),
-        TopicCopied(TopicConfig("bills", 2, 1), (History(((5, 0),)),)),
+        TopicSnapshot(TopicConfig("bills", 2, 1), (History(((5, 0),)),)),
     ],
 )
 def test_changes_that_do_not_fit_are_damage(change: Change) -> None:
@@ -210,8 +210,8 @@ def test_changes_that_do_not_fit_are_damage(change: Change) -> None:
 
 def test_a_small_state_is_copied_in_one_record() -> None:
     state = created(BrokerState(), "orders")
-    (record,) = state.full_copy()
-    assert record.tag == COPY_ONLY
+    (record,) = state.snapshot_records()
+    assert record.tag == SNAPSHOT_ONLY
     assert same(loaded([record]), state)
 
 
@@ -219,8 +219,12 @@ def test_a_large_state_is_copied_in_many() -> None:
     state = BrokerState()
     for n in range(8):
         created(state, f"topic-{n}", 1024)
-    copy = state.full_copy(bytes_max=20_000)
-    assert [r.tag for r in copy] == [COPY_FIRST, *[COPY] * (len(copy) - 2), COPY_LAST]
+    copy = state.snapshot_records(bytes_max=20_000)
+    assert [r.tag for r in copy] == [
+        SNAPSHOT_FIRST,
+        *[SNAPSHOT_PART] * (len(copy) - 2),
+        SNAPSHOT_LAST,
+    ]
     assert len(copy) > 2
     assert all(len(r.body) <= 20_000 for r in copy)
     assert same(loaded(copy), state)
@@ -233,14 +237,14 @@ def test_the_size_of_a_copy_is_known_without_making_one(count: int) -> None:
         created(state, f"a-topic-of-{number}", 1 + number % 8)
         state.apply(state.plan_group(GroupSettings(f"a-group-of-{number}")))
         commit(state, f"a-group-of-{number}", f"a-topic-of-{number}", 1_000)
-    copied = sum(len(one.body) for one in state.full_copy(next_offset_of=lambda *_: 10**9))
+    copied = sum(len(one.body) for one in state.snapshot_records(next_offset_of=lambda *_: 10**9))
     assert copied <= state.copy_bytes() <= 4 * copied + 8192
 
 
 def test_what_is_in_flight_is_part_of_the_copy() -> None:
     state = created(BrokerState(), "orders")
     plan = state.plan_drop("orders")
-    copy = state.full_copy(in_flight=[plan])
+    copy = state.snapshot_records(in_flight=[plan])
     state.apply(plan)
     assert same(loaded(copy), state)
 
@@ -259,7 +263,7 @@ def test_a_reserve_time_lasts_until_it_is_changed() -> None:
     changes = reserve(state, "orders", 5_000)
     assert [type(change) for change in changes] == [TopicPut, TopicReserved]
     assert state.topics.get("orders").reserve_time_ms == 5_000
-    assert same(loaded(state.full_copy()), state)
+    assert same(loaded(state.snapshot_records()), state)
     assert same(loaded(change_records(changes), BrokerState()), state)
     assert len(reserve(state, "orders", 5_000)) == 1, "nothing new to say of it"
     reserve(state, "orders", 0)
@@ -280,7 +284,7 @@ def test_no_other_reserve_time_is_taken(reserve_time_ms: int, told: str) -> None
 
 def test_a_copy_tells_how_far_queues_have_counted() -> None:
     state = created(created(BrokerState(), "orders", 2), "unused")
-    copy = state.full_copy(next_offset_of=lambda topic, n: 7 * n if topic == "orders" else 0)
+    copy = state.snapshot_records(next_offset_of=lambda topic, n: 7 * n if topic == "orders" else 0)
     counted = [c for r in copy for c in decode(r.body) if isinstance(c, QueuesCounted)]
     assert counted == [QueuesCounted("orders", (0, 7))]
     assert same(loaded(copy), state)
@@ -291,14 +295,25 @@ def test_a_copy_tells_how_far_queues_have_counted() -> None:
     [
         ([], None),
         ([CHANGE, CHANGE], None),
-        ([COPY_ONLY], 0),
-        ([COPY_ONLY, CHANGE, CHANGE], 0),
-        ([COPY_ONLY, CHANGE, COPY_ONLY, CHANGE], 2),
-        ([COPY_FIRST, COPY_LAST, CHANGE], 0),
-        ([COPY_FIRST, CHANGE, COPY, COPY_LAST, COPY_FIRST, COPY, CHANGE], 0),  # the later is cut
-        ([COPY_FIRST, COPY, COPY_FIRST, COPY_LAST], 2),  # the earlier is cut
-        ([COPY, COPY_LAST, CHANGE], None),  # its beginning is gone
-        ([COPY_ONLY, COPY_FIRST, COPY], 0),
+        ([SNAPSHOT_ONLY], 0),
+        ([SNAPSHOT_ONLY, CHANGE, CHANGE], 0),
+        ([SNAPSHOT_ONLY, CHANGE, SNAPSHOT_ONLY, CHANGE], 2),
+        ([SNAPSHOT_FIRST, SNAPSHOT_LAST, CHANGE], 0),
+        (
+            [
+                SNAPSHOT_FIRST,
+                CHANGE,
+                SNAPSHOT_PART,
+                SNAPSHOT_LAST,
+                SNAPSHOT_FIRST,
+                SNAPSHOT_PART,
+                CHANGE,
+            ],
+            0,
+        ),  # the later is cut
+        ([SNAPSHOT_FIRST, SNAPSHOT_PART, SNAPSHOT_FIRST, SNAPSHOT_LAST], 2),  # the earlier is cut
+        ([SNAPSHOT_PART, SNAPSHOT_LAST, CHANGE], None),  # its beginning is gone
+        ([SNAPSHOT_ONLY, SNAPSHOT_FIRST, SNAPSHOT_PART], 0),
     ],
 )
 def test_where_the_newest_complete_copy_begins(oldest_first: list[str], start: int | None) -> None:
@@ -308,7 +323,7 @@ def test_where_the_newest_complete_copy_begins(oldest_first: list[str], start: i
 
 def test_without_copy_or_base_there_is_no_state() -> None:
     state = created(BrokerState(), "orders")
-    tail = state.full_copy(bytes_max=1)[1:] + change_records([state.plan_drop("orders")])
+    tail = state.snapshot_records(bytes_max=1)[1:] + change_records([state.plan_drop("orders")])
     with pytest.raises(StoreDamaged):
         loaded(tail)
 
@@ -316,7 +331,7 @@ def test_without_copy_or_base_there_is_no_state() -> None:
 def test_a_copy_cut_short_does_no_harm() -> None:
     old = created(BrokerState(), "orders")
     new = created(created(BrokerState(), "bills"), "orders")
-    records = [*old.full_copy(), *new.full_copy(bytes_max=1)[:-1]]
+    records = [*old.snapshot_records(), *new.snapshot_records(bytes_max=1)[:-1]]
     assert same(loaded(records), old)
 
 
@@ -383,7 +398,7 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.copy)
     @rule(bytes_max=st.sampled_from([1, 300, RECORD_BYTES_MAX]))
     def begin_copy(self, bytes_max: int) -> None:
-        self.copy = self.state.full_copy(self.in_flight(), bytes_max)
+        self.copy = self.state.snapshot_records(self.in_flight(), bytes_max)
         self.continue_copy()
 
     @precondition(lambda self: self.copy)
@@ -428,4 +443,4 @@ def test_copies_of_any_chunk_size_are_equal(topics: list[tuple[str, int]], bytes
     for topic, queue_count in topics:
         created(state, topic, queue_count)
         commit(state, "g", topic, queue_count)
-    assert same(loaded(state.full_copy(bytes_max=bytes_max)), state)
+    assert same(loaded(state.snapshot_records(bytes_max=bytes_max)), state)

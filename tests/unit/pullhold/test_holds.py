@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cometmq.errors import InvalidRequest, LimitExceeded
-from cometmq.messaging.news import WANTED_ARRIVALS
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, Holds
-from services.pullhold.model import Due, Hold, HoldLimits, HoldState, QueueKey, Session, Want
+from services.pullhold.model import Due, Hold, HoldLimits, HoldSpec, HoldState, QueueKey, Session
 
 A0, A1, B0 = QueueKey("a", "t", 0), QueueKey("a", "t", 1), QueueKey("b", "t", 0)
 ANY: frozenset[int] = frozenset()
@@ -26,8 +26,8 @@ def want(
     generation: int = 0,
     codes: frozenset[int] = ANY,
     hold_s: float = 15.0,
-) -> Want:
-    return Want(key, generation, offset, codes, hold_s)
+) -> HoldSpec:
+    return HoldSpec(key, generation, offset, codes, hold_s)
 
 
 def holds_with(*keys: QueueKey, maximum: int = 0, limits: HoldLimits | None = None) -> Holds:
@@ -42,7 +42,7 @@ def holds_with(*keys: QueueKey, maximum: int = 0, limits: HoldLimits | None = No
     return holds
 
 
-def park(holds: Holds, a_want: Want, now_s: float = 0.0, client: str = "c") -> Hold:
+def park(holds: Holds, a_want: HoldSpec, now_s: float = 0.0, client: str = "c") -> Hold:
     return holds.park(holds.open(client), 1, a_want, now_s)
 
 

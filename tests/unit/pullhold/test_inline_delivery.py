@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2
-from services.pullhold.inline_delivery import Deliveries, Handout
-from services.pullhold.model import Hold, QueueKey, Session, Want
+from services.pullhold.inline_delivery import Deliveries, InlineBatch
+from services.pullhold.model import Hold, HoldSpec, QueueKey, Session
 
 RED, BLUE = 1, 2
-NEWS = News(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
+NEWS = InlineMessages(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
 LIMITS = (32, 1_000)
 
 
 def hold(offset: int = 5, *, generation: int = 3, codes: tuple[int, ...] = (), **more: Any) -> Hold:
     request = broker_pb2.PullRequest(group=more.pop("group", ""))
     fields = {"limits": LIMITS, "request": request, **more}
-    want = Want(QueueKey("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields)
+    want = HoldSpec(QueueKey("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields)
     return Hold(Session("c", "c", None), 1, want, 0.0)
 
 
@@ -49,11 +49,11 @@ def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullRespon
     ],
 )
 def test_what_a_pull_would_answer(a_hold: Hold, response: broker_pb2.PullResponse) -> None:
-    assert Handout(3, NEWS).response(a_hold) == response
+    assert InlineBatch(3, NEWS).response(a_hold) == response
 
 
 def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
-    response = Handout(3, NEWS).response(hold(6, codes=(9,)))
+    response = InlineBatch(3, NEWS).response(hold(6, codes=(9,)))
     assert response is not None
     assert response.status == broker_pb2.PULL_STATUS_NO_MATCHED_MESSAGE
     assert (response.count, response.next_position.offset) == (0, 8)
@@ -70,11 +70,11 @@ def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
     ],
 )
 def test_what_only_the_broker_can_answer(a_hold: Hold) -> None:
-    assert Handout(3, NEWS).response(a_hold) is None
+    assert InlineBatch(3, NEWS).response(a_hold) is None
 
 
 def test_who_wants_the_same_gets_the_same() -> None:
-    handout = Handout(3, NEWS)
+    handout = InlineBatch(3, NEWS)
     first, second = handout.response(hold(group="a")), handout.response(hold(group="b"))
     assert first is second
     assert handout.response(hold(codes=(RED,))) is not first

@@ -118,7 +118,7 @@ async def test_silence_breaks_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- arrivals -------------------------------------------------------------------------------------
 
 
-async def read_one(**messages: Any) -> peers.Told:
+async def read_one(**messages: Any) -> peers.ArrivalUpdate:
     """An arrival of offsets 5 and 6 with these messages."""
     call = FakeCall()
     arrival = member_pb2.Arrival(
@@ -136,10 +136,14 @@ GOOD = {"first_offset": 5, "records": b"aabbb", "sizes": [2, 3], "tag_codes": [0
 
 
 async def test_messages_come_with_an_arrival() -> None:
-    news = (await read_one(**GOOD, min_offset=2)).news
-    assert news is not None
-    assert (news.first_offset, news.min_offset, news.records) == (5, 2, b"aabbb")
-    assert (list(news.sizes), list(news.codes)) == ([2, 3], [0, 9])
+    inline_messages = (await read_one(**GOOD, min_offset=2)).inline_messages
+    assert inline_messages is not None
+    assert (inline_messages.first_offset, inline_messages.min_offset, inline_messages.records) == (
+        5,
+        2,
+        b"aabbb",
+    )
+    assert (list(inline_messages.sizes), list(inline_messages.codes)) == ([2, 3], [0, 9])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ async def test_messages_come_with_an_arrival() -> None:
 )
 async def test_messages_that_do_not_fit_together_are_pulled(wrong: dict[str, Any]) -> None:
     told = await read_one(**{**GOOD, **wrong})
-    assert told.news is None
+    assert told.inline_messages is None
     assert told.maximum == 7
 
 

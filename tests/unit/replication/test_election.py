@@ -66,8 +66,8 @@ def test_the_recorded_holder_leads_at_once() -> None:
 
 
 def test_a_holder_that_died_before_it_opened_an_epoch_leads_for_its_first_reason() -> None:
-    taken = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
-    assert reason(after(taken, status(0), 0.0)) is Reason.TAKEOVER
+    taken = replace(SHARED, opened=False, reason=Reason.FAILOVER.value)
+    assert reason(after(taken, status(0), 0.0)) is Reason.FAILOVER
 
 
 def test_a_holder_that_opened_an_epoch_in_secret_tells_of_it_before_the_next() -> None:
@@ -83,10 +83,10 @@ def test_a_holder_that_was_alone_leads_though_it_has_lost_something() -> None:
 
 
 def test_others_wait_longer_for_who_has_taken_it_and_opens_its_log() -> None:
-    opening = replace(SHARED, opened=False, reason=Reason.TAKEOVER.value)
+    opening = replace(SHARED, opened=False, reason=Reason.FAILOVER.value)
     assert reason(after(opening, status(1), OPENING_DURATIONS * DURATION_S - 0.1)) is None
     step = after(opening, status(1), OPENING_DURATIONS * DURATION_S)
-    assert reason(step) is Reason.TAKEOVER
+    assert reason(step) is Reason.FAILOVER
 
 
 def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
@@ -103,11 +103,11 @@ def test_a_holder_that_comes_back_says_so_before_it_opens() -> None:
     ("me", "waited_s", "expected"),
     [
         (status(1), DURATION_S - 0.1, None),
-        (status(1), DURATION_S, Reason.TAKEOVER),
+        (status(1), DURATION_S, Reason.FAILOVER),
         (status(1, promised_until_s=1010.0), DURATION_S, None),
-        (status(1, promised_until_s=1010.0), 10.0, Reason.TAKEOVER),
+        (status(1, promised_until_s=1010.0), 10.0, Reason.FAILOVER),
         (status(2), DURATION_S, None),  # is not in sync
-        (status(2), DURATION_S + LAGGARD_WAIT_S, Reason.TAKEOVER),
+        (status(2), DURATION_S + LAGGARD_WAIT_S, Reason.FAILOVER),
         (status(1, "another"), 1e9, None),
         (status(3), 1e9, None),
     ],
@@ -128,7 +128,7 @@ def test_a_renewal_begins_the_waiting_anew() -> None:
 def test_the_holders_duration_counts_when_it_is_longer() -> None:
     longer = replace(SHARED, duration_s=60.0)
     assert reason(after(longer, status(1), DURATION_S)) is None
-    assert reason(after(longer, status(1), 60.0)) is Reason.TAKEOVER
+    assert reason(after(longer, status(1), 60.0)) is Reason.FAILOVER
 
 
 def test_whoever_takes_over_keeps_those_in_sync_but_the_old_writer() -> None:
@@ -157,8 +157,8 @@ def test_a_released_lease_is_its_new_holders_when_it_has_everything() -> None:
 
 def test_when_nobody_comes_others_may_take_it() -> None:
     assert reason(after(RELEASED, status(0), DURATION_S)) is Reason.HANDOVER
-    assert reason(after(RELEASED, status(0, log_end=99), DURATION_S)) is Reason.TAKEOVER
-    assert reason(after(RELEASED, status(2), DURATION_S)) is Reason.TAKEOVER
+    assert reason(after(RELEASED, status(0, log_end=99), DURATION_S)) is Reason.FAILOVER
+    assert reason(after(RELEASED, status(2), DURATION_S)) is Reason.FAILOVER
     assert reason(after(RELEASED, status(3), 1e9)) is None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cometmq.replication.follower import Ack, Replica
-from cometmq.replication.insync import Own, SetPolicy, copied, wanted_sets
+from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import HighWatermarks
 
@@ -41,8 +41,8 @@ def wanted(
     policy: SetPolicy = POLICY,
     own: Own = OWN,
 ) -> tuple[ReplicaIds, ReplicaIds]:
-    by_seat = {found.replica_id: found for found in replicas}
-    return wanted_sets(record, own, by_seat, policy, NOW_S, replicated=replicated)
+    by_replica_id = {found.replica_id: found for found in replicas}
+    return wanted_sets(record, own, by_replica_id, policy, NOW_S, replicated=replicated)
 
 
 @pytest.mark.parametrize(
@@ -137,21 +137,21 @@ def test_a_member_sits_on_one_seat() -> None:
 
 def test_copied_is_what_the_last_of_them_has() -> None:
     found = {A: replica(A, 700, 300), B: replica(B, 800, 200)}
-    assert copied({W, A, B}, {A, B}, OWN, found) == (700, 200)
-    assert copied({W, A}, {A}, OWN, found) == (700, 300)
-    assert copied({W, A}, {A}, replace(OWN, flushed=250), found) == (700, 250)
+    assert replicated_positions({W, A, B}, {A, B}, OWN, found) == (700, 200)
+    assert replicated_positions({W, A}, {A}, OWN, found) == (700, 300)
+    assert replicated_positions({W, A}, {A}, replace(OWN, flushed=250), found) == (700, 250)
 
 
 def test_alone_the_writers_disk_counts() -> None:
-    assert copied({W}, set(), OWN, {}) == (900, 900)
+    assert replicated_positions({W}, set(), OWN, {}) == (900, 900)
 
 
 def test_who_is_not_here_has_nothing() -> None:
-    assert copied({W, A}, {A}, OWN, {}) == (0, 0)
+    assert replicated_positions({W, A}, {A}, OWN, {}) == (0, 0)
 
 
 def test_while_somebody_may_lead_who_is_not_waited_for_nothing_counts() -> None:
-    assert copied({W, A}, {A, B}, OWN, {A: replica()}) is None
+    assert replicated_positions({W, A}, {A, B}, OWN, {A: replica()}) is None
 
 
 @pytest.mark.parametrize("record", [ALONE, SHARED, replace(ALONE, electable=(W, A))])

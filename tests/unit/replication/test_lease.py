@@ -18,7 +18,7 @@ def test_a_record_without_sets_has_its_holder_alone() -> None:
 
 def test_a_record_goes_through_json() -> None:
     members = (ReplicaId(0, "store-0"), ReplicaId(1, "store-1"))
-    record = replace(HELD, in_sync=members, electable=members, reason=Reason.TAKEOVER.value)
+    record = replace(HELD, in_sync=members, electable=members, reason=Reason.FAILOVER.value)
     record = replace(record, epochs=(EpochBranch(1, 0, 0), EpochBranch(4, 90, 1)))
     assert record_from(json.loads(json.dumps(record.fields()))) == record
 

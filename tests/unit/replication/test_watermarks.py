@@ -18,8 +18,8 @@ from cometmq.replication.watermarks import (
 )
 
 ASYNC, FLUSHED = DurabilityClass.ASYNC, DurabilityClass.FLUSHED
-COPIED, COPIED_FLUSHED = DurabilityClass.COPIED, DurabilityClass.COPIED_FLUSHED
-CLASSES = (ASYNC, FLUSHED, COPIED, COPIED_FLUSHED, FLUSHED | COPIED)
+REPLICATED, REPLICATED_FLUSHED = DurabilityClass.REPLICATED, DurabilityClass.REPLICATED_FLUSHED
+CLASSES = (ASYNC, FLUSHED, REPLICATED, REPLICATED_FLUSHED, FLUSHED | REPLICATED)
 QUEUE = ("orders", 0)
 
 
@@ -27,8 +27,8 @@ def test_class_follows_the_topics_modes() -> None:
     of, none = DurabilityClass.of, ReplicationMode.ASYNC
     assert of(FlushMode.ASYNC, none) is ASYNC
     assert of(FlushMode.SYNC, none) is FLUSHED
-    assert of(FlushMode.ASYNC, ReplicationMode.APPENDED) is COPIED
-    assert of(FlushMode.SYNC, ReplicationMode.FLUSHED) == FLUSHED | COPIED_FLUSHED
+    assert of(FlushMode.ASYNC, ReplicationMode.APPENDED) is REPLICATED
+    assert of(FlushMode.SYNC, ReplicationMode.FLUSHED) == FLUSHED | REPLICATED_FLUSHED
 
 
 def test_a_batch_demands_what_any_of_its_segments_demands() -> None:
@@ -45,27 +45,27 @@ def test_asynchronous_topics_are_acknowledged_when_appended_and_seen_when_flushe
 
 def test_other_classes_are_acknowledged_and_seen_at_the_least_of_what_they_demand() -> None:
     watermarks = Watermarks(appended=300, flushed=100)
-    watermarks.copied_to(200, 80)
+    watermarks.advance_replicated(200, 80)
     for demands, position in [
-        (COPIED, 200),
-        (COPIED | FLUSHED, 100),
-        (COPIED_FLUSHED, 80),
-        (COPIED_FLUSHED | FLUSHED, 80),
+        (REPLICATED, 200),
+        (REPLICATED | FLUSHED, 100),
+        (REPLICATED_FLUSHED, 80),
+        (REPLICATED_FLUSHED | FLUSHED, 80),
     ]:
         assert watermarks.ack(demands) == watermarks.visible(demands) == position
 
 
 def test_a_member_that_joins_with_less_takes_nothing_back() -> None:
     watermarks = Watermarks(appended=300, flushed=100)
-    watermarks.copied_to(200, 80)
-    watermarks.copied_to(150, 90)
+    watermarks.advance_replicated(200, 80)
+    watermarks.advance_replicated(150, 90)
     assert watermarks.marks == HighWatermarks(100, 200, 90)
 
 
-@pytest.mark.parametrize(("copied", "copied_flushed"), [(301, 0), (50, 60), (200, 101)])
-def test_nobody_has_more_than_the_writer(copied: int, copied_flushed: int) -> None:
+@pytest.mark.parametrize(("replicated", "replicated_flushed"), [(301, 0), (50, 60), (200, 101)])
+def test_nobody_has_more_than_the_writer(replicated: int, replicated_flushed: int) -> None:
     with pytest.raises(AssertionError):
-        Watermarks(appended=300, flushed=100).copied_to(copied, copied_flushed)
+        Watermarks(appended=300, flushed=100).advance_replicated(replicated, replicated_flushed)
 
 
 @pytest.mark.parametrize(("appended", "flushed"), [(99, 50), (100, 49), (100, 101)])
@@ -127,12 +127,12 @@ def test_a_queue_that_changed_its_class_waits_for_what_is_older() -> None:
 def test_an_asynchronous_record_waits_for_the_disk_also_before_one_that_was_copied() -> None:
     maxima = ReadableMaxima()
     maxima.push(ASYNC, 100, QUEUE, 1)
-    maxima.push(COPIED, 200, QUEUE, 2)
+    maxima.push(REPLICATED, 200, QUEUE, 2)
     maxima.push(ASYNC, 300, QUEUE, 3)
-    assert maxima.advance(HighWatermarks(flushed=99, copied=300)) == []
-    assert maxima.advance(HighWatermarks(flushed=100, copied=300)) == [(QUEUE, 1)]
-    assert maxima.advance(HighWatermarks(flushed=299, copied=300)) == [(QUEUE, 2)]
-    assert maxima.advance(HighWatermarks(flushed=300, copied=300)) == [(QUEUE, 3)]
+    assert maxima.advance(HighWatermarks(flushed=99, replicated=300)) == []
+    assert maxima.advance(HighWatermarks(flushed=100, replicated=300)) == [(QUEUE, 1)]
+    assert maxima.advance(HighWatermarks(flushed=299, replicated=300)) == [(QUEUE, 2)]
+    assert maxima.advance(HighWatermarks(flushed=300, replicated=300)) == [(QUEUE, 3)]
 
 
 class MaximaMachine(RuleBasedStateMachine):
@@ -160,9 +160,9 @@ class MaximaMachine(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1), flushed_share=st.floats(0, 1))
     def copy(self, share: float, flushed_share: float) -> None:
-        copied = int(self.watermarks.appended * share)
-        flushed = int(min(copied, self.watermarks.flushed) * flushed_share)
-        self.watermarks.copied_to(copied, flushed)
+        replicated = int(self.watermarks.appended * share)
+        flushed = int(min(replicated, self.watermarks.flushed) * flushed_share)
+        self.watermarks.advance_replicated(replicated, flushed)
 
     @rule()
     def advance(self) -> None:
@@ -206,7 +206,7 @@ class TestCopyWatermarks:
         marks = FollowerWatermarks(100, 100)
         assert marks.visible(ASYNC) == 0, "nothing is known before the writer tells"
         marks.told(HighWatermarks(80, 60, 50))
-        assert [marks.visible(d) for d in (ASYNC, FLUSHED, COPIED, COPIED_FLUSHED)] == [
+        assert [marks.visible(d) for d in (ASYNC, FLUSHED, REPLICATED, REPLICATED_FLUSHED)] == [
             80,
             80,
             60,
@@ -219,7 +219,7 @@ class TestCopyWatermarks:
         marks.told(HighWatermarks(200, 200, 200))
         assert marks.visible(FLUSHED) == marks.most_visible == 100
         marks.flush_to(150)
-        assert marks.visible(COPIED_FLUSHED) == 150
+        assert marks.visible(REPLICATED_FLUSHED) == 150
 
     def test_what_was_told_of_bytes_that_never_came_is_not_said_of_others(self) -> None:
         marks = FollowerWatermarks(100, 100)
@@ -227,7 +227,7 @@ class TestCopyWatermarks:
         marks.agreed()
         marks.append_to(200)
         marks.flush_to(200)
-        assert (marks.visible(ASYNC), marks.visible(COPIED_FLUSHED)) == (100, 90)
+        assert (marks.visible(ASYNC), marks.visible(REPLICATED_FLUSHED)) == (100, 90)
 
     def test_what_a_writer_has_shown_of_it_is_known(self) -> None:
         marks = FollowerWatermarks(100, 60)
@@ -240,4 +240,4 @@ class TestCopyWatermarks:
         marks.told(HighWatermarks(80, 70, 70))
         marks.told(HighWatermarks(50, 75, 50))
         assert marks.visible(ASYNC) == 80
-        assert marks.visible(COPIED) == 75
+        assert marks.visible(REPLICATED) == 75

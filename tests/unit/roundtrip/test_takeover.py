@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from examples.roundtrip.spool import Arrival
-from examples.roundtrip.takeover import TakeOver
+from examples.roundtrip.takeover import Failover
 from examples.roundtrip.tally import Tally
 
-LOSS = TakeOver("g1", 1, 0, epoch=3, lease_s=3.0, killed_ms=1_000, seen_ms=5_500)
+LOSS = Failover("g1", 1, 0, epoch=3, lease_s=3.0, killed_ms=1_000, seen_ms=5_500)
 
 
 def test_the_pause_of_its_own_group() -> None:

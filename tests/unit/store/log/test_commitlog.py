@@ -147,7 +147,7 @@ def test_what_a_failed_append_did_not_reach_needs_no_room(tmp_path: Path) -> Non
     files.room = 0
     with pytest.raises(DiskFull):
         put(log, 300)
-    log.heal()
+    log.zero_dirty_tail()
     assert log.end == (100, 1)
 
 
@@ -174,7 +174,7 @@ def test_an_end_mark_before_a_failed_append_is_taken_back(tmp_path: Path) -> Non
         put(log, 2000)
     assert log.segments.pread(3000, 8) == record.blank(SIZE - 3000)
     files.room = None
-    log.heal()
+    log.zero_dirty_tail()
     assert log.segments.pread(3000, 8) == bytes(8)
     assert log.segments.pread(SIZE, 2000) == bytes(2000)
     assert put(log, 50) == 3000

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cometmq import native
 from cometmq.errors import StoreFailed
-from cometmq.native.interface import Levels
+from cometmq.native.interface import SharedOffsets
 from cometmq.store.disk.files import OsFile, OsFiles
 from cometmq.store.layout import StorePaths
 from cometmq.store.log.commitlog import CommitLog
-from cometmq.store.log.levels import PlainLevels, new_levels
+from cometmq.store.log.levels import PlainSharedOffsets, new_shared_offsets
 
 SIZE = 1 << 20
 needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C extension is not built")
@@ -66,16 +66,16 @@ def log(tmp_path: Path) -> Iterator[CommitLog]:
 def put(log: CommitLog, size: int) -> int:
     """Appends so much that somebody waits for; returns the end."""
     log.append(log.place(size), bytes(size), 7)
-    log.levels.demand(log.end[0])
+    log.offsets.demand(log.end[0])
     return log.end[0]
 
 
-def levels_of(appended: int, demanded: int, flushed: int) -> Levels:
-    levels = new_levels()
-    levels.flush_to(flushed, 1)
-    levels.append_to(appended, 2)
-    levels.demand(demanded)
-    return levels
+def levels_of(appended: int, demanded: int, flushed: int) -> SharedOffsets:
+    offsets = new_shared_offsets()
+    offsets.flush_to(flushed, 1)
+    offsets.append_to(appended, 2)
+    offsets.demand(demanded)
+    return offsets
 
 
 # --- both implementations -------------------------------------------------------------------------
@@ -83,13 +83,13 @@ def levels_of(appended: int, demanded: int, flushed: int) -> Levels:
 
 @pytest.mark.usefixtures("implementation")
 def test_they_begin_at_the_start_and_keep_what_is_flushed() -> None:
-    levels = new_levels()
-    assert levels.flushed() == (0, 0)
-    levels.append_to(2**62, 2**61)
-    levels.demand(2**62)
-    assert levels.flushed() == (0, 0)
-    levels.flush_to(2**62, 2**61)
-    assert levels.flushed() == (2**62, 2**61)
+    offsets = new_shared_offsets()
+    assert offsets.flushed() == (0, 0)
+    offsets.append_to(2**62, 2**61)
+    offsets.demand(2**62)
+    assert offsets.flushed() == (0, 0)
+    offsets.flush_to(2**62, 2**61)
+    assert offsets.flushed() == (2**62, 2**61)
 
 
 @pytest.mark.usefixtures("implementation")
@@ -103,9 +103,9 @@ def test_they_begin_at_the_start_and_keep_what_is_flushed() -> None:
     ],
 )
 def test_nothing_is_synced(fd: int, pipe: Pipe, appended: int, demanded: int, flushed: int) -> None:
-    levels = levels_of(appended, demanded, flushed)
-    assert levels.sync(fd, 100, pipe.bell) == 0
-    assert (levels.flushed(), pipe.heard()) == ((flushed, 1), [])
+    offsets = levels_of(appended, demanded, flushed)
+    assert offsets.sync(fd, 100, pipe.bell) == 0
+    assert (offsets.flushed(), pipe.heard()) == ((flushed, 1), [])
 
 
 @pytest.mark.usefixtures("implementation")
@@ -132,25 +132,25 @@ def test_any_calls_in_any_order(drawn: list[tuple[str, int]]) -> None:
 
 def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
     """Levels against a few numbers; plain Python never syncs by itself."""
-    levels = new_levels()
+    offsets = new_shared_offsets()
     appended = flushed = (0, 0)
     demanded = 0
     for time_ms, (name, position) in enumerate(drawn):
         if name == "append_to":
             appended = (position, time_ms)
-            levels.append_to(*appended)
+            offsets.append_to(*appended)
         elif name == "demand":
             demanded = position
-            levels.demand(demanded)
+            offsets.demand(demanded)
         elif name == "flush_to":
             flushed = (position, time_ms)
-            levels.flush_to(*flushed)
+            offsets.flush_to(*flushed)
         else:
             due = demanded > flushed[0] and flushed[0] < appended[0] <= position
-            count = levels.sync(fd, position, bell)
-            assert count == (due and not isinstance(levels, PlainLevels))
+            count = offsets.sync(fd, position, bell)
+            assert count == (due and not isinstance(offsets, PlainSharedOffsets))
             flushed = appended if count else flushed
-        assert levels.flushed() == flushed
+        assert offsets.flushed() == flushed
 
 
 # --- the loop of the C extension ------------------------------------------------------------------
@@ -158,9 +158,9 @@ def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
 
 @needs_native
 def test_one_sync_is_for_all_who_wait(fd: int, pipe: Pipe) -> None:
-    levels = levels_of(100, 30, 10)
-    assert levels.sync(fd, 100, pipe.bell) == 1
-    assert levels.flushed() == (100, 2), "up to what was appended, with its time"
+    offsets = levels_of(100, 30, 10)
+    assert offsets.sync(fd, 100, pipe.bell) == 1
+    assert offsets.flushed() == (100, 2), "up to what was appended, with its time"
     assert len(pipe.heard()) == 1
 
 
@@ -204,28 +204,28 @@ def test_it_leaves_a_log_that_goes_on_in_another_file(log: CommitLog, pipe: Pipe
 @needs_native
 def test_a_log_may_go_on_in_another_file_at_any_moment(fd: int, pipe: Pipe) -> None:
     """Also between the look at where it ends and the sync: what lies there was not synced."""
-    levels, stop, behind = new_levels(), 600_000, 1_000_000
-    levels.demand(behind)
+    offsets, stop, behind = new_shared_offsets(), 600_000, 1_000_000
+    offsets.demand(behind)
 
     def append() -> None:
         for position in range(stop):
-            levels.append_to(behind, 1)
-            levels.append_to(position, 1)
+            offsets.append_to(behind, 1)
+            offsets.append_to(position, 1)
 
     appending = threading.Thread(target=append)
     appending.start()
     while appending.is_alive():
-        levels.sync(fd, stop, pipe.bell)
+        offsets.sync(fd, stop, pipe.bell)
     appending.join()
-    levels.sync(fd, stop, pipe.bell)
-    assert levels.flushed()[0] == stop - 1
+    offsets.sync(fd, stop, pipe.bell)
+    assert offsets.flushed()[0] == stop - 1
 
 
 @needs_native
 def test_it_goes_up_to_the_end_of_a_file(log: CommitLog, pipe: Pipe) -> None:
     put(log, 100)
     log.end_file()
-    log.levels.demand(SIZE)
+    log.offsets.demand(SIZE)
     assert log.flush_while_wanted(pipe.bell)
     assert log.flushed[0] == SIZE
     assert not log.flush_while_wanted(pipe.bell), "the next file is not there yet"
@@ -255,10 +255,10 @@ def test_a_file_that_is_closed_is_not_synced(log: CommitLog, pipe: Pipe) -> None
 
 @needs_native
 def test_a_bell_that_nobody_hears_stops_nothing(fd: int, pipe: Pipe) -> None:
-    levels = new_levels()
+    offsets = new_shared_offsets()
     for position in range(1, 10_000):
-        levels.append_to(position, position)
-        levels.demand(position)
-        assert levels.sync(fd, 10_000, pipe.bell) == 1
-    assert levels.flushed() == (9_999, 9_999)
+        offsets.append_to(position, position)
+        offsets.demand(position)
+        assert offsets.sync(fd, 10_000, pipe.bell) == 1
+    assert offsets.flushed() == (9_999, 9_999)
     assert len(pipe.heard()) == (1 << 16) // 8

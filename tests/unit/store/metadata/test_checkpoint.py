@@ -6,7 +6,7 @@ import pytest
 
 from cometmq.errors import StoreDamaged
 from cometmq.store.metadata.checkpoint import Checkpoint, CheckpointFile, decode, load
-from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
 from tests.support.stores import FaultyFiles
 
 
@@ -17,7 +17,7 @@ def test_the_bytes_are_rocketmqs() -> None:
     assert decode(content, Path("c")) == Checkpoint(1, 2, 3)
 
 
-MARK = LogMark.of(5000, 4000, b"r" * 900, Tally(3, 12))
+MARK = RecoveryPoint.of(5000, 4000, b"r" * 900, QueueTotals(3, 12))
 
 
 def test_a_mark_stands_behind_what_rocketmq_uses(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from cometmq.errors import StoreDamaged
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.metadata import identity
 from cometmq.store.metadata.identity import Identity, LastOptions
-from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
 
 PATH = Path("cometmq.json")
 OPEN = Identity("ab" * 16, "boot", None)
-CLOSED = Identity("ab" * 16, "boot", LogMark.of(100, 0, b"record", Tally(2, 7)))
+CLOSED = Identity("ab" * 16, "boot", RecoveryPoint.of(100, 0, b"record", QueueTotals(2, 7)))
 RENAMED = replace(OPEN, former_store_id="cd" * 16)
 LOST = replace(OPEN, state_lost={"orders": 3})
 WHOLE = replace(OPEN, has_state=True)

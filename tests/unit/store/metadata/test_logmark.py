@@ -8,7 +8,7 @@ from cometmq.format import record
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.layout import offset_name
-from cometmq.store.metadata.logmark import LogMark, Tally
+from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
 
 SIZE = 1000
 LAST = b"the last record"
@@ -21,8 +21,8 @@ def log(directory: Path, content: bytes) -> Segments:
     return segments
 
 
-def mark(end: int, at: int = SIZE + 100) -> LogMark:
-    return LogMark.of(end, at, LAST, Tally(1, 2))
+def mark(end: int, at: int = SIZE + 100) -> RecoveryPoint:
+    return RecoveryPoint.of(end, at, LAST, QueueTotals(1, 2))
 
 
 def test_a_mark_holds_while_its_record_is_there(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_a_mark_may_end_with_the_file(tmp_path: Path) -> None:
 
 
 def test_an_empty_log_has_a_mark_too(tmp_path: Path) -> None:
-    assert LogMark(0, 0, 0, 0).holds(Segments(tmp_path / "none", SIZE))
+    assert RecoveryPoint(0, 0, 0, 0).holds(Segments(tmp_path / "none", SIZE))
 
 
-@pytest.mark.parametrize(("tally", "known"), [(Tally(), False), (Tally(0, 0), True)])
-def test_what_is_not_counted_is_not_known(tally: Tally, known: bool) -> None:
+@pytest.mark.parametrize(("tally", "known"), [(QueueTotals(), False), (QueueTotals(0, 0), True)])
+def test_what_is_not_counted_is_not_known(tally: QueueTotals, known: bool) -> None:
     assert tally.is_known == known
-    assert LogMark.of(0, 0, b"", tally).tally == tally
+    assert RecoveryPoint.of(0, 0, b"", tally).tally == tally

@@ -45,8 +45,8 @@ def appended_by_another(root: Path) -> None:
 
 
 def is_taken_over(store: MessageStore, start: int) -> None:
-    assert store.takeover is not None
-    assert store.takeover.verified == start
+    assert store.adoption is not None
+    assert store.adoption.verified == start
     *_, theirs, ours = store.epochs
     assert (theirs[1], ours[1]) == (start, store.appended_offset)
     assert theirs[0] < ours[0] == store.epoch
@@ -61,10 +61,10 @@ def test_what_is_appended_behind_a_clean_close_is_taken_over(tmp_path: Path) -> 
     assert store.queue_offset_at("A", 0, end) == 40
     assert store.queue_offset_at("A", 1, end) == 1
     assert store.queue_offset_at("B", 0, end) == 0
-    store.settle_takeover()
+    store.finish_adoption()
     store.close()
     store = open_store(tmp_path)
-    assert store.takeover is None
+    assert store.adoption is None
     assert store.clean_start
     store.abandon()
 
@@ -73,8 +73,8 @@ def test_a_stop_in_order_after_our_crash_was_anothers(tmp_path: Path) -> None:
     end = filled(tmp_path, clean=False)
     (tmp_path / "abort").unlink()
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.verified == end, "the checkpoint's mark"
+    assert store.adoption is not None
+    assert store.adoption.verified == end, "the checkpoint's mark"
     assert not store.clean_start
     assert bodies(store, "A", 1) == [b"b"]
     store.abandon()
@@ -104,8 +104,8 @@ def test_an_interrupted_takeover_is_done_again_from_the_same_place(tmp_path: Pat
     store.flush_queues()
     store.abandon()
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.verified == end
+    assert store.adoption is not None
+    assert store.adoption.verified == end
     assert bodies(store, "A", 0)[-2:] == [b"theirs", b"ours"]
     store.abandon()
 
@@ -149,11 +149,11 @@ def test_a_follower_leaves_it_to_the_next_writer(tmp_path: Path) -> None:
     end = filled(tmp_path)
     appended_by_another(tmp_path)
     copy = FollowerStore.open(tmp_path, SMALL)
-    assert copy.takeover is not None
+    assert copy.adoption is not None
     copy.close()
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.verified == end
+    assert store.adoption is not None
+    assert store.adoption.verified == end
     store.abandon()
 
 
@@ -164,9 +164,9 @@ def test_tables_alone_leave_the_log_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "config" / "topics.json").write_bytes(OURS)
     (tmp_path / "config" / "delayOffset.json.bak").write_bytes(TABLE)
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert not store.takeover.log_changed
-    assert store.takeover.tables == {"consumerOffset.json": [TABLE]}
+    assert store.adoption is not None
+    assert not store.adoption.log_changed
+    assert store.adoption.tables == {"consumerOffset.json": [TABLE]}
     assert len(store.epochs) == 2, "ours"
     store.abandon()
 
@@ -183,8 +183,8 @@ def test_backups_count_where_rocketmq_would_read_them(tmp_path: Path) -> None:
     (config / "delayOffset.json").write_bytes(OURS)
     (config / "delayOffset.json.bak").write_bytes(TABLE)
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.tables == {
+    assert store.adoption is not None
+    assert store.adoption.tables == {
         "topics.json": [TABLE, TABLE],
         "subscriptionGroup.json": [TABLE],
         "consumerOffset.json": [TABLE],
@@ -265,6 +265,6 @@ def test_a_table_that_does_not_read_is_nobodys_sign(
     (tmp_path / "config").mkdir()
     (tmp_path / "config/topics.json").write_bytes(content)
     store = open_store(tmp_path)
-    assert store.takeover is None
+    assert store.adoption is None
     assert "topics.json does not read: what our log tells counts" in caplog.text
     store.close()

@@ -3,16 +3,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from cometmq.store.log.commitlog import Span
-from cometmq.store.recovery.marking import Marker
+from cometmq.store.recovery.marking import RecoveryPointWriter
 from cometmq.store.writer import MessageStore
 from tests.support.stores import append, open_store
 
 
-def marker_of(store: MessageStore) -> Marker:
-    return Marker(store._log, store._dispatcher)
+def marker_of(store: MessageStore) -> RecoveryPointWriter:
+    return RecoveryPointWriter(store._log, store._dispatcher)
 
 
-def grow(store: MessageStore, marker: Marker) -> int:
+def grow(store: MessageStore, marker: RecoveryPointWriter) -> int:
     """One more message, then a look; returns the end."""
     append(store, ("A", 0, [b"x"]))
     marker.sample(store._last_span)

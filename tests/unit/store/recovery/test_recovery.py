@@ -237,7 +237,7 @@ def test_where_a_clean_mark_does_not_hold_all_is_read(tmp_path: Path, field: str
     change_clean(tmp_path, field, -8)
     store = open_store(tmp_path)
     is_another = field == "last_bytes"  # a good record, which is longer than ours was
-    assert (store.takeover is not None and store.takeover.log_changed) == is_another
+    assert (store.adoption is not None and store.adoption.log_changed) == is_another
     assert store.appended_offset == end
     store.abandon()
     assert numbers(tmp_path) == list(range(5))
@@ -264,8 +264,8 @@ def test_bytes_of_another_program_that_are_no_record_go(tmp_path: Path) -> None:
     end = filled(tmp_path, 5, clean=True)
     overwrite(tmp_path / "commitlog" / offset_name(0), end, b"more")
     store = open_store(tmp_path)
-    assert store.takeover is not None
-    assert store.takeover.verified == store.appended_offset == end
+    assert store.adoption is not None
+    assert store.adoption.verified == store.appended_offset == end
     store.abandon()
 
 

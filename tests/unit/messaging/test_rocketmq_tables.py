@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cometmq.errors import StoreDamaged
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.snapshots import SnapshotMark, export, mark_of, parse
+from cometmq.messaging.rocketmq_tables import SnapshotMark, export, mark_of, parse
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, TopicConfig
 

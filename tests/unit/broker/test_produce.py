@@ -20,7 +20,7 @@ from cometmq.errors import (
 )
 from cometmq.member.storage import Ticket
 from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
-from services.broker.intake import Accepted, Claim, Intake, IntakePolicy
+from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePolicy
 from tests.support.broker import encoded, until
 from tests.support.gates import HeldFlush
 from tests.support.members import Member, living_member
@@ -45,7 +45,7 @@ class Counter:
         self.lates += 1
 
 
-class Copies:
+class Replication:
     """Whether copies can be had."""
 
     def __init__(self, *, there: bool = True) -> None:
@@ -69,38 +69,44 @@ async def member(tmp_path: Path, held: HeldFlush) -> AsyncIterator[Member]:
         yield member
 
 
-def intake(
+def produce(
     member: Member,
     *,
     room: int = 10_000,
     create: bool = False,
     counter: Counter | None = None,
-    copies: Copies | None = None,
+    copies: Replication | None = None,
     timeout_s: float = 30.0,
-) -> Intake:
-    policy = IntakePolicy(
+) -> ProduceHandler:
+    policy = ProducePolicy(
         room, create, TopicConfig("", 2, 2, flush_mode=FlushMode.SYNC), timeout_s, timeout_s
     )
     observer = counter or Counter()
-    return Intake(
-        member.storage, member.keeper, policy, HOST, observer, SystemClock(), copies or Copies()
+    return ProduceHandler(
+        member.storage,
+        member.keeper,
+        policy,
+        HOST,
+        observer,
+        SystemClock(),
+        copies or Replication(),
     )
 
 
 async def accept(
-    into: Intake, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+    into: ProduceHandler, *claims: Claim, body: bytes = b"x", checksum: int | None = None
 ) -> Accepted:
     records = b"".join(encoded(t, q, body) for t, q, count in claims for _ in range(count))
     return await into.take(records, claims, HOST, checksum)
 
 
 async def take(
-    into: Intake, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+    into: ProduceHandler, *claims: Claim, body: bytes = b"x", checksum: int | None = None
 ) -> Ticket:
     return (await accept(into, *claims, body=body, checksum=checksum)).ticket
 
 
-async def refused(into: Intake, *claims: Claim, body: bytes = b"x") -> CometError:
+async def refused(into: ProduceHandler, *claims: Claim, body: bytes = b"x") -> CometError:
     with pytest.raises(CometError) as found:
         await take(into, *claims, body=body)
     return found.value
@@ -108,14 +114,14 @@ async def refused(into: Intake, *claims: Claim, body: bytes = b"x") -> CometErro
 
 async def test_messages_are_counted_by_topic(member: Member) -> None:
     counter = Counter()
-    await take(intake(member, counter=counter), ("A", 0, 2), ("S", 1, 1), ("A", 1, 3))
+    await take(produce(member, counter=counter), ("A", 0, 2), ("S", 1, 1), ("A", 1, 3))
     one = len(encoded("A", 0, b"x"))
     assert counter.counted == [("A", 2, 2 * one), ("S", 1, one), ("A", 3, 3 * one)]
 
 
 async def test_bytes_wait_until_their_acknowledgement(member: Member, held: HeldFlush) -> None:
     size = len(encoded("S", 0, b"x" * 1_000))
-    into = intake(member, room=2 * size + 1)
+    into = produce(member, room=2 * size + 1)
     held.hold()
     first = await take(into, ("S", 0, 1), body=b"x" * 1_000)
     await take(into, ("S", 0, 1), body=b"x" * 1_000)
@@ -135,7 +141,7 @@ async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> No
     """Also when it was answered late: copies may lag for as long as they like."""
     await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
     size = len(encoded("C", 0, b"x" * 1_000))
-    into = intake(member, room=2 * size + 1, timeout_s=0.0)
+    into = produce(member, room=2 * size + 1, timeout_s=0.0)
     member.storage.hold_copies()
     late = [await accept(into, ("C", 0, 1), body=b"x" * 1_000) for _ in range(2)]
     assert await into.settled(late[0]) is SendStatus.FLUSH_SLAVE_TIMEOUT
@@ -146,14 +152,14 @@ async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> No
         await take(into, (topic, 0, 2), body=b"x" * 1_000)
     end = member.store.appended_offset
     await member.on_disk()
-    member.storage.copied_to(end, end, alone=True)
+    member.storage.advance_replicated(end, end, alone=True)
     member.storage.settle()
     await until(lambda: into.in_flight_bytes == 0)
     await take(into, ("C", 0, 1), body=b"x" * 1_000)
 
 
 async def test_a_single_batch_always_gets_in(member: Member) -> None:
-    into = intake(member, room=1)
+    into = produce(member, room=1)
     ticket = await take(into, ("S", 0, 1), body=b"x" * 1_000)
     assert ticket.acked is not None
     await ticket.acked
@@ -163,7 +169,7 @@ async def test_a_batch_is_timed_when_it_is_written_and_when_it_is_acknowledged(
     member: Member, held: HeldFlush
 ) -> None:
     counter = Counter()
-    into = intake(member, counter=counter)
+    into = produce(member, counter=counter)
     await take(into, ("A", 0, 1))
     assert (counter.appends, counter.acknowledgements) == (1, 1)
     held.hold()
@@ -176,7 +182,7 @@ async def test_a_batch_is_timed_when_it_is_written_and_when_it_is_acknowledged(
 
 
 async def test_what_the_disk_has_is_ok(member: Member) -> None:
-    into = intake(member)
+    into = produce(member)
     assert await into.settled(await accept(into, ("A", 0, 1))) is SendStatus.SEND_OK
     assert await into.settled(await accept(into, ("S", 0, 1))) is SendStatus.SEND_OK
 
@@ -185,7 +191,7 @@ async def test_a_disk_that_takes_too_long_is_told_and_the_batch_stays(
     member: Member, held: HeldFlush
 ) -> None:
     counter = Counter()
-    into = intake(member, counter=counter, timeout_s=0.01)
+    into = produce(member, counter=counter, timeout_s=0.01)
     held.hold()
     late = await accept(into, ("S", 0, 1))
     assert await into.settled(late) is SendStatus.FLUSH_DISK_TIMEOUT
@@ -200,14 +206,14 @@ async def test_a_disk_that_takes_too_long_is_told_and_the_batch_stays(
 
 
 async def test_what_is_acknowledged_at_once_never_waits(member: Member) -> None:
-    into = intake(member, room=1)
+    into = produce(member, room=1)
     for _ in range(3):
         assert (await take(into, ("A", 0, 1))).acked is None
     assert into.in_flight_bytes == 0
 
 
 async def test_the_checksum_is_compared_when_there_is_one(member: Member) -> None:
-    into = intake(member)
+    into = produce(member)
     good = zlib.crc32(encoded("A", 0, b"x"))
     await take(into, ("A", 0, 1), checksum=good)
     for wrong in (good ^ 1, 0):
@@ -228,13 +234,13 @@ async def test_the_checksum_is_compared_when_there_is_one(member: Member) -> Non
 async def test_an_error_names_its_segment(
     member: Member, claim: Claim, error: type[CometError]
 ) -> None:
-    found = await refused(intake(member), ("A", 0, 1), claim)
+    found = await refused(produce(member), ("A", 0, 1), claim)
     assert (type(found), found.segment) == (error, 1)
     assert member.store.queue_bounds("A", 0) == (0, 0)
 
 
 async def test_missing_topics_are_created_one_after_the_other(member: Member) -> None:
-    into = intake(member, create=True)
+    into = produce(member, create=True)
     await take(into, ("N", 0, 1), ("A", 0, 1), ("M", 1, 1))
     for name in ("N", "M"):
         config = member.state.topics.get(name)
@@ -242,7 +248,7 @@ async def test_missing_topics_are_created_one_after_the_other(member: Member) ->
 
 
 async def test_only_names_that_are_allowed_are_created(member: Member) -> None:
-    into = intake(member, create=True)
+    into = produce(member, create=True)
     assert isinstance(await refused(into, ("../x", 0, 1)), TopicNameInvalid)
     assert isinstance(await refused(into, ("rmq_sys_x", 0, 1)), NoPermission)
     assert len(member.state.topics) == 2
@@ -251,7 +257,7 @@ async def test_only_names_that_are_allowed_are_created(member: Member) -> None:
 async def test_a_topic_that_is_being_deleted_is_neither_written_nor_created(
     member: Member, held: HeldFlush
 ) -> None:
-    into = intake(member, create=True)
+    into = produce(member, create=True)
     held.hold()
     dropping = asyncio.create_task(member.keeper.drop_topic("A"))
     await until(lambda: held.waiting)
@@ -265,7 +271,7 @@ async def test_a_topic_that_is_being_deleted_is_neither_written_nor_created(
 
 async def test_a_topic_that_cannot_be_created_is_told(member: Member) -> None:
     member.state.topics.topics_max = 2
-    found = await refused(intake(member, create=True), ("A", 0, 1), ("N", 0, 1))
+    found = await refused(produce(member, create=True), ("A", 0, 1), ("N", 0, 1))
     assert (found.name(), found.segment) == ("LIMIT_EXCEEDED", 1)
 
 
@@ -275,7 +281,7 @@ async def put_copied(member: Member) -> None:
 
 async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) -> None:
     await put_copied(member)
-    into = intake(member, copies=Copies(there=False))
+    into = produce(member, copies=Replication(there=False))
     end = member.store.appended_offset
     with pytest.raises(SlaveNotAvailable):
         await accept(into, ("A", 0, 1), ("C", 0, 1))
@@ -285,13 +291,13 @@ async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) 
 
 async def test_copies_that_take_too_long_are_told_and_the_batch_stays(member: Member) -> None:
     await put_copied(member)
-    member.storage.copied_to(0, 0, alone=False)
-    into, counter = intake(member, timeout_s=0.01, counter=(counter := Counter())), counter
+    member.storage.advance_replicated(0, 0, alone=False)
+    into, counter = produce(member, timeout_s=0.01, counter=(counter := Counter())), counter
     accepted = await accept(into, ("C", 0, 1))
     assert await into.settled(accepted) is SendStatus.FLUSH_SLAVE_TIMEOUT
     assert counter.lates == 1
     end = accepted.ticket.appended.end_offset
     await member.on_disk()
-    member.storage.copied_to(end, end, alone=False)
+    member.storage.advance_replicated(end, end, alone=False)
     member.storage.settle()
     assert await into.settled(accepted) is SendStatus.SEND_OK

@@ -4,7 +4,7 @@ Tabs, keys in order, no blank behind the colon, and numbers as keys of maps with
 RocketMQ broker writes it surely reads, though it is not legal JSON. Each file has an extra
 top-level field ``"cometmq"`` which RocketMQ ignores when it reads and leaves out when it writes: a
 file without it was written by RocketMQ. Described in ``docs/format/snapshots.md``; the state log,
-not these files, is what a broker starts from. What RocketMQ wrote is read by ``takeover.py``.
+not these files, is what a broker starts from. What RocketMQ wrote is read by ``adoption.py``.
 """
 
 from __future__ import annotations

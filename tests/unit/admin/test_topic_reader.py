@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cometmq.admin.connection import Connection
-from cometmq.admin.reading import TopicReader, open_reader
+from cometmq.admin.topic_reader import TopicReader, open_reader
 from cometmq.errors import QueueNotFound
 
 from .conftest import FakeCluster

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cometmq.admin import finding
+from cometmq.admin import search
 from cometmq.admin.commandline import cluster_command
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import MessageView, QueueTimeView
@@ -71,7 +71,7 @@ def _add_query(group: click.Group) -> None:
         if (key is None) == (unique_id is None):
             raise click.UsageError("give either --key or --unique-id")
         _check_range(limits["begin_ms"], limits["end_ms"])
-        return await finding.query_messages(
+        return await search.query_messages(
             connection, topic, key=key, unique_id=unique_id, **limits
         )
 
@@ -109,4 +109,4 @@ def _add_offset_by_time(group: click.Group) -> None:
 
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
         """
-        return await finding.offsets_by_time(connection, name, time_ms, _BOUNDARIES[boundary])
+        return await search.offsets_by_time(connection, name, time_ms, _BOUNDARIES[boundary])

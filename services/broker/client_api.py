@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import random
 
-from cometmq.member.advising import Adviser
+from cometmq.member.advising import ReplicaSelector
 from cometmq.member.config import MemberConfig
-from cometmq.member.holdings import Surroundings
+from cometmq.member.holdings import MemberContext
 from cometmq.member.metrics import MemberCollector
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
-from services.broker.consuming import Consuming
-from services.broker.copies import Copies
-from services.broker.intake import Intake, IntakePolicy
+from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
+from services.broker.produce import ProduceHandler, ProducePolicy
+from services.broker.replication import Replication
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
-from services.broker.writing import Writing
+from services.broker.writer_core import WriterCore
 
 
-def policy_of(config: MemberConfig) -> IntakePolicy:
+def policy_of(config: MemberConfig) -> ProducePolicy:
     """What a broker's options ask for."""
     count = config.default_topic_queue_nums
-    return IntakePolicy(
+    return ProducePolicy(
         in_flight_bytes_max=config.send_in_flight_bytes_max,
         auto_create_topics=config.auto_create_topic_enable,
         new_topic=TopicConfig(
@@ -39,21 +39,21 @@ def policy_of(config: MemberConfig) -> IntakePolicy:
     )
 
 
-class Clients:
+class ClientApi:
     """Everything behind the client port."""
 
-    def __init__(self, around: Surroundings, writing: Writing, copies: Copies) -> None:
+    def __init__(self, around: MemberContext, writing: WriterCore, copies: Replication) -> None:
         config, identity = around.config, around.identity
         clock, metrics = around.clock, around.metrics
         held, storage, keeper = writing.held, writing.storage, writing.keeper
         self.policy = policy = policy_of(config)
         groups = Groups(held.members)
-        self.consuming = Consuming(
+        self.consuming = GroupCoordinator(
             keeper,
             storage,
             held.reader,
             groups,
-            Adviser(
+            ReplicaSelector(
                 config.slave_read_enable,
                 config.access_message_in_memory_max_ratio,
                 copies.replicas.copies,
@@ -68,7 +68,7 @@ class Clients:
             auto_create_groups=config.auto_create_subscription_group,
         )
         host, in_sync = identity.store_host, copies.in_sync
-        intake = Intake(storage, keeper, policy, host, metrics, clock, in_sync)
+        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, in_sync)
         encoder = StructuredEncoder(
             held.state.topics,
             policy.auto_created_queues,
@@ -77,10 +77,10 @@ class Clients:
             clock,
             random.Random(),
         )
-        self.collector = MemberCollector(metrics, storage, held.state, groups, intake)
+        self.collector = MemberCollector(metrics, storage, held.state, groups, produce)
         self.servicer = BrokerServicer(
             identity,
-            intake,
+            produce,
             encoder,
             held.reader,
             self.consuming,

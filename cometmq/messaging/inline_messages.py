@@ -1,8 +1,8 @@
 """Few new messages of a queue, as they travel with the news of their arrival; what pulls of them
 would find.
 
-Invariant: :meth:`News.pull` answers as a pull at the queue itself does, since both choose by
-:func:`cometmq.messaging.pull.choose`. What is not among these messages it does not answer.
+Invariant: :meth:`InlineMessages.pull` answers as a pull at the queue itself does, since both choose
+by :func:`cometmq.messaging.pull.choose`. What is not among these messages it does not answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WANTED_ARRIVALS = 16  # of a queue that come with their messages, each time that
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class InlineMessages:
     """Every message from ``first_offset`` on, up to the readable maximum of its time. ``records``
     are encoded, end to end; ``codes`` are the low 32 bits of their tag hashes.
     """

@@ -1,9 +1,9 @@
 """Parking pulls that found nothing: all of a client's on one stream to one pullhold.
 
 Which pullhold: the client's first choice (``rendezvous``) of those that name servers list and that
-answer. When it fails, the next one; while none is reachable :meth:`Holding.park` says so at once,
-and the caller polls. Every 30 s and after a failure the list is asked for again; a better choice
-than the present one then gets the new holds, the old ones end where they are.
+answer. When it fails, the next one; while none is reachable :meth:`LongPoller.park` says so at
+once, and the caller polls. Every 30 s and after a failure the list is asked for again; a better
+choice than the present one then gets the new holds, the old ones end where they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cometmq.client.rendezvous import ranked
 from cometmq.client.tasks import Tasks, stop_all, wait_at_most
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, PeerUnavailable
-from cometmq.rpc.aside import SetAside
+from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
@@ -41,7 +41,7 @@ Answer: TypeAlias = "asyncio.Future[broker_pb2.PullResponse | None]"
 _log = logger(__name__)
 
 
-class HoldLane:
+class HoldConnection:
     """One open stream to a pullhold, and the holds that wait on it."""
 
     def __init__(self, address: str, call: HoldStream) -> None:
@@ -145,7 +145,7 @@ class HoldLane:
             await asyncio.Event().wait()
 
 
-class Holding:
+class LongPoller:
     """A client's way to the pullholds. ``cluster()`` names the cluster, empty while not known."""
 
     def __init__(
@@ -164,8 +164,8 @@ class Holding:
         self._clock = clock or SystemClock()
         self._source = random.Random()
         self._none_there = Backoff(NONE_THERE, self._source)
-        self._aside = SetAside(SET_ASIDE, self._source)
-        self._lane: HoldLane | None = None
+        self._aside = FailureBackoff(SET_ASIDE, self._source)
+        self._lane: HoldConnection | None = None
 
     @property
     def address(self) -> str | None:
@@ -242,7 +242,7 @@ class Holding:
             tasks.start(lane.run(), f"holds at {address}")
             return
 
-    async def _open(self, address: str) -> HoldLane:
+    async def _open(self, address: str) -> HoldConnection:
         call: HoldStream = self._connections.pullhold(address).HoldStream()
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -252,4 +252,4 @@ class Holding:
             raise PeerUnavailable("no answer in time") from None
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from None
-        return HoldLane(address, call)
+        return HoldConnection(address, call)

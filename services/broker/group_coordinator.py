@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import GroupInUse, GroupNotFound, OffsetInvalid
-from cometmq.member.advising import Adviser
+from cometmq.member.advising import ReplicaSelector
 from cometmq.member.progress import GroupReads
 from cometmq.member.reading import Reader
 from cometmq.member.statekeeper import StateKeeper
@@ -30,7 +30,7 @@ class GroupSummary:
     idle_s: float
 
 
-class Consuming(GroupReads):
+class GroupCoordinator(GroupReads):
     """Groups and their offsets. Belongs to the event loop."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Consuming(GroupReads):
         storage: MemberStorage,
         reader: Reader,
         groups: Groups,
-        adviser: Adviser,
+        adviser: ReplicaSelector,
         creations: Buckets,
         clock: Clock,
         *,

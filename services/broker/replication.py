@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from cometmq.errors import StaleEpoch
-from cometmq.member.holdings import Surroundings
-from cometmq.member.pacing import CatchUpPace
+from cometmq.member.holdings import MemberContext
+from cometmq.member.pacing import CatchUpThrottle
 from cometmq.member.tenure import Deposed, LeaseHolder
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.replication.watermarks import REPLICATED
@@ -21,20 +21,20 @@ from services.broker.insync import InSyncSet, policy_of
 from services.broker.metrics import ReplicationCollector
 from services.broker.replicas import Replicas
 from services.broker.replication_servicer import ReplicationServicer
-from services.broker.writing import Writing
+from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)
 
 
-class Copies:
+class Replication:
     """``holder`` is None for a broker that stands alone. ``ended`` is called with a reason when
     this process is the writer no longer.
     """
 
     def __init__(
         self,
-        around: Surroundings,
-        writing: Writing,
+        around: MemberContext,
+        writing: WriterCore,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
     ) -> None:
@@ -44,7 +44,7 @@ class Copies:
         self._holder = holder
         self._ended = ended
         self._unregistered = Rarely(log, logging.ERROR, clock)
-        self.replicas = Replicas(storage, CatchUpPace(config.copy_bytes_per_s), clock)
+        self.replicas = Replicas(storage, CatchUpThrottle(config.copy_bytes_per_s), clock)
         self.in_sync = InSyncSet(
             storage,
             self.replicas,

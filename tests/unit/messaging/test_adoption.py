@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.messaging.adoption import Queues, Tables, adopt_tables, read
 from cometmq.messaging.changes import DelaysReached, GroupPut, OffsetsCommitted
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
-from cometmq.messaging.snapshots import DELAYS, GROUPS, OFFSETS, TOPICS, SnapshotMark, export
+from cometmq.messaging.rocketmq_tables import DELAYS, GROUPS, OFFSETS, TOPICS, SnapshotMark, export
 from cometmq.messaging.state import BrokerState
-from cometmq.messaging.takeover import Queues, Tables, read, take_over
 from cometmq.model import FlushMode, Position, TopicConfig
 
 ORDERS = TopicConfig("orders", 2, 2, flush_mode=FlushMode.SYNC)
@@ -138,7 +138,7 @@ def test_its_tables_replace_ours() -> None:
         offsets={("billing", "orders", 0): 7, ("billing", "orders", 3): 99, ("x", "gone", 0): 1},
         delays={2: 9},
     )
-    take_over(state, tables, queues(), FlushMode.ASYNC)
+    adopt_tables(state, tables, queues(), FlushMode.ASYNC)
     assert list(state.topics) == [
         TopicConfig("new", 1, 1),
         TopicConfig("orders", 4, 4, flush_mode=FlushMode.SYNC),
@@ -156,7 +156,7 @@ def test_its_tables_replace_ours() -> None:
 
 def test_positions_hold_as_far_as_the_log_is_ours() -> None:
     state = state_with(ORDERS)
-    take_over(state, Tables(), queues(verified=5), FlushMode.ASYNC)
+    adopt_tables(state, Tables(), queues(verified=5), FlushMode.ASYNC)
     history = state.generations.of("orders", 0)
     assert history.settle(Position(1, 5)).offset == 5
     assert history.fence(Position(1, 6)) == Position(history.current, 5)
@@ -167,7 +167,7 @@ def test_positions_hold_as_far_as_the_log_is_ours() -> None:
 
 def test_a_group_that_is_kept_loses_what_rocketmq_dropped() -> None:
     state = state_with(ORDERS)
-    take_over(state, Tables(offsets={}), queues(), FlushMode.ASYNC)
+    adopt_tables(state, Tables(offsets={}), queues(), FlushMode.ASYNC)
     assert list(state.offsets) == []
     assert state.groups["billing"].retry_times_max == 3
 
@@ -175,16 +175,16 @@ def test_a_group_that_is_kept_loses_what_rocketmq_dropped() -> None:
 def test_topics_without_settings_get_some_when_the_file_is_lost() -> None:
     state = state_with(ORDERS)
     known = [("lost", 2), ("lost", 0), ("orders", 0), ("SCHEDULE_TOPIC_XXXX", 17)]
-    take_over(state, Tables(), queues(5, 8, *known), FlushMode.SYNC)
+    adopt_tables(state, Tables(), queues(5, 8, *known), FlushMode.SYNC)
     assert state.topics.find("lost") == TopicConfig("lost", 3, 3, flush_mode=FlushMode.SYNC)
     assert "SCHEDULE_TOPIC_XXXX" not in state.topics
-    take_over(state, Tables(topics={}), queues(5, 8, *known), FlushMode.SYNC)
+    adopt_tables(state, Tables(topics={}), queues(5, 8, *known), FlushMode.SYNC)
     assert len(state.topics) == 0, "where there is a file, what it lacks was deleted"
 
 
 def test_the_full_copy_has_it_all() -> None:
     state = state_with(ORDERS)
-    take_over(state, Tables(delays={1: 2}), queues(), FlushMode.ASYNC)
+    adopt_tables(state, Tables(delays={1: 2}), queues(), FlushMode.ASYNC)
     copy = BrokerState()
     for change in state.as_changes():
         copy.apply(change)

@@ -21,7 +21,7 @@ FOLLOWER_BEHIND_BYTES_MAX = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ReadReplica:
     """A follower, and how much of the log it lacks."""
 
     member_id: int
@@ -29,7 +29,7 @@ class Copy:
 
 
 def suggest(
-    backlog_bytes: int, memory_bytes: int, settings: GroupSettings, copies: Sequence[Copy]
+    backlog_bytes: int, memory_bytes: int, settings: GroupSettings, copies: Sequence[ReadReplica]
 ) -> int | None:
     """The member to pull from next; None = the writer.
 
@@ -49,10 +49,10 @@ def suggest(
     return min(near, key=_distance).member_id if named is None else named
 
 
-def _named(member_id: int, copies: Sequence[Copy]) -> int | None:
+def _named(member_id: int, copies: Sequence[ReadReplica]) -> int | None:
     there = member_id != WRITER and any(copy.member_id == member_id for copy in copies)
     return member_id if there else None
 
 
-def _distance(copy: Copy) -> tuple[int, int]:
+def _distance(copy: ReadReplica) -> tuple[int, int]:
     return copy.behind_bytes, copy.member_id

@@ -10,7 +10,7 @@ import random
 from cometmq.rpc.retry import BackoffPolicy
 
 
-class SetAside:
+class FailureBackoff:
     """Peers that failed, by whatever names them."""
 
     def __init__(self, policy: BackoffPolicy, source: random.Random) -> None:

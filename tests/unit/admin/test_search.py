@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.admin import finding
+from cometmq.admin import search
 from cometmq.admin.connection import Connection
 from cometmq.errors import RouteNotFound, TopicNotFound
 from cometmq.v1 import broker_pb2 as b
@@ -21,11 +21,11 @@ async def test_messages_of_all_broker_groups_newest_first(
         cluster.g2.add("T", 0, b"g2-%d" % number, keys=["k", "j"])
     cluster.g1.put("T")
     cluster.g2.put("T")
-    found = await finding.query_messages(connection, "T", key="k")
+    found = await search.query_messages(connection, "T", key="k")
     assert [m.store_time_ms - START_MS for m in found] == [2, 2, 1, 1, 0, 0]
-    few = await finding.query_messages(connection, "T", key="k", count_max=3)
+    few = await search.query_messages(connection, "T", key="k", count_max=3)
     assert few == found[:3]
-    only = await finding.query_messages(connection, "T", key="j")
+    only = await search.query_messages(connection, "T", key="j")
     assert [m.body_text for m in only] == ["g2-2", "g2-1", "g2-0"]
 
 
@@ -33,7 +33,7 @@ async def test_a_unique_id(connection: Connection, cluster: FakeCluster) -> None
     cluster.g1.put("T")
     cluster.g1.add("T", 0, b"this", unique_id="ID")
     cluster.g1.add("T", 0, b"that", keys=["ID"])
-    (found,) = await finding.query_messages(connection, "T", unique_id="ID")
+    (found,) = await search.query_messages(connection, "T", unique_id="ID")
     assert found.body_text == "this"
 
 
@@ -43,10 +43,10 @@ async def test_what_is_not_in_the_index_yet_is_waited_for(
     cluster.g1.put("T")
     cluster.g1.add("T", 0, b"x", keys=["k"])
     cluster.g1.indexed_offsets = [100, 1, 0, 0]
-    assert len(await finding.query_messages(connection, "T", key="k")) == 1
+    assert len(await search.query_messages(connection, "T", key="k")) == 1
     assert cluster.g1.indexed_offsets == [100]
     cluster.g1.indexed_offsets = [77, 100, 50]
-    assert await finding.query_messages(connection, "T", key="nothing") == []
+    assert await search.query_messages(connection, "T", key="nothing") == []
     assert cluster.g1.indexed_offsets == [77]
 
 
@@ -63,14 +63,14 @@ async def test_a_follower_is_asked_when_there_is_no_writer(
         return member
 
     monkeypatch.setattr(cluster.namesrv, "member", as_follower)
-    assert len(await finding.query_messages(connection, "T", key="k")) == 1
+    assert len(await search.query_messages(connection, "T", key="k")) == 1
 
 
 async def test_a_topic_without_members_or_a_route(
     connection: Connection, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TopicNotFound):
-        await finding.query_messages(connection, "T", key="k")
+        await search.query_messages(connection, "T", key="k")
     cluster.g1.put("T")
     route = await connection.route("T")
     del route.groups[0].members[:]
@@ -80,7 +80,7 @@ async def test_a_topic_without_members_or_a_route(
 
     monkeypatch.setattr(connection, "route", memberless)
     with pytest.raises(RouteNotFound, match="T"):
-        await finding.query_messages(connection, "T", key="k")
+        await search.query_messages(connection, "T", key="k")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_offsets_of_all_queues_by_time(
     cluster.g2.put("T", 1)
     for _ in range(3):
         cluster.g1.add("T", 0, b"x")
-    rows = await finding.offsets_by_time(connection, "T", time_ms, boundary)
+    rows = await search.offsets_by_time(connection, "T", time_ms, boundary)
     assert [(row.broker_group, row.queue_id) for row in rows] == [("g1", 0), ("g1", 1), ("g2", 0)]
     assert (rows[0].offset, rows[0].store_time_ms) == (offset, stored_ms)
     assert (rows[1].offset, rows[1].store_time_ms) == (0, 0)

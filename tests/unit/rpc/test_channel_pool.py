@@ -11,11 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cometmq.errors import PeerUnavailable
-from cometmq.rpc import redial
+from cometmq.rpc import channel_pool
+from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import wire_errors
-from cometmq.rpc.redial import KeptChannels
 from cometmq.rpc.server import RpcServer
 from tests.support.broker import until
 from tests.support.names import Names, dialled_by, silent_socket
@@ -38,23 +38,23 @@ async def serving(host: str, port: int = 0) -> AsyncIterator[RpcServer]:
 @asynccontextmanager
 async def names_and_channels(
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[tuple[Names, KeptChannels]]:
+) -> AsyncIterator[tuple[Names, ChannelPool]]:
     async with Names() as names:
-        monkeypatch.setattr(redial, "open_channel", dialled_by(names))
-        channels = KeptChannels()
+        monkeypatch.setattr(channel_pool, "open_channel", dialled_by(names))
+        channels = ChannelPool()
         try:
             yield names, channels
         finally:
             await channels.close()
 
 
-async def ask(channels: KeptChannels, port: int) -> None:
+async def ask(channels: ChannelPool, port: int) -> None:
     stub = health_pb2_grpc.HealthStub(channels.get(f"{NAME}:{port}"))
     with wire_errors():
         await stub.Check(health_pb2.HealthCheckRequest(), timeout=SOON_S)
 
 
-async def until_answered(channels: KeptChannels, port: int) -> None:
+async def until_answered(channels: ChannelPool, port: int) -> None:
     async with asyncio.timeout(SOON_S):
         while True:
             try:
@@ -97,7 +97,7 @@ async def test_an_address_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPa
 
 
 async def test_one_connection_serves_all_who_ask() -> None:
-    channels = KeptChannels()
+    channels = ChannelPool()
     async with serving("127.0.0.1") as server:
         channel = channels.get(server.address)
         await channel.channel_ready()
@@ -111,7 +111,7 @@ async def test_one_connection_serves_all_who_ask() -> None:
 
 async def test_a_call_goes_on_where_its_channel_was_replaced() -> None:
     """A server that stops lets calls in flight end; meanwhile others are made anew."""
-    channels = KeptChannels()
+    channels = ChannelPool()
     async with serving("127.0.0.1") as server:
         first = channels.get(server.address)
         call = health_pb2_grpc.HealthStub(first).Watch(health_pb2.HealthCheckRequest())
@@ -133,9 +133,9 @@ async def test_attempts_get_longer_until_one_succeeds(monkeypatch: pytest.Monkey
         limits.append(dial_s)
         return open_channel(address, secret, dial_s=dial_s)
 
-    monkeypatch.setattr(redial, "open_channel", noted)
-    monkeypatch.setattr(redial, "SHARED_S", 0.0)
-    channels = KeptChannels()
+    monkeypatch.setattr(channel_pool, "open_channel", noted)
+    monkeypatch.setattr(channel_pool, "SHARED_S", 0.0)
+    channels = ChannelPool()
     async with serving("127.0.0.1") as server:
         port = server.port
     address = f"127.0.0.1:{port}"

@@ -13,7 +13,7 @@ INTERVAL_S = 0.1
 _LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
-class Vitals:
+class LoopLagMonitor:
     """``cometmq_ready`` and ``cometmq_event_loop_lag_seconds``; use :meth:`run` as a task.
 
     Everything that a process does, it does on one loop: a timer that fires late has been waiting as

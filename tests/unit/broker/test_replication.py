@@ -9,7 +9,7 @@ from cometmq.errors import StaleEpoch
 from cometmq.member.tenure import Deposed
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.telemetry import Rarely
-from services.broker.copies import Copies
+from services.broker.replication import Replication
 from tests.support.stores import WallClock
 
 
@@ -18,7 +18,7 @@ class Told:
 
     def __init__(self, *, passes: bool = True, only_writer: bool = True) -> None:
         self.ended: list[str] = []
-        self.copies = Copies.__new__(Copies)
+        self.copies = Replication.__new__(Replication)
         self.copies._ended = self.ended.append
         self.copies._storage = mock.Mock(is_only_writer=lambda: only_writer)
         self.copies._storage.store.epoch = 5

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cometmq.client.listening import Listener, Work, Workers
+from cometmq.client.listener import Listener, Work, Workers
 from cometmq.client.messages import ConsumeResult, ReceivedMessage
 from cometmq.client.progress import Progress, Run
 from cometmq.client.tasks import Tasks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cometmq.rpc.aside import SetAside
+from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.retry import BackoffPolicy
 
 
@@ -15,8 +15,8 @@ class Longest(random.Random):
         return b
 
 
-def set_aside() -> SetAside:
-    return SetAside(BackoffPolicy(first_s=1.0, max_s=4.0), Longest())
+def set_aside() -> FailureBackoff:
+    return FailureBackoff(BackoffPolicy(first_s=1.0, max_s=4.0), Longest())
 
 
 def test_who_fails_again_is_passed_over_longer() -> None:

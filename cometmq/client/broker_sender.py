@@ -13,11 +13,11 @@ from typing import TypeAlias
 from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections, Stream, read, read_first, write
+from cometmq.client.in_flight import InFlightBatches
 from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.tasks import Tasks, stop_all
-from cometmq.client.window import Window
 from cometmq.clock import Clock
 from cometmq.errors import CometError, InternalError, PeerUnavailable, Retry, SendTimeout
 from cometmq.model import QueueRef, SendStatus
@@ -32,21 +32,21 @@ SendStream: TypeAlias = "Stream[broker_pb2.SendStreamRequest, broker_pb2.SendStr
 _log = logger(__name__)
 
 
-class Outlet(Slot):
+class QueueWriter(Slot):
     """One queue as a producer sees it."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("sender",)
 
-    def __init__(self, lane: Lane, queue: QueueRef, *, pinned: bool = False) -> None:
+    def __init__(self, sender: BrokerSender, queue: QueueRef, *, pinned: bool = False) -> None:
         super().__init__(queue, pinned=pinned)
-        self.lane = lane
+        self.sender = sender
 
     def ready(self) -> bool:
         """Whether records can be encoded for it."""
-        return self.lane.batcher.ready(self)
+        return self.sender.batcher.ready(self)
 
 
-class Lane:
+class BrokerSender:
     """Everything that goes to one broker group."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Lane:
         self._wake = asyncio.Event()  # the writer task may find something to send
         self.opened = asyncio.Event()  # set for good when records can be encoded
         self.connected = False  # a stream is up
-        self.window = Window(options.in_flight_max)
+        self.window = InFlightBatches(options.in_flight_max)
         self.batcher = Batcher(options, buffer, clock, self._closed, self._close_if_sendable)
 
     def start(self, tasks: Tasks) -> None:

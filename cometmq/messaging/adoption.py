@@ -14,7 +14,7 @@ from cometmq.errors import (
     StoreForeignFile,
     TopicNameInvalid,
 )
-from cometmq.messaging import groups, snapshots, topics
+from cometmq.messaging import groups, rocketmq_tables, topics
 from cometmq.messaging.changes import (
     Change,
     DelaysReached,
@@ -79,7 +79,7 @@ def _decoded(
     left_out: list[str],
 ) -> dict[Any, Any]:
     try:
-        entries = _table(snapshots.parse(content).get(table_name) or {})
+        entries = _table(rocketmq_tables.parse(content).get(table_name) or {})
         found: dict[Any, Any] = {}
         for key, value in entries.items():
             try:
@@ -97,7 +97,7 @@ def _decoded(
 
 def _topic(name: str, value: Any) -> Iterator[tuple[str, TopicConfig]]:
     if name == topics.AUTO_CREATE_TOPIC:
-        return  # not a topic but an option: docs/format/snapshots.md
+        return  # not a topic but an option: docs/format/rocketmq_tables.md
     topics.check_name(name)
     settings = _table(value)
     if BATCH_QUEUE in _table(settings.get("attributes") or {}).values():
@@ -152,10 +152,10 @@ def _level(key: str, value: Any) -> Iterator[tuple[int, int]]:
 
 
 _FILES: dict[str, tuple[str, str, Callable[[str, Any], Iterator[tuple[Any, Any]]]]] = {
-    snapshots.TOPICS: ("topics", "topicConfigTable", _topic),
-    snapshots.GROUPS: ("groups", "subscriptionGroupTable", _group),
-    snapshots.OFFSETS: ("offsets", "offsetTable", _queues),
-    snapshots.DELAYS: ("delays", "offsetTable", _level),
+    rocketmq_tables.TOPICS: ("topics", "topicConfigTable", _topic),
+    rocketmq_tables.GROUPS: ("groups", "subscriptionGroupTable", _group),
+    rocketmq_tables.OFFSETS: ("offsets", "offsetTable", _queues),
+    rocketmq_tables.DELAYS: ("delays", "offsetTable", _level),
 }
 
 
@@ -203,7 +203,7 @@ class Queues:
     maximum: Callable[[str, int], int]  # offset of the message to come
 
 
-def take_over(state: BrokerState, tables: Tables, queues: Queues, flush_mode: FlushMode) -> None:
+def adopt_tables(state: BrokerState, tables: Tables, queues: Queues, flush_mode: FlushMode) -> None:
     """Let ``state`` hold RocketMQ's tables, and begin a generation in all queues: what was known of
     messages behind those that are as we left them may be said of others now.
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.messaging.news import News
+from cometmq.messaging.inline_messages import InlineMessages
 
 CODES = (0, 1, 0x8000_0001, 0xFFFF_FFFF)  # of the tags that there are
 
@@ -15,9 +15,11 @@ messages = st.lists(
 )
 
 
-def news_of(found: list[tuple[bytes, int]], first: int = 0) -> News:
+def news_of(found: list[tuple[bytes, int]], first: int = 0) -> InlineMessages:
     records = [record for record, _ in found]
-    return News(first, 0, b"".join(records), list(map(len, records)), [code for _, code in found])
+    return InlineMessages(
+        first, 0, b"".join(records), list(map(len, records)), [code for _, code in found]
+    )
 
 
 def naive_pull(
@@ -60,9 +62,9 @@ def test_a_pull_of_news_is_the_loop(
 
 
 def test_what_is_among_them() -> None:
-    news = news_of([(b"a", 0), (b"b", 0)], first=5)
-    assert [offset in news for offset in (4, 5, 6, 7)] == [False, True, True, False]
-    assert news.end_offset == 7
+    inline_messages = news_of([(b"a", 0), (b"b", 0)], first=5)
+    assert [offset in inline_messages for offset in (4, 5, 6, 7)] == [False, True, True, False]
+    assert inline_messages.end_offset == 7
 
 
 @pytest.mark.parametrize(
@@ -79,4 +81,4 @@ def test_what_is_among_them() -> None:
 def test_parts_that_do_not_fit_together(
     records: bytes, sizes: list[int], codes: list[int], whole: bool
 ) -> None:
-    assert News(0, 0, records, sizes, codes).whole == whole
+    assert InlineMessages(0, 0, records, sizes, codes).whole == whole

@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cometmq.rpc import vitals
+from cometmq.rpc import loop_lag
 from cometmq.rpc.gate import Gate
-from cometmq.rpc.vitals import Vitals
+from cometmq.rpc.loop_lag import LoopLagMonitor
 from tests.support.broker import until
 
 
@@ -33,7 +33,7 @@ class Late:
 
 def test_ready_follows_the_gate() -> None:
     registry, gate = CollectorRegistry(), Gate()
-    Vitals(registry, gate, Late())
+    LoopLagMonitor(registry, gate, Late())
     assert registry.get_sample_value("cometmq_ready") == 0
     gate.open()
     assert registry.get_sample_value("cometmq_ready") == 1
@@ -42,9 +42,9 @@ def test_ready_follows_the_gate() -> None:
 
 
 async def test_a_late_timer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vitals, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(loop_lag, "INTERVAL_S", 0.001)
     registry = CollectorRegistry()
-    running = asyncio.create_task(Vitals(registry, Gate(), Late()).run())
+    running = asyncio.create_task(LoopLagMonitor(registry, Gate(), Late()).run())
     lag = "cometmq_event_loop_lag_seconds"
     await until(lambda: registry.get_sample_value(f"{lag}_count"))
     running.cancel()

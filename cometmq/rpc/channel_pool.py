@@ -41,7 +41,7 @@ class _Kept:
         return DIAL.ceiling_s(self.failures)
 
 
-class KeptChannels:
+class ChannelPool:
     """Channels by address and secret. A port that must not learn the secret never gets it because
     somebody calls it an internal one too.
     """

@@ -22,7 +22,7 @@ AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in Ro
 Claim = tuple[str, int, int]  # topic, queue id, records
 
 
-class IntakeObserver(Protocol):
+class ProduceObserver(Protocol):
     """Who counts what comes in."""
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None: ...
@@ -32,7 +32,7 @@ class IntakeObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class IntakePolicy:
+class ProducePolicy:
     """What the writer allows."""
 
     in_flight_bytes_max: int
@@ -64,16 +64,16 @@ class CopiesPart(Protocol):
         """Raises SlaveNotAvailable while too few members are in sync."""
 
 
-class Intake:
+class ProduceHandler:
     """Takes batches into the log. Everything here belongs to the event loop."""
 
     def __init__(
         self,
         storage: MemberStorage,
         keeper: StateKeeper,
-        policy: IntakePolicy,
+        policy: ProducePolicy,
         store_host: bytes,
-        observer: IntakeObserver,
+        observer: ProduceObserver,
         clock: Clock,
         copies: CopiesPart,
     ) -> None:

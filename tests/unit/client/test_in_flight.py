@@ -3,18 +3,18 @@ from __future__ import annotations
 import pytest
 
 from cometmq.client.batch import Batch
-from cometmq.client.window import Window
+from cometmq.client.in_flight import InFlightBatches
 from cometmq.errors import InternalError
 
 
-def window(count: int, in_flight_max: int = 2, deadline_s: float = 10.0) -> Window:
-    made = Window(in_flight_max)
+def window(count: int, in_flight_max: int = 2, deadline_s: float = 10.0) -> InFlightBatches:
+    made = InFlightBatches(in_flight_max)
     for sequence in range(1, count + 1):
         made.push(Batch(sequence, deadline_s + sequence))
     return made
 
 
-def send(made: Window, now_s: float = 0.0) -> list[tuple[int, int]]:
+def send(made: InFlightBatches, now_s: float = 0.0) -> list[tuple[int, int]]:
     """(batch id, sequence) of all that may be sent now."""
     sent = []
     while (item := made.take(now_s)) is not None:

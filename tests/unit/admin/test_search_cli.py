@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cometmq.admin.cli import cli
-from cometmq.admin.finding_cli import Time
+from cometmq.admin.search_cli import Time
 
 NEW_YEAR_MS = 1_767_225_600_000
 

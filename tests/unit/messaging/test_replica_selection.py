@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.suggestion import FOLLOWER_BEHIND_BYTES_MAX, Copy, suggest
+from cometmq.messaging.replica_selection import FOLLOWER_BEHIND_BYTES_MAX, ReadReplica, suggest
 
 MEMORY = 1000
 FAR, NEAR = MEMORY + 1, MEMORY
@@ -20,28 +20,31 @@ def group(normally: int, slow: int) -> GroupSettings:
 
 
 def test_a_group_far_behind_is_sent_to_member_1_and_back() -> None:
-    copies = [Copy(1, 0), Copy(2, 0)]
+    copies = [ReadReplica(1, 0), ReadReplica(2, 0)]
     assert suggest(FAR, MEMORY, DEFAULTS, copies) == 1
     assert suggest(NEAR, MEMORY, DEFAULTS, copies) is None
     assert suggest(0, MEMORY, DEFAULTS, copies) is None
 
 
 def test_without_the_named_member_the_best_follower_serves() -> None:
-    assert suggest(FAR, MEMORY, DEFAULTS, [Copy(0, 9), Copy(2, 5), Copy(3, 5)]) == 2
-    assert suggest(FAR, MEMORY, DEFAULTS, [Copy(1, LAGS), Copy(2, 5)]) == 2
+    assert (
+        suggest(FAR, MEMORY, DEFAULTS, [ReadReplica(0, 9), ReadReplica(2, 5), ReadReplica(3, 5)])
+        == 2
+    )
+    assert suggest(FAR, MEMORY, DEFAULTS, [ReadReplica(1, LAGS), ReadReplica(2, 5)]) == 2
 
 
-@pytest.mark.parametrize("copies", [[], [Copy(1, LAGS)]])
-def test_without_a_follower_that_is_near_everybody_stays(copies: list[Copy]) -> None:
+@pytest.mark.parametrize("copies", [[], [ReadReplica(1, LAGS)]])
+def test_without_a_follower_that_is_near_everybody_stays(copies: list[ReadReplica]) -> None:
     assert suggest(FAR, MEMORY, DEFAULTS, copies) is None
 
 
 def test_a_group_may_stay_with_the_writer_however_slow_it_is() -> None:
-    assert suggest(FAR, MEMORY, group(0, 0), [Copy(1, 0)]) is None
+    assert suggest(FAR, MEMORY, group(0, 0), [ReadReplica(1, 0)]) is None
 
 
 def test_a_group_may_always_be_served_by_a_follower() -> None:
-    copies = [Copy(1, 0), Copy(2, 0)]
+    copies = [ReadReplica(1, 0), ReadReplica(2, 0)]
     assert suggest(0, MEMORY, group(2, 1), copies) == 2
     assert suggest(FAR, MEMORY, group(2, 1), copies) == 1
     assert suggest(0, MEMORY, group(3, 1), copies) is None, "another follower is not what it named"
@@ -56,7 +59,7 @@ def test_a_group_may_always_be_served_by_a_follower() -> None:
 def test_only_followers_that_are_near_are_suggested(
     backlog: int, normally: int, slow: int, behind: dict[int, int]
 ) -> None:
-    copies = [Copy(*item) for item in behind.items()]
+    copies = [ReadReplica(*item) for item in behind.items()]
     found = suggest(backlog, MEMORY, group(normally, slow), copies)
     near = {member for member, lag in behind.items() if lag <= FOLLOWER_BEHIND_BYTES_MAX}
     if found is not None:
@@ -75,6 +78,6 @@ def test_a_follower_keeps_whom_the_writer_sent(
     with each pull.
     """
     settings = group(normally, slow)
-    if suggest(backlog, MEMORY, settings, [Copy(here, 0)]) == here:
-        at_writer = suggest(backlog, MEMORY, settings, [Copy(here, 7), Copy(4, LAGS)])
+    if suggest(backlog, MEMORY, settings, [ReadReplica(here, 0)]) == here:
+        at_writer = suggest(backlog, MEMORY, settings, [ReadReplica(here, 7), ReadReplica(4, LAGS)])
         assert at_writer == here

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from cometmq.member.holdings import Holdings, Surroundings
+from cometmq.member.holdings import MemberContext, MemberCore
 from cometmq.member.opening import Opened
 from cometmq.member.statekeeper import StateKeeper
 from cometmq.member.storage import MemberStorage, readable_at_start
@@ -17,14 +17,14 @@ from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.statewriter import StateWriter
 
 
-class Writing:
+class WriterCore:
     """``on_topics`` is called after topics have changed. ``holder`` is None for a broker that
     stands alone.
     """
 
     def __init__(
         self,
-        around: Surroundings,
+        around: MemberContext,
         opened: Opened,
         holder: LeaseHolder | None,
         on_topics: Callable[[], None],
@@ -45,8 +45,8 @@ class Writing:
         self.keeper = StateKeeper(
             opened.state, self.storage, host, clock, on_topics, drop, metrics.forget_group
         )
-        write_copy = self.keeper.write_copy
-        self.held = Holdings(around, self.storage, opened.state, write_copy=write_copy)
+        write_snapshot = self.keeper.write_snapshot
+        self.held = MemberCore(around, self.storage, opened.state, write_snapshot=write_snapshot)
         self._state_writer = StateWriter(around.config, self.keeper, self.storage, clock)
 
     def described(self) -> namesrv_pb2.Member:

@@ -18,7 +18,7 @@ def _sequence(batch: Batch) -> int:
     return batch.sequence
 
 
-class Window:
+class InFlightBatches:
     """At most ``in_flight_max`` batches are sent and unanswered at a time."""
 
     def __init__(self, in_flight_max: int) -> None:
