@@ -29,7 +29,7 @@ class Retry(Enum):
 
 
 class CometError(Exception):
-    """Base of the catalogue. ``message`` tells what happened, ``advice`` what to do next,
+    """Base of the catalogue. ``message`` says what happened, ``advice`` what to do next,
     ``str(error)`` both: it is what a traceback shows.
 
     ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
@@ -207,7 +207,7 @@ class BatchTooLarge(RequestError):
     """A batch has too many bytes or too many records."""
 
     code = 1012
-    advice = "Split the batch: the stream's first message tells the broker's limits."
+    advice = "Split the batch: the stream's first message has the broker's limits."
 
 
 class OffsetInvalid(RequestError):
@@ -361,7 +361,7 @@ class GroupInUse(ConflictError):
     code = 3006
     advice = (
         "Stop its consumers first: cometmq group progress NAME shows them. A member that joins "
-        "afterwards makes the group anew."
+        "afterwards creates the group again."
     )
 
 
@@ -399,10 +399,10 @@ class VersionUnsupported(ConflictError):
 
 
 class NotFollower(ConflictError):
-    """What was asked is for a follower; this member writes, or stands alone."""
+    """The call is for a follower; this member writes, or has no group."""
 
     code = 3015
-    advice = "Ask the members of the group how they stand: cometmq cluster status."
+    advice = "See which member writes: cometmq cluster status."
 
 
 class MemberIdTaken(ConflictError):
@@ -417,11 +417,11 @@ class MemberIdTaken(ConflictError):
 
 
 class LeaseConflict(ConflictError):
-    """Somebody else has changed the lease of a broker group meanwhile."""
+    """Another member has changed the lease of a broker group meanwhile."""
 
     code = 3013
     retry = Retry.LATER
-    advice = "Nothing to do: members read the lease again and decide anew."
+    advice = "Nothing to do: members read the lease again and decide."
 
 
 class ReplicationBroken(ConflictError):
@@ -458,7 +458,7 @@ class BrokerStarting(BusyError):
     """The process is not ready yet."""
 
     code = 4001
-    advice = "The broker recovers its store: try again in a moment; its readiness probe tells when."
+    advice = "The broker recovers its store: try again in a moment; its readiness probe says when."
 
 
 class BrokerDraining(BusyError):
@@ -536,7 +536,7 @@ class PeerUnproven(BusyError):
     retry = Retry.AFTER_ROUTE
     advice = (
         "Give both processes the same secret (option internal_secret_file), and the same release. "
-        "If the address is none of yours, somebody has registered it: find out who."
+        "If the address is none of yours, find out which process has registered it."
     )
 
 
