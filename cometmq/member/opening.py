@@ -81,7 +81,7 @@ def open_writer(
         epoch_floor=epoch_floor,
         observer=QueueChanges(),
         progress=progress,
-        look=look,
+        approve=look,
     )
     state = look.state
     try:
@@ -224,7 +224,7 @@ def open_copy(
         replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
         observer=QueueChanges(),
         progress=progress,
-        look=look,
+        approve=look,
     )
     try:
         state = _copy_of(store, look, config)

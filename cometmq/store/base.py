@@ -17,6 +17,7 @@ from cometmq.format import queueunit, record
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
+from cometmq.store.metadata import reserve
 from cometmq.store.recovery.foreign import Adoption
 from cometmq.store.recovery.opening import OpenedStore
 
@@ -76,12 +77,12 @@ class BaseStore:
     @property
     def store_id(self) -> str:
         """What this store is called: the name of an unbroken history."""
-        return self._opened.store_id
+        return self._opened.identity.current.store_id
 
     @property
     def former_store_id(self) -> str:
         """What it was called before the end of its log was lost; empty: it was not."""
-        return self._opened.former_store_id
+        return self._opened.identity.current.former_store_id
 
     @property
     def epochs(self) -> list[tuple[int, int]]:
@@ -112,7 +113,7 @@ class BaseStore:
         """A repair gave up a part of the state that the log told, and no writer has made it whole
         since: the topics that had queues then, with how many. None: that is not so.
         """
-        return self._opened.state_lost
+        return self._opened.identity.current.state_lost
 
     def queue_offset_at(self, topic: str, queue_id: int, log_offset: int) -> int:
         """Queue offset of the first message at ``log_offset`` or behind it. Right after opening."""
@@ -245,7 +246,7 @@ class BaseStore:
 
     def flush_queues(self) -> None:
         """Sync the queues' files and folders, then write the checkpoint."""
-        self._guarded(lambda: self._opened.flush_queues(self._last_span))
+        self._guarded(lambda: self._opened.checkpoint.flush_queues(self._last_span))
 
     # --- growing: a thread of its own -------------------------------------------------------------
 
@@ -278,7 +279,8 @@ class BaseStore:
         """Keep what the next opening writes free on the volume, while there is plenty of room;
         ``state_bytes``: how long a full copy of the state is.
         """
-        self._guarded(lambda: self._opened.keep_room(state_bytes))
+        opened = self._opened
+        self._guarded(lambda: reserve.keep(opened.files, opened.paths.reserve, state_bytes))
 
     # --- ending -----------------------------------------------------------------------------------
 

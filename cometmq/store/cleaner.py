@@ -86,7 +86,7 @@ class Cleaner:
         """The files that may be thought of, oldest first: all before the last that has records, as
         far as the log and its queues are on the disk.
         """
-        durable, end = self._opened.durable, self._log.end[0]
+        durable, end = self._opened.checkpoint.durable, self._log.end[0]
         files = [
             (segment.start, segment.end)
             for segment in self._log.segments
@@ -139,7 +139,7 @@ class Cleaner:
 
     def forget_before(self, offset: int) -> None:
         """Let log and queues begin at ``offset``, the end of one of :meth:`log_files`."""
-        assert offset <= self._opened.durable, (offset, self._opened.durable)
+        assert offset <= self._opened.checkpoint.durable, (offset, self._opened.checkpoint.durable)
         # The queues first: who is told of a message there must find it.
         self._dispatcher.forget_before(offset)
         self._log.forget_before(offset)
@@ -166,7 +166,7 @@ class Cleaner:
         for that.
         """
         with suppress(Shortage):
-            self._opened.note_start(self._log.start)
+            self._opened.checkpoint.note_start(self._log.start)
             return True
         return False
 

@@ -21,7 +21,7 @@ from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.log.scan import Stretch, apart_of, next_stretch
 from cometmq.store.metadata import cutoff
 from cometmq.store.metadata.epochs import Epoch
-from cometmq.store.recovery.opening import Look, OpenedStore, StoreOptions
+from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress, last_record_before
 from cometmq.store.recovery.replay import LastRecord, Observer, Replay
 
@@ -53,7 +53,7 @@ class FollowerStore(BaseStore):
         files: Files | None = None,
         observer: Observer | None = None,
         progress: Progress | None = None,
-        look: Look | None = None,
+        approve: Approve | None = None,
     ) -> FollowerStore:
         """Open or make the store in ``directory``. Arguments and errors as of
         ``MessageStore.open``.
@@ -62,7 +62,7 @@ class FollowerStore(BaseStore):
         files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
-            opened.open(observer, progress, look)
+            opened.open(observer, progress, approve)
             opened.begin_following()
             return cls(opened, options)
         except BaseException:

@@ -24,7 +24,7 @@ from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
-from cometmq.store.recovery.opening import Look, OpenedStore, StoreOptions
+from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.recovery.replay import Observer
 
@@ -69,15 +69,15 @@ class MessageStore(BaseStore):
         epoch_floor: int = 0,
         observer: Observer | None = None,
         progress: Progress | None = None,
-        look: Look | None = None,
+        approve: Approve | None = None,
     ) -> MessageStore:
         """Open or make the store in ``directory``; takes as long as reading the unflushed end of
         the log needs.
 
         ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
         ``observer`` is told of records that recovery dispatches again. ``progress(done, total)``
-        counts the bytes that recovery has read. ``look`` sees what the store is going to hold; what
-        it raises is a refusal too.
+        counts the bytes that recovery has read. ``approve`` sees what the store is going to hold;
+        what it raises is a refusal too.
 
         Raises StoreLocked, StoreForeignFile, StoreDamaged, StoreFailed, DiskFull; the folder is
         then free again, and after the first three it is as it was, byte for byte.
@@ -87,7 +87,7 @@ class MessageStore(BaseStore):
         files.make_directories(directory)
         opened = OpenedStore(directory, options, files)
         try:
-            opened.open(observer, progress, look)
+            opened.open(observer, progress, approve)
             opened.begin_epoch(epoch_floor)
             _warn_of_the_future(opened, clock)
             return cls(opened, options, clock)

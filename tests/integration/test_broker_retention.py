@@ -59,7 +59,7 @@ async def fill(broker: LiveBroker, messages: int) -> None:
 async def on_disk(broker: LiveBroker) -> None:
     """Wait until all that is there now is on the disk, log and queues."""
     end = broker.store.appended_offset
-    await until(lambda: broker.store._opened.durable >= end)
+    await until(lambda: broker.store._opened.checkpoint.durable >= end)
 
 
 async def clean(broker: LiveBroker) -> pb.CleanStoreResponse:

@@ -164,6 +164,7 @@ class CheckpointFile:
     """
 
     def __init__(self, files: Files, path: Path) -> None:
+        self.path = path
         self.changing = threading.Lock()
         self.current = load(files, path)
         if not files.exists(path):

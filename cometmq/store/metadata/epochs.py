@@ -66,9 +66,15 @@ def next_number(epochs: Sequence[Epoch], floor: int) -> int:
     return max([floor, *(epoch.number for epoch in epochs)]) + 1
 
 
-def load(files: Files, path: Path) -> list[Epoch]:
-    """The epochs at ``path``; none when there is no such file."""
+def load(files: Files, path: Path, *, must_exist: bool = False) -> list[Epoch]:
+    """The epochs at ``path``; none when there is no such file, or StoreDamaged."""
     content = files.read(path)
+    if content is None and must_exist:
+        raise StoreDamaged(
+            f"{path} is missing although the store has a log. Put it back from a copy; or, with a "
+            "number above every epoch that the group ever had (cometmq broker status): cometmq "
+            f"store repair {path.parent} --epoch NUMBER"
+        )
     return [] if content is None else decode(content, path)
 
 

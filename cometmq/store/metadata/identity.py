@@ -7,15 +7,17 @@ wrote into it since.
 from __future__ import annotations
 
 import json
+import uuid
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
-from cometmq.store.disk.files import Files, replace
+from cometmq.store.disk import files as disk
+from cometmq.store.disk.files import Files
 from cometmq.store.layout import OFFSET_MAX
 from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
 
@@ -136,4 +138,38 @@ def load(files: Files, path: Path) -> Identity | None:
 
 
 def save(files: Files, path: Path, identity: Identity) -> None:
-    replace(files, path, identity.encode())
+    disk.replace(files, path, identity.encode())
+
+
+def new_store_id() -> str:
+    return uuid.uuid4().hex
+
+
+class IdentityFile:
+    """The identity of a store that is being opened, or is open, and its file. ``current`` is what
+    the file says, together with what the next :meth:`write` takes along; without a file it has no
+    ``store_id``.
+    """
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self.current = Identity("", "", None)
+        self._files = files
+        self._path = path
+
+    def load(self) -> Identity | None:
+        """What the file says; None when there is none. StoreDamaged."""
+        found = load(self._files, self._path)
+        if found is not None:
+            self.current = found
+        return found
+
+    def note(self, **changes: Any) -> None:
+        """Fields that the next :meth:`write` takes along."""
+        self.current = replace(self.current, **changes)
+
+    def write(self, *, boot_id: str | None = None, **changes: Any) -> None:
+        """Change fields, on the disk at return. ``boot_id``: the kernel's, unless it is given."""
+        boot_id = self._files.boot_id() if boot_id is None else boot_id
+        self.current = replace(self.current, boot_id=boot_id, **changes)
+        assert self.current.store_id
+        save(self._files, self._path, self.current)

@@ -43,7 +43,7 @@ class Adoption:
     tables: Mapping[str, Sequence[bytes]]
 
 
-def look(
+def find_adoption(
     files: Files,
     paths: layout.StorePaths,
     known: Identity | None,

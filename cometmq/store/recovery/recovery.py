@@ -415,6 +415,26 @@ class Recovery:
         if not plan.is_clean:
             cut_tail(log, files, self.rebuild.end)
 
+    def log_outcome(self) -> None:
+        """Write to the log of the process what was recovered, and what was lost."""
+        rebuild = self.rebuild
+        if not self.plan.is_clean:
+            logger.info(
+                "recovered %d records; the log ends at %d: %s",
+                rebuild.record_count,
+                rebuild.end,
+                rebuild.reason,
+            )
+        for loss in rebuild.losses:
+            logger.error(
+                "lost: %d messages from offset %d on of queue %d of %s, damaged at %d of the log",
+                loss.message_count,
+                loss.first_queue_offset,
+                loss.queue_id,
+                loss.topic,
+                loss.log_offset,
+            )
+
     def _dispatch_again(self) -> None:
         """There was more than memory should hold."""
         self._dispatcher.forget()

@@ -48,13 +48,17 @@ class Counted:
         return max((tail.log_end for tail in self._tails.values()), default=0)
 
 
+def same_boot(files: Files, known: Identity) -> bool:
+    """The page cache is still that which the store was open with."""
+    return known.boot_id == files.boot_id() != ""
+
+
 def kept_all(files: Files, known: Identity, *, disk_failed: bool) -> bool:
     """After a crash: all that was written is there. The page cache is still that which the store
     was open with, the disk refused nothing, and nothing waited in private memory.
     """
     in_memory = known.options is not None and known.options.transient_bytes_max > 0
-    same_boot = known.boot_id == files.boot_id() != ""
-    return same_boot and not disk_failed and not in_memory
+    return same_boot(files, known) and not disk_failed and not in_memory
 
 
 def missing(tails: Tails, end: int, next_offset: NextOffset) -> Iterator[Loss]:

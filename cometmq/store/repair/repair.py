@@ -400,9 +400,9 @@ class _Repair:
         is_cut = any(loss.topic in topics and loss.first_queue_offset >= left for loss in gone)
         is_lost = bool(topics and gone) and (not left or not topics & self._with_units)
         if is_cut or is_lost or self._accepted.rebuild_tables:
-            before = opened.state_lost or {}
+            before = opened.identity.current.state_lost or {}
             found = {name: n for name, n in self._topics.items() if name not in topics}
-            opened.state_lost = {**before, **found}
+            opened.identity.note(state_lost={**before, **found})
             self._note(
                 "the next writer makes topics, groups and committed offsets anew: from what the "
                 "log still tells, config/*.json and the queues; its log says what it assumed. "
@@ -413,9 +413,11 @@ class _Repair:
         """A lease that names the original says nothing of its copy: neither that it has everything
         nor, as of a store that has lost its end, that it may go on when nobody else was in sync.
         """
-        former = opened.former_store_id
+        now = opened.identity.current
         opened.forget_former_name()
-        self._note(f"called the store {opened.store_id}: a copy of {former}, not the store")
+        self._note(
+            f"called the store {now.store_id}: a copy of {now.former_store_id}, not the store"
+        )
 
     def _note(self, action: str) -> None:
         logger.warning("%s: %s", self._paths.root, action)

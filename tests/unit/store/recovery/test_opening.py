@@ -14,7 +14,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.store.disk.files import File, OsFiles, StrPath
 from cometmq.store.metadata import checkpoint
 from cometmq.store.metadata.reserve import COPIES, RESERVE_BYTES
-from cometmq.store.recovery import opening
+from cometmq.store.recovery import checkpointer
 from cometmq.store.recovery.opening import StoreOptions
 from cometmq.store.writer import MessageStore
 from tests.support.stores import (
@@ -330,7 +330,7 @@ def test_a_start_after_a_crash_reads_what_may_have_been_written_not_whole_files(
     tmp_path: Path, boot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_bytes = 48 * 1024 * 1024
-    monkeypatch.setattr(opening, "REACH_BYTES", 256 * 1024)
+    monkeypatch.setattr(checkpointer, "REACH_BYTES", 256 * 1024)
     options = replace(SMALL, commit_log_file_bytes=file_bytes)
     store = open_store(tmp_path, options, files=FaultyFiles(boot="boot-1"))
     append(store, ("A", 0, [b"1", b"2", b"3"]))

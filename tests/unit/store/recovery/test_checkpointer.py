@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cometmq.store.log.commitlog import Span
-from cometmq.store.recovery.marking import RecoveryPointWriter
+from cometmq.store.recovery.checkpointer import RecoveryPointWriter
 from cometmq.store.writer import MessageStore
 from tests.support.stores import append, open_store
 
