@@ -29,8 +29,8 @@ from bench.limits import fill_with_zeros
 from bench.stats import median
 from cometmq.clock import SystemClock
 from cometmq.format import record
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.storage import MemberStorage, Segment
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
 

@@ -28,15 +28,15 @@ from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
 from cometmq.format.record import BLANK_BYTES, host_bytes
 from cometmq.member.config import MemberConfig
-from cometmq.member.elections import Elections
-from cometmq.member.holdings import MemberContext
+from cometmq.member.context import MemberContext
+from cometmq.member.election_metrics import Elections
 from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.lease.lease_holder import DEPOSED, Deposed
 from cometmq.member.listen import Ports
 from cometmq.member.metrics import DiskCollector, MemberMetrics
-from cometmq.member.recovering import RecoveryGauges, RecoveryProgress, RecoveryStopped
+from cometmq.member.recovery import RecoveryGauges, RecoveryProgress, RecoveryStopped
 from cometmq.member.registration import Registrar
-from cometmq.member.serving import Servicers
-from cometmq.member.tenure import DEPOSED, Deposed
+from cometmq.member.rpc.servicers import Servicers
 from cometmq.reexec import RoleChange
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics

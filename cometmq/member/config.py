@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cometmq.config import MIB, ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
-from cometmq.member.leaseplace import place_of
+from cometmq.member.lease_place import place_of
 from cometmq.messaging.topics import check_name
 from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
 from cometmq.rpc.channels import parse_addresses

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, FlowControl, StoreFailed
 from cometmq.format.record import first_store_time_ms
-from cometmq.member.storage import BaseStorage, MemberStorage
+from cometmq.member.storage.member_storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import RETRY_PREFIX, is_system
 from cometmq.replication.refusals import Refusals

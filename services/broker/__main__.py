@@ -22,7 +22,7 @@ def load_app() -> type[MemberApp]:
 
 
 async def main(stop: StopSignal) -> RoleChange | None:
-    from cometmq.member.running import live
+    from cometmq.member.main import live
 
     return await live(stop, load_app)
 

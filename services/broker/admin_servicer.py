@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cometmq.errors import InvalidRequest
-from cometmq.member import convert
-from cometmq.member.admin_servicer import AdminReadServicer, Context
-from cometmq.member.holdings import MemberCore
-from cometmq.member.statekeeper import StateKeeper
+from cometmq.member.context import MemberCore
+from cometmq.member.rpc import convert
+from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
+from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.v1 import broker_pb2

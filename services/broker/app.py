@@ -14,14 +14,14 @@ from typing import Any
 from prometheus_client.registry import Collector
 
 from cometmq.errors import CometError, LeaseUnavailable, StaleEpoch
-from cometmq.member import convert
 from cometmq.member.app import FOLLOWER_MODULE, WRITER, MemberApp
-from cometmq.member.holdings import MemberContext
-from cometmq.member.leases import Lease, Reading, open_lease
-from cometmq.member.opening import Opened, open_writer
+from cometmq.member.context import MemberContext
+from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
+from cometmq.member.lease.stores import Lease, Reading, open_lease
 from cometmq.member.registration import Registrar
-from cometmq.member.serving import Servicers
-from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
+from cometmq.member.rpc import convert
+from cometmq.member.rpc.servicers import Servicers
+from cometmq.member.state.opening import Opened, open_writer
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
 from cometmq.replication.lease import LeaseRecord, Reason

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from cometmq.member.advising import ReplicaSelector
 from cometmq.member.config import MemberConfig
-from cometmq.member.holdings import MemberContext
+from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
+from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
 from services.broker.group_coordinator import GroupCoordinator

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import GroupInUse, GroupNotFound, OffsetInvalid
-from cometmq.member.advising import ReplicaSelector
-from cometmq.member.progress import GroupReads
-from cometmq.member.reading import Reader
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.read.reader import Reader
+from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.model import Position, Subscription
 from cometmq.rpc.shares import Buckets

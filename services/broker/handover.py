@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.errors import BrokerDraining, NoFollower
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage
-from cometmq.member.tenure import DEPOSED, Deposed, LeaseHolder
+from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication.follower import Replica, choose_successor
 from cometmq.telemetry import fields
 from services.broker.replicas import Replicas

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from cometmq.clock import Clock
 from cometmq.errors import SlaveNotAvailable
 from cometmq.member.config import MemberConfig, PromoteAsync
-from cometmq.member.storage import MemberStorage
-from cometmq.member.tenure import LeaseHolder
+from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.telemetry import fields

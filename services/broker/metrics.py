@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.metrics import replication_refused
-from cometmq.member.tenure import LeaseHolder
 from services.broker.insync import InSyncSet
 from services.broker.replicas import Replicas
 

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 from cometmq.clock import Clock
 from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
 from cometmq.member.hosts import address_of_host
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage, Segment, Ticket
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass

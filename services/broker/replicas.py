@@ -16,8 +16,8 @@ from zlib import crc32
 
 from cometmq.clock import Clock
 from cometmq.errors import InvalidRequest, MessageNotFound
-from cometmq.member.pacing import CatchUpThrottle
-from cometmq.member.storage import MemberStorage, Notifier
+from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.storage.member_storage import MemberStorage, Notifier
 from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.replication.follower import (
     CHUNK_BYTES_MAX,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from cometmq.errors import StaleEpoch
-from cometmq.member.holdings import MemberContext
-from cometmq.member.pacing import CatchUpThrottle
-from cometmq.member.tenure import Deposed, LeaseHolder
+from cometmq.member.context import MemberContext
+from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
+from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.replication.watermarks import REPLICATED
 from cometmq.telemetry import Rarely, fields

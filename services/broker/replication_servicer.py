@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 
 from cometmq.errors import InvalidRequest, NotFollower
-from cometmq.member.checksum import checksum_log
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
-from cometmq.member.standing import replica_status_of
+from cometmq.member.lease.peers import replica_status_of
+from cometmq.member.rpc.checksum import checksum_log
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,

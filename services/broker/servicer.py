@@ -10,11 +10,11 @@ import grpc
 
 from cometmq.errors import CometError, InvalidRequest
 from cometmq.format import ids
-from cometmq.member import convert
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read_servicer import ReadServicer, check_items
-from cometmq.member.reading import Reader
+from cometmq.member.read.reader import Reader
+from cometmq.member.rpc import convert
+from cometmq.member.rpc.broker_servicer import ReadServicer, check_items
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of

@@ -10,9 +10,9 @@ import logging
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, Shortage, StoreFailed
 from cometmq.member.config import MemberConfig
-from cometmq.member.exports import Exporter
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage
+from cometmq.member.state.exports import Exporter
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.telemetry import fields

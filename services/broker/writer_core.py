@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from cometmq.member.holdings import MemberContext, MemberCore
-from cometmq.member.opening import Opened
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage, readable_at_start
-from cometmq.member.tenure import LeaseHolder
+from cometmq.member.context import MemberContext, MemberCore
+from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.opening import Opened
+from cometmq.member.storage.member_storage import MemberStorage, readable_at_start
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2

@@ -17,19 +17,19 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from cometmq.member.admin_servicer import AdminReadServicer
-from cometmq.member.advising import ReplicaSelector
 from cometmq.member.app import FOLLOWER, FOLLOWER_MODULE, WRITER_MODULE, MemberApp
-from cometmq.member.copying import FollowerStorage, cut
-from cometmq.member.holdings import MemberContext, MemberCore
-from cometmq.member.leases import open_lease
+from cometmq.member.context import MemberContext, MemberCore
+from cometmq.member.lease.peers import Peers
+from cometmq.member.lease.stores import open_lease
 from cometmq.member.metrics import StoreCollector
-from cometmq.member.opening import OpenedFollower, open_copy
-from cometmq.member.progress import GroupReads
-from cometmq.member.read_servicer import ReadServicer
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.registration import Registrar
-from cometmq.member.serving import Servicers
-from cometmq.member.standing import Peers
+from cometmq.member.rpc.admin_servicer import AdminReadServicer
+from cometmq.member.rpc.broker_servicer import ReadServicer
+from cometmq.member.rpc.servicers import Servicers
+from cometmq.member.state.follower import FollowerStorage, cut
+from cometmq.member.state.opening import OpenedFollower, open_copy
 from cometmq.messaging.replica_selection import ReadReplica
 from cometmq.replication.election import Follow, Lead, ReplicaStatus
 from cometmq.replication.watermarks import HighWatermarks

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
-from cometmq.member.leases import Lease
+from cometmq.member.lease.stores import Lease
 from cometmq.replication.election import (
     Answers,
     Ask,

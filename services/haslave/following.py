@@ -19,7 +19,7 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
-from cometmq.member.copying import FollowerStorage
+from cometmq.member.state.follower import FollowerStorage
 from cometmq.native import crc32
 from cometmq.replication.follower import (
     FORMAT_VERSION,

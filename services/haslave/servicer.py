@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cometmq.errors import InvalidRequest
-from cometmq.member.checksum import checksum_log
 from cometmq.member.config import MemberConfig
 from cometmq.member.hosts import BrokerIdentity
-from cometmq.member.read_servicer import not_writer
-from cometmq.member.standing import replica_status_of
+from cometmq.member.lease.peers import replica_status_of
+from cometmq.member.rpc.broker_servicer import not_writer
+from cometmq.member.rpc.checksum import checksum_log
 from cometmq.store.base import BaseStore
 from cometmq.v1 import common_pb2, member_pb2
 from services.haslave.elector import Elector

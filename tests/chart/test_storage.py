@@ -16,7 +16,7 @@ import pytest
 from cometmq.config import load
 from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.member.config import MemberConfig
-from cometmq.member.retaining import rules_of
+from cometmq.member.state.retention import rules_of
 from cometmq.store.retention import LogFile, Look, Space, decide
 from tests.support.chart import HELMS, Rendered, notes, rendered, template
 

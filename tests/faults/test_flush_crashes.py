@@ -33,8 +33,8 @@ import sys
 from pathlib import Path
 from cometmq.clock import SystemClock
 from cometmq.errors import StoreFailed
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.storage import MemberStorage, Segment
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
 from tests.faults.test_flush_crashes import OPTIONS

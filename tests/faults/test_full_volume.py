@@ -18,11 +18,11 @@ import pytest
 from cometmq.errors import DiskFull
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.opening import Opened, open_writer
-from cometmq.member.retaining import Retention
-from cometmq.member.statelog import append_now
-from cometmq.member.storage import MemberStorage
+from cometmq.member.state.opening import Opened, open_writer
+from cometmq.member.state.retention import Retention
+from cometmq.member.state.statelog import append_now
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import Change
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import change_records

@@ -17,7 +17,7 @@ from cometmq.admin.store_cli import store_group
 from cometmq.errors import PositionFenced, StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit, record
 from cometmq.format.batch import BatchLimits
-from cometmq.member.opening import Opened, open_copy, open_writer
+from cometmq.member.state.opening import Opened, open_copy, open_writer
 from cometmq.model import Position
 from cometmq.store.layout import offset_name
 from tests.faults.test_refused_starts import FILE_BYTES, MESSAGES, config_of, grown, log_files

@@ -18,7 +18,7 @@ from cometmq.clock import SystemClock
 from cometmq.errors import CometError, StateTooNew, StoreDamaged, StoreForeignFile
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
-from cometmq.member.opening import open_copy, open_writer
+from cometmq.member.state.opening import open_copy, open_writer
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.model import Position
 from cometmq.store import layout

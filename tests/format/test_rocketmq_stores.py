@@ -14,7 +14,7 @@ from cometmq.clock import SystemClock
 from cometmq.format import record
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
-from cometmq.member.opening import Opened, open_copy, open_writer
+from cometmq.member.state.opening import Opened, open_copy, open_writer
 from cometmq.model import FlushMode, Position
 from cometmq.store.repair.verify import verify
 from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES

@@ -14,8 +14,8 @@ from cometmq.admin import brokers, offsets, ops
 from cometmq.admin.connection import Connection
 from cometmq.clock import SystemClock
 from cometmq.errors import ConfigInvalid, PeerUnavailable, PeerUnproven, Unauthenticated
+from cometmq.member.lease.peers import Peers
 from cometmq.member.listen import new_ports
-from cometmq.member.standing import Peers
 from cometmq.model import FlushMode
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from

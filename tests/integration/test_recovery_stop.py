@@ -12,7 +12,7 @@ import pytest
 
 from cometmq.member.app import MemberApp
 from cometmq.member.listen import new_ports
-from cometmq.member.recovering import RecoveryProgress
+from cometmq.member.recovery import RecoveryProgress
 from cometmq.rpc.process import StopSignal
 from services.broker import app as broker_app
 from services.haslave import app as haslave_app

@@ -23,7 +23,7 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
-from cometmq.member import advising
+from cometmq.member.read import replica_selector
 from cometmq.rpc import registrar
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.registrar import Registrar
@@ -137,7 +137,7 @@ async def pushing(on: Stage, **options: Any) -> tuple[PushConsumer, Listener]:
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 % of its memory are FAR_BYTES."""
-    monkeypatch.setattr(advising, "machine_memory_bytes", lambda: FAR_BYTES * 10 // 4)
+    monkeypatch.setattr(replica_selector, "machine_memory_bytes", lambda: FAR_BYTES * 10 // 4)
 
 
 def suggested(answer: pb.PullResponse) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cometmq.member import snapshot
+from cometmq.member.rpc import offset_snapshot
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
@@ -145,9 +145,9 @@ async def test_a_deleted_topic_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_many_queues_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "PIECE_ROWS_MAX", 10)
-    monkeypatch.setattr(snapshot, "TURN_READS_MAX", 3)
-    monkeypatch.setattr(snapshot, "TURN_ENTRIES_MAX", 3)
+    monkeypatch.setattr(offset_snapshot, "PIECE_ROWS_MAX", 10)
+    monkeypatch.setattr(offset_snapshot, "TURN_READS_MAX", 3)
+    monkeypatch.setattr(offset_snapshot, "TURN_ENTRIES_MAX", 3)
     async with running_broker(tmp_path) as broker:
         for topic in ("A", "B", "C"):
             await broker.put_topic(topic, queues=16, flush=SYNC)

@@ -14,7 +14,7 @@ import pytest
 
 from cometmq import errors
 from cometmq.member.config import PromoteAsync
-from cometmq.member.leases import FileLease
+from cometmq.member.lease.stores import FileLease
 from cometmq.model import ReplicationMode
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from cometmq.errors import LeaseUnavailable
-from cometmq.member import leases
-from cometmq.member.kube import Access, KubeApi, access, from_kubeconfig
-from cometmq.member.leases import NOT_THERE, KubernetesLease, Reading
+from cometmq.member.lease import stores
+from cometmq.member.lease.kube import Access, KubeApi, access, from_kubeconfig
+from cometmq.member.lease.stores import NOT_THERE, KubernetesLease, Reading
 from tests.kube.rights import LEASE, Rights
 from tests.support.kube import Answer, KubeServer
 from tests.support.lease_contract import FULL, HELD, Body, KubernetesContract
@@ -128,7 +128,7 @@ async def test_an_api_server_without_its_etcd(
     lease = keeper.open()
     version = await lease.write(HELD, NOT_THERE)
     with monkeypatch.context() as patch:
-        patch.setattr(leases, "DEADLINE_S", 1.0)
+        patch.setattr(stores, "DEADLINE_S", 1.0)
         with server.without_etcd() if how == "away" else server.paused("etcd"):
             for call in (lease.read(), lease.write(FULL, version), keeper.open().read()):
                 with pytest.raises(LeaseUnavailable):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from cometmq.member.kube import KubeApi, access
-from cometmq.member.leases import NOT_THERE, KubernetesLease
+from cometmq.member.lease.kube import KubeApi, access
+from cometmq.member.lease.stores import NOT_THERE, KubernetesLease
 from tests.kube.rights import LEASE, Rights
 from tests.support.lease_contract import HELD
 

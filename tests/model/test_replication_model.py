@@ -27,11 +27,11 @@ from hypothesis.stateful import (
 
 from cometmq.errors import MessageNotFound
 from cometmq.format.batch import BatchLimits
-from cometmq.member.copying import FollowerStorage, cut
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.opening import open_copy, open_writer
-from cometmq.member.statelog import encode_record
-from cometmq.member.storage import MemberStorage, Segment
+from cometmq.member.state.follower import FollowerStorage, cut
+from cometmq.member.state.opening import open_copy, open_writer
+from cometmq.member.state.statelog import encode_record
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import Change
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import TopicConfig

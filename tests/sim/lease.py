@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cometmq.errors import LeaseConflict, LeaseUnavailable
-from cometmq.member.leases import NOT_THERE, Reading
+from cometmq.member.lease.stores import NOT_THERE, Reading
 from cometmq.replication.lease import LeaseRecord
 from tests.sim.world import Process, Wait, World
 
@@ -53,7 +53,7 @@ class LeaseService:
 
 
 class LeaseClient:
-    """How one process reaches it (the protocol ``cometmq.member.leases.Lease``)."""
+    """How one process reaches it (the protocol ``cometmq.member.lease.stores.Lease``)."""
 
     def __init__(self, service: LeaseService, process: Process, member_id: int) -> None:
         self._service = service

@@ -27,7 +27,7 @@ from cometmq.format import properties, record
 from cometmq.format.record import Record
 from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
-from cometmq.member.opening import Opened, open_writer
+from cometmq.member.state.opening import Opened, open_writer
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.store.writer import MessageStore
 from cometmq.v1 import broker_pb2 as pb

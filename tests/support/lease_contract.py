@@ -19,8 +19,8 @@ from unittest import mock
 import pytest
 
 from cometmq.errors import LeaseConflict, LeaseUnavailable
-from cometmq.member import leases
-from cometmq.member.leases import NOT_THERE, KubernetesLease, Lease, Reading
+from cometmq.member.lease import stores
+from cometmq.member.lease.stores import NOT_THERE, KubernetesLease, Lease, Reading
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 from tests.support.broker import until_async
@@ -190,7 +190,7 @@ class LeaseContract:
         version = await lease.write(HELD, NOT_THERE)
         lost = replace(HELD, epoch=9)
         with monkeypatch.context() as patch, keeper.stuck():
-            patch.setattr(leases, "DEADLINE_S", 0.2)
+            patch.setattr(stores, "DEADLINE_S", 0.2)
             with pytest.raises(LeaseUnavailable):
                 await lease.write(lost, version)
         after = await lease.read()
@@ -222,7 +222,7 @@ class LeaseContract:
 
         try:
             with monkeypatch.context() as patch:
-                patch.setattr(leases, "DEADLINE_S", 0.02)
+                patch.setattr(stores, "DEADLINE_S", 0.02)
                 patch.setattr(lease, "_read", hangs)
                 for _ in range(10):
                     with pytest.raises(LeaseUnavailable, match="no answer"):
@@ -347,7 +347,7 @@ class KubernetesContract(LeaseContract):
             def now(cls, tz: Any = None) -> Any:
                 return datetime.now(tz) + timedelta(hours=hours)
 
-        monkeypatch.setattr(leases, "datetime", Elsewhere)
+        monkeypatch.setattr(stores, "datetime", Elsewhere)
         lease = keeper.open()
         version = await lease.write(HELD, NOT_THERE)
         version = await lease.write(FULL, version)
@@ -362,7 +362,7 @@ class KubernetesContract(LeaseContract):
         lease = keeper.open()
         version = await lease.write(HELD, NOT_THERE)
         with monkeypatch.context() as patch, keeper.stuck():
-            patch.setattr(leases, "DEADLINE_S", 0.2)
+            patch.setattr(stores, "DEADLINE_S", 0.2)
             for other in (lease, keeper.open()):
                 with pytest.raises(LeaseUnavailable):
                     await other.read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cometmq.errors import LeaseConflict, LeaseUnavailable
-from cometmq.member.leases import NOT_THERE, Reading
+from cometmq.member.lease.stores import NOT_THERE, Reading
 from cometmq.replication.lease import LeaseRecord
 
 HELD = LeaseRecord("g1", 0, "store-0", "host:1", 3)

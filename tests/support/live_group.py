@@ -16,10 +16,10 @@ from unittest import mock
 import grpc
 
 from cometmq.errors import StoreFailed
-from cometmq.member import opening
 from cometmq.member.app import FOLLOWER_MODULE, MemberApp
 from cometmq.member.config import MemberConfig
-from cometmq.member.running import bound, with_ports
+from cometmq.member.main import bound, with_ports
+from cometmq.member.state import opening
 from cometmq.reexec import RoleChange
 from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore

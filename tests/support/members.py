@@ -11,12 +11,12 @@ from typing import Any
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format.batch import BatchLimits
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.opening import Opened, open_writer
-from cometmq.member.pacing import CatchUpThrottle
-from cometmq.member.reading import Reader
-from cometmq.member.statekeeper import StateKeeper
-from cometmq.member.storage import MemberStorage, Segment, Ticket
+from cometmq.member.read.reader import Reader
+from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.opening import Opened, open_writer
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore

@@ -27,7 +27,7 @@ from click.testing import CliRunner
 
 from cometmq.admin.store_cli import store_group
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
-from cometmq.member.opening import Opened
+from cometmq.member.state.opening import Opened
 from cometmq.model import Position
 from tests.support.stores import HOST, encoded
 from tests.support.witness_damage import Damage

@@ -19,9 +19,9 @@ from cometmq.format import queueunit, record
 from cometmq.format.batch import BatchLimits
 from cometmq.format.properties import encode as encode_properties
 from cometmq.member.config import MemberConfig
-from cometmq.member.exports import Exporter
-from cometmq.member.opening import Opened, open_writer
-from cometmq.member.statelog import append_now, keep_from
+from cometmq.member.state.exports import Exporter
+from cometmq.member.state.opening import Opened, open_writer
+from cometmq.member.state.statelog import append_now, keep_from
 from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.changes import Change
 from cometmq.messaging.groups import GroupSettings

@@ -13,7 +13,7 @@ LOG = [
     f"{DAY}48.743Z INFO    services.haslave.following stream ended error=gone",
     f"{DAY}53.931Z INFO    services.haslave.elector takes the lease reason=takeover",
     f"{DAY}53.934Z INFO    cometmq.member.app role ends next=services.broker reason=takeover",
-    f"{DAY}54.427Z INFO    cometmq.member.opening store open epoch=2 clean=True seconds=0.055",
+    f"{DAY}54.427Z INFO    cometmq.member.state.opening store open clean=True seconds=0.055",
     f"{DAY}54.551Z INFO    cometmq.member.app ready role=writer address=127.0.0.1:46649",
 ]
 KILLED_S = datetime(2026, 11, 21, 23, 6, 48, 731_000, tzinfo=UTC).timestamp()

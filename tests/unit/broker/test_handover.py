@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import NoFollower
-from cometmq.member.leases import Reading
-from cometmq.member.pacing import CatchUpThrottle
-from cometmq.member.tenure import LeaseHolder
+from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.lease.stores import Reading
+from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
 from services.broker.handover import HandOver

@@ -18,7 +18,7 @@ from cometmq.errors import (
     TopicNameInvalid,
     TopicNotFound,
 )
-from cometmq.member.storage import Ticket
+from cometmq.member.storage.member_storage import Ticket
 from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePolicy
 from tests.support.broker import encoded, until

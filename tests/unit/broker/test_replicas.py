@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import InvalidRequest, MessageNotFound
-from cometmq.member.flushing import FlushPolicy
-from cometmq.member.pacing import CatchUpThrottle
-from cometmq.member.storage import MemberStorage
+from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication import follower
 from cometmq.replication.follower import Ack, LogView
 from cometmq.replication.lease import ReplicaId

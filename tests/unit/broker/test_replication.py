@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from cometmq.errors import StaleEpoch
-from cometmq.member.tenure import Deposed
+from cometmq.member.lease.lease_holder import Deposed
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.telemetry import Rarely
 from services.broker.replication import Replication

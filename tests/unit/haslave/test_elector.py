@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cometmq.errors import LeaseConflict, LeaseUnavailable
-from cometmq.member.standing import Peers
+from cometmq.member.lease.peers import Peers
 from cometmq.replication.election import Follow, Lead, Peer, ReplicaStatus
 from cometmq.replication.lease import LeaseRecord, Reason
 from services.haslave.elector import Elector

@@ -92,5 +92,5 @@ def test_a_lease_that_cannot_be_is_refused(options: dict[str, Any], complaint: s
 
 
 def test_options_are_read_before_what_takes_time_to_import() -> None:
-    ask = "import sys, cometmq.member.config; sys.exit('cometmq.member.kube' in sys.modules)"
+    ask = "import sys, cometmq.member.config; sys.exit('cometmq.member.lease.kube' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0

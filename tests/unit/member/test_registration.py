@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from cometmq.errors import StaleEpoch
+from cometmq.member.lease.lease_holder import Deposed
 from cometmq.member.registration import Registrar
-from cometmq.member.tenure import Deposed
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.registrar import Registrar as AnyRegistrar
 from cometmq.rpc.server import RpcServer

@@ -1,0 +1,1 @@
+"""The lease of a broker group: where it is kept, its holder, the other members."""

@@ -1,0 +1,224 @@
+"""The writer's hold on its lease: begun before it serves, renewed, its sets changed, given away.
+
+Every write is a compare-and-swap on the version that was read or written last. What became of a
+write without an answer is found out by reading; and because a thread, or the API server, may still
+be about to carry it out, only a later version that *we* wrote proves that it never will.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from cometmq.clock import Clock
+from cometmq.errors import LeaseConflict, LeaseUnavailable
+from cometmq.member.lease.stores import Lease, Reading
+from cometmq.replication.epochs import Epoch
+from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
+from cometmq.replication.lease_state import LeaseState
+from cometmq.replication.watermarks import HighWatermarks
+from cometmq.telemetry import OutageLogger, fields
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+DEPOSED = "deposed"  # why a writer becomes a follower when it was
+
+
+class Deposed(Exception):
+    """The lease names another writer."""
+
+
+class LeaseHolder:
+    """Holds ``lease``, of which ``reading`` shows that it is ours. ``on_change`` is called whenever
+    what stands in it, or may stand there, has changed.
+    """
+
+    def __init__(self, lease: Lease, reading: Reading, renew_s: float, clock: Clock) -> None:
+        assert reading.record is not None
+        self.on_change: Callable[[], None] = lambda: None
+        self._lease = lease
+        self._state = LeaseState(reading.record)
+        self._version = reading.version
+        self._renew_s = renew_s
+        self._clock = clock
+        self._one_at_a_time = asyncio.Lock()
+        self._released = False
+        self.held = True  # for metrics: the last write or reading went well
+        self._trouble = OutageLogger(
+            log, logging.WARNING, "the lease is not written", "the lease is written again"
+        )
+
+    # --- what holds -------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> LeaseRecord:
+        """The lease as far as we know."""
+        return self._state.record
+
+    @property
+    def settled(self) -> bool:
+        """No write is without an answer."""
+        return self._state.settled
+
+    def must_acknowledge(self) -> frozenset[ReplicaId]:
+        """Who has to have a message before it counts as copied."""
+        return self._state.must_acknowledge()
+
+    def electable_others(self) -> frozenset[ReplicaId]:
+        """Who may take the lease from us."""
+        return self._state.electable_others()
+
+    def is_valid(self, promised_until_s: Callable[[ReplicaId], float]) -> bool:
+        """Whether nobody else can be the writer now."""
+        return self._state.is_valid(self._clock.boottime_s(), promised_until_s)
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def tell_shown(self, shown: Callable[[], HighWatermarks]) -> None:
+        """Write by which marks consumers see messages, whenever something is written."""
+        self._state.shown = shown
+
+    async def begin(
+        self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Say that the last of ``own``, our store's epochs, is open. Tries until it is written;
+        raises Deposed, and LeaseUnavailable once ``stopping`` says so.
+        """
+        async with self._one_at_a_time:
+            await self._settle(
+                lambda: (
+                    self._state.begun(own, address)
+                    if self.record.epoch < own[-1][0]
+                    else self._state.renewal()  # it stands: a reading has shown it
+                ),
+                stopping,
+            )
+
+    @asynccontextmanager
+    async def renewed(self) -> AsyncIterator[None]:
+        """Renew at once, and as long as the block lasts. Whether the lease is still ours afterwards
+        the next write tells.
+        """
+        renewing = asyncio.ensure_future(self._renew())
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _renew(self) -> None:
+        async with self._one_at_a_time:
+            await self._try(self._state.renewal())
+        await self.run()
+
+    async def run(self) -> None:
+        """Renew until cancelled; raises Deposed. While the lease cannot be reached the writer goes
+        on: as long as its followers' promises last its acknowledgements are good.
+        """
+        while True:
+            await asyncio.sleep(self._renew_s)
+            async with self._one_at_a_time:
+                if self._released:
+                    return
+                await self._try(self._state.renewal())
+
+    async def put_sets(self, wanted: Callable[[], tuple[ReplicaIds, ReplicaIds]]) -> None:
+        """Try to change who is in sync and who is electable; what came of it shows in
+        :meth:`must_acknowledge` and :meth:`electable_others`. Raises Deposed.
+
+        ``wanted`` is asked when the turn has come, right before the write: while we waited, more
+        may have been acknowledged than somebody has who could have been added before.
+        """
+        async with self._one_at_a_time:
+            if not self._released:
+                await self._try(self._state.with_sets(*wanted()))
+
+    async def pass_over(self, epoch: int) -> bool:
+        """Try to write that our next epoch is to be above ``epoch``. True: that stands there under
+        our name; False: nothing is known. Raises Deposed.
+        """
+        async with self._one_at_a_time:
+            if self._released:
+                return False
+            await self._try(self._state.passed_over(epoch))
+            return self.settled and self.record.epoch >= epoch
+
+    async def release(self, transfer_to: int, log_end: int) -> None:
+        """Give the lease to another member. The log must be sealed.
+
+        LeaseUnavailable: it was not written, and never will be: the writer may go on. Deposed.
+        """
+        async with self._one_at_a_time:
+            released = self._state.release(transfer_to, log_end)
+            try:
+                await self._write(released)
+            except (LeaseConflict, LeaseUnavailable) as error:
+                # A renewal that is written makes the release void. If it is our release that we
+                # find instead, it was written after all.
+                log.warning("no answer to the release", extra=fields(error=error))
+                if not await self._settle(self._state.renewal):
+                    raise LeaseUnavailable("the lease could not be released") from error
+            self._released = True
+
+    async def _settle(
+        self, wanted: Callable[[], LeaseRecord], stopping: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Write what is wanted, whatever it takes. True: our release was found there instead."""
+        while True:
+            record = wanted()
+            try:
+                await self._write(record)
+                return False
+            except (LeaseConflict, LeaseUnavailable) as error:
+                self._trouble.failing(error)
+                if await self._look():
+                    return True
+                if stopping():
+                    raise LeaseUnavailable("told to stop before the lease was written") from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _try(self, record: LeaseRecord) -> None:
+        try:
+            await self._write(record)
+        except (LeaseConflict, LeaseUnavailable) as error:
+            self.held = False
+            self._trouble.failing(error)
+            await self._look()
+
+    async def _write(self, record: LeaseRecord) -> None:
+        self._state.sent(record, self._clock.boottime_s())
+        self.on_change()
+        try:
+            self._version = await self._lease.write(record, self._version)
+        except LeaseConflict:
+            self._state.refused(record)
+            raise
+        self._state.written(record)
+        self.held = True
+        self._trouble.recovered()
+        self.on_change()
+
+    async def _look(self) -> bool:
+        """Read, to find out who holds it. True: our release stands there; Deposed: another."""
+        try:
+            reading = await self._lease.read()
+        except LeaseUnavailable:
+            return False
+        if self._state.is_release(reading.record):
+            return True
+        if not self._state.saw(reading.record, self._clock.boottime_s()):
+            raise Deposed(_why(reading.record))
+        self._version = reading.version
+        self.on_change()
+        return False
+
+
+def _why(record: LeaseRecord | None) -> str:
+    if record is None:
+        return "the lease is gone, and another member may have held it meanwhile"
+    if record.released:
+        return f"the lease was released to member {record.transfer_to}"
+    return f"the lease names member {record.holder_id} in epoch {record.epoch}"

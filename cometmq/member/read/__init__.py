@@ -1,0 +1,1 @@
+"""What a member reads from its store for clients."""

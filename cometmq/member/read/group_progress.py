@@ -1,0 +1,75 @@
+"""How far consumer groups are: what a member answers about them from its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cometmq.errors import GroupNotFound, TopicNotFound
+from cometmq.member.read.reader import QueueView, Reader
+from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.messaging.generations import QueueKey
+from cometmq.messaging.groups import MemberTable, check_name
+from cometmq.messaging.state import BrokerState
+from cometmq.model import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A group in one queue. All numbers were read at the same instant."""
+
+    key: QueueKey
+    queue: QueueView
+    committed: Position | None
+
+
+class GroupReads:
+    """Groups and their offsets, to be read. ``members``: the live ones, none on a follower.
+    ``adviser``: says where groups pull next.
+    """
+
+    def __init__(
+        self, state: BrokerState, reader: Reader, members: MemberTable, adviser: ReplicaSelector
+    ) -> None:
+        self._adviser = adviser
+        self._state = state
+        self._reader = reader
+        self._members = members
+
+    def committed(self, group: str, topic: str, queue_id: int) -> Position | None:
+        """The group's position, None = never committed. Raises TopicNotFound, QueueNotFound."""
+        self._reader.queue(topic, queue_id)
+        return self._state.offsets.get(group, (topic, queue_id))
+
+    def known_or_empty(self, group: str) -> str:
+        """The group's name if it exists, for metrics: a label must not be what a client made up."""
+        return group if group in self._state.groups else ""
+
+    def suggested(self, group: str, backlog_bytes: int) -> int | None:
+        """The member that the group is to pull from next; None = the writer."""
+        return self._adviser.member(self._state.groups, group, backlog_bytes)
+
+    def progress(self, group: str, topic: str = "") -> list[Progress]:
+        """The group in every queue that it committed for or that its members read, in order of
+        topic and queue.
+
+        Raises GroupNameInvalid, GroupNotFound.
+        """
+        check_name(group)
+        members = self._members.view(group).members
+        committed = self._state.offsets.of_group(group)
+        if group not in self._state.groups and not members and not committed:
+            raise GroupNotFound(f"there is no consumer group {group} here")
+        keys = set(committed)
+        for name in {s.topic for member in members for s in member.subscriptions}:
+            config = self._state.topics.find(name)
+            keys.update(
+                (name, queue_id) for queue_id in range(config.read_queue_count if config else 0)
+            )
+        wanted = sorted(key for key in keys if topic in ("", key[0]))
+        return [self._progress(key, committed.get(key)) for key in wanted]
+
+    def _progress(self, key: QueueKey, committed: Position | None) -> Progress:
+        try:
+            return Progress(key, self._reader.queue(*key), committed)
+        except TopicNotFound:
+            raise AssertionError("offsets are forgotten together with their topic") from None

@@ -1,0 +1,304 @@
+"""Reads of a member: pulls, bounds, single messages. Hot pages are read on the loop, cold ones in
+threads.
+
+The rules are :mod:`cometmq.messaging.pull`'s; here they meet the store. What the kernel has in
+memory costs a few microseconds and is read in place; for the rest the store says BlockingIOError,
+and the same read is done again in a thread, so that a consumer far behind never stalls a producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, MessageNotFound, StoreDamaged
+from cometmq.format import queueunit, record
+from cometmq.member.read.damage import Limits, read_before_damage
+from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.storage.member_storage import BaseStorage
+from cometmq.messaging import inline_messages, pull
+from cometmq.messaging.inline_messages import InlineMessages
+from cometmq.messaging.pull import Choice, PullStatus
+from cometmq.messaging.state import BrokerState
+from cometmq.model import Position
+from cometmq.store.base import BaseStore
+
+T = TypeVar("T")
+
+# Waits until the client may have an answer of so many bytes.
+Room: TypeAlias = Callable[[int], Awaitable[None]]
+
+COLD_READ_THREADS = 4
+SEARCH_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PullQuery:
+    """What a consumer asks of one queue. ``codes``: low 32 bits of the tag hashes wanted; empty
+    = everything.
+    """
+
+    topic: str
+    queue_id: int
+    position: Position
+    codes: frozenset[int]
+    max_count: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswer:
+    """What it gets. ``records`` are encoded, end to end. ``backlog_bytes``: log behind the last
+    message that was looked at; 0 = nothing was.
+    """
+
+    status: PullStatus
+    records: bytes
+    count: int
+    next_position: Position
+    min_offset: int
+    max_offset: int
+    backlog_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """One queue at one instant."""
+
+    generation: int
+    min_offset: int
+    max_offset: int  # readable
+    appended_offset: int
+
+
+class Reader:
+    """Answers reads from the store, as far as the state lets it. ``copy``: the store is a
+    follower's, which has the last word on nothing that it lacks.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        state: BrokerState,
+        pace: CatchUpThrottle,
+        clock: Clock,
+        *,
+        copy: bool = False,
+    ) -> None:
+        self._copy = copy
+        self._decide = pull.decide_at_copy if copy else pull.decide
+        self._storage = storage
+        self._state = state
+        self._pace = pace
+        self._clock = clock
+        self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
+        self._search = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+
+    @property
+    def store(self) -> BaseStore:
+        """Where everything is read."""
+        return self._storage.store
+
+    async def pull(self, query: PullQuery, room: Room) -> PullAnswer:
+        """Raises what the topic table, the generations and the limits raise (cometmq.errors), what
+        ``room`` raises, and StoreDamaged, which says where to go on.
+        """
+        try:
+            answer = await self._pull(query, room)
+        except MessageNotFound:
+            if not self._has_gone(query):
+                raise
+        else:
+            if answer.count or not self._has_gone(query):
+                return answer
+        return await self._pull(query, room)  # and be told where the queue begins now
+
+    def _has_gone(self, query: PullQuery) -> bool:
+        """Whether retention has come past the position, maybe just now."""
+        low, _, _ = self._storage.bounds((query.topic, query.queue_id))
+        return query.position.offset < low
+
+    async def _pull(self, query: PullQuery, room: Room) -> PullAnswer:
+        self._state.topics.for_read(query.topic, query.queue_id)
+        history = self._state.generations.of(query.topic, query.queue_id)
+        validate = history.validate_at_copy if self._copy else history.validate
+        position = validate(query.position)
+        limits = pull.clamp(query.max_count, query.max_bytes)
+        low, readable, appended = self._storage.bounds((query.topic, query.queue_id))
+        status, offset = self._decide(position.offset, low, readable, appended)
+        records, choice, backlog = b"", Choice([], 0, offset), 0
+        if status is PullStatus.FOUND:
+            records, choice = await self._found(query, offset, readable, limits, room)
+            status, backlog = choice.status, self._backlog(query, choice)
+            await self._keep_pace(choice, len(records))
+        elif status is PullStatus.NOT_FOUND:
+            self._storage.flush_promptly()
+        next_position = Position(history.current, choice.next_offset)
+        return PullAnswer(status, records, choice.count, next_position, low, readable, backlog)
+
+    def _backlog(self, query: PullQuery, choice: Choice) -> int:
+        """Log behind the last message that a pull looked at."""
+        store = self._storage.store
+        if choice.spans:
+            start, size = choice.spans[-1]
+            return store.appended_offset - start - size
+        try:  # nothing passed the filter; the unit was read a moment ago
+            last = choice.next_offset - 1
+            unit = store.read_units(query.topic, query.queue_id, last, 1, nowait=True)
+        except BlockingIOError:
+            return 0
+        return store.appended_offset - queueunit.unit_at(unit, 0)[0] if unit else 0
+
+    async def _found(
+        self, query: PullQuery, offset: int, readable: int, limits: Limits, room: Room
+    ) -> tuple[bytes, Choice]:
+        """The messages from ``offset`` on, which is below ``readable``, up to the first damaged
+        one. MessageNotFound when they are gone, StoreDamaged.
+        """
+        wanted = min(pull.units_wanted(limits[0], query.codes), readable - offset)
+        store, queue = self._storage.store, (query.topic, query.queue_id)
+
+        def choose(nowait: bool) -> Choice:
+            units = store.read_units(*queue, offset, wanted, nowait=nowait)
+            return pull.choose(units, offset, *limits, query.codes)
+
+        def read(nowait: bool) -> bytes:
+            return store.read_records(choice.spans, nowait=nowait)
+
+        try:
+            choice = await self._hot_or_cold(choose)
+            if not choice.spans:
+                return b"", choice
+            await room(sum(size for _, size in choice.spans))
+            return await self._hot_or_cold(read), choice
+        except (StoreDamaged, MessageNotFound) as error:
+            low, _, _ = self._storage.bounds(queue)
+            if isinstance(error, MessageNotFound) and offset < low:
+                raise  # retention has come past it
+            self._storage.damaged_pulls += 1
+            return await asyncio.get_running_loop().run_in_executor(
+                self._cold, read_before_damage, store, queue, offset, wanted, limits, query.codes
+            )
+
+    async def _keep_pace(self, choice: Choice, size_bytes: int) -> None:
+        if choice.spans:
+            end = self._storage.store.appended_offset
+            now_s = self._clock.monotonic_s()
+            delay_s = self._pace.delay_s(choice.spans[0][0], size_bytes, end, now_s)
+            if delay_s:
+                await asyncio.sleep(delay_s)
+
+    def queue(self, topic: str, queue_id: int) -> QueueView:
+        """A queue's bounds, readable or not. Raises TopicNotFound, QueueNotFound."""
+        self._state.topics.get(topic)
+        history = self._state.generations.of(topic, queue_id)
+        low, readable, appended = self._storage.bounds((topic, queue_id))
+        return QueueView(history.current, low, readable, appended)
+
+    def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
+        """Low 32 bits of the tag hashes of these readable messages; empty when the kernel does not
+        have all their units in memory, or they lie in two files.
+        """
+        count = end - first
+        try:
+            units = self._storage.store.read_units(topic, queue_id, first, count, nowait=True)
+        except BlockingIOError:
+            return frozenset()
+        return pull.tag_codes(units) if len(units) == count * queueunit.UNIT_BYTES else frozenset()
+
+    def inline_messages(
+        self, topic: str, queue_id: int, first: int, end: int
+    ) -> InlineMessages | None:
+        """These readable messages, as a pull would find them. None: clients may not read them, they
+        are not few, or the kernel does not have all of them in memory.
+        """
+        count, store = end - first, self._storage.store
+        if not 0 < count <= inline_messages.COUNT_MAX:
+            return None
+        try:
+            self._state.topics.for_read(topic, queue_id)
+            units = store.read_units(topic, queue_id, first, count, nowait=True)
+            choice = pull.choose(units, first, count, inline_messages.BYTES_MAX)
+            sizes, codes = pull.sizes_and_codes(units)
+            if choice.count < count or sum(sizes) > inline_messages.BYTES_MAX:
+                return None
+            records = store.read_records(choice.spans, nowait=True)
+        except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
+            return None
+        low, _, _ = self._storage.bounds((topic, queue_id))
+        return InlineMessages(first, low, records, sizes, codes)
+
+    async def last_store_time_ms(self, topic: str, queue_id: int) -> int:
+        """Store time of the queue's last readable message; 0 when there is none."""
+        view = self.queue(topic, queue_id)
+        if view.max_offset == view.min_offset:
+            return 0
+
+        def read(nowait: bool) -> bytes:
+            store = self._storage.store
+            units = store.read_units(topic, queue_id, view.max_offset - 1, 1, nowait=nowait)
+            return store.read_records(pull.choose(units, 0, 1, 1).spans, nowait=nowait)
+
+        try:
+            found = await self._hot_or_cold(read)
+        except MessageNotFound:  # retention has just taken it
+            return 0
+        # Nothing: the topic was deleted while a thread went to the disk.
+        return record.decode(found).store_time_ms if found else 0
+
+    async def message(self, log_offset: int) -> record.Record:
+        """The message that stands at a log offset. Raises MessageNotFound, also for what is not
+        readable yet.
+        """
+        store = self._storage.store
+        missing = MessageNotFound(f"no readable message stands at log offset {log_offset}")
+
+        def read_record(nowait: bool) -> bytes:
+            return store.read_record(log_offset, nowait=nowait)
+
+        found = record.decode(await self._hot_or_cold(read_record))
+        if not await self.shows(found):
+            self._storage.flush_promptly()  # it may be on its way to the disk
+            raise missing
+        return found
+
+    async def shows(self, found: record.Record) -> bool:
+        """Whether consumers may see what seems to be a record of the log."""
+        key = (found.topic, found.queue_id)
+        low, readable, _ = self._storage.bounds(key)
+        topic = self._state.topics.find(found.topic)
+        if topic is None or not topic.readable or not low <= found.queue_offset < readable:
+            return False
+
+        def read_unit(nowait: bool) -> bytes:
+            return self._storage.store.read_units(*key, found.queue_offset, 1, nowait=nowait)
+
+        # The queue must agree: a body may hold bytes that look like a record, and a topic that was
+        # deleted and created again has other messages at these offsets.
+        unit = await self._hot_or_cold(read_unit)
+        return bool(unit) and queueunit.unit_at(unit, 0)[0] == found.log_offset
+
+    def flush_promptly(self) -> None:
+        """Somebody found nothing: what is on its way to the disk is to be there at once."""
+        self._storage.flush_promptly()
+
+    async def aside(self, search: Callable[[], T]) -> T:
+        """What ``search`` returns, which may read a lot: in threads of its own, so that it keeps no
+        consumer waiting. It cannot be stopped, so a long one is made in pieces.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._search, search)
+
+    async def _hot_or_cold(self, read: Callable[[bool], T]) -> T:
+        try:
+            return read(True)
+        except BlockingIOError:
+            return await asyncio.get_running_loop().run_in_executor(self._cold, read, False)
+
+    def close(self) -> None:
+        """Wait for the reads in threads; before the store is closed."""
+        self._cold.shutdown(wait=True)
+        self._search.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""The gRPC services of a member; no decision is made here."""

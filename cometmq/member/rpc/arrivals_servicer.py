@@ -1,0 +1,155 @@
+"""``MemberService.WatchArrivals`` on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from cometmq.errors import InvalidRequest
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.rpc import convert
+from cometmq.member.storage.arrivals import Arrival, Arrivals, Queues, Watch
+from cometmq.messaging.inline_messages import InlineMessages
+from cometmq.messaging.state import BrokerState
+from cometmq.replication.watermarks import QueueKey
+from cometmq.rpc.gate import Gate
+from cometmq.rpc.interceptors import to_proto
+from cometmq.v1 import common_pb2, member_pb2
+
+ARRIVALS_PER_MESSAGE_MAX = 4_096
+# Above it a message of the stream ends: what is not sent yet is told as it stands later, so this is
+# all that a slow stream has in memory.
+NEWS_BYTES_PER_MESSAGE_MAX = 256 * 1024
+DELIVERED_MAX = 2**32  # told at once of one topic and group
+DELIVERED_BYTES_MAX = 2**48
+
+Context = Any  # grpc.aio.ServicerContext of the method's messages
+
+
+class ArrivalCounts:
+    """Counts what goes out with arrivals, and what consumers got of it: to them it was a pull."""
+
+    def __init__(self, metrics: MemberMetrics, groups: GroupReads, state: BrokerState) -> None:
+        self._metrics = metrics
+        self._groups = groups
+        self._topics = state.topics
+
+    def sent_along(self, size_bytes: int) -> None:
+        """Records were sent with arrivals."""
+        self._metrics.arrival_bytes.inc(size_bytes)
+
+    def delivered(self, topic: str, group: str, count: int, size_bytes: int) -> None:
+        """Consumers of a group got messages out of arrivals."""
+        if topic in self._topics:  # the series of a deleted one must not come back
+            known_group = self._groups.known_or_empty(group)
+            self._metrics.messages_out(topic, known_group, count, size_bytes)
+
+
+class ArrivalsServicer:
+    """The part of ``cometmq.v1.MemberService`` that tells of arrivals. ``flush_now`` is called when
+    queues were added: what waits for the disk there is waited for from now on.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        queues: Queues,
+        flush_now: Callable[[], None],
+        gate: Gate,
+        counts: ArrivalCounts,
+    ) -> None:
+        self._arrivals = arrivals
+        self._flush_now = flush_now
+        self._queues = queues
+        self._gate = gate
+        self._counts = counts
+
+    async def WatchArrivals(self, request_iterator: object, context: Context) -> None:
+        """Reads here, writes in a task of its own; who only half-closed goes on watching."""
+        woken = asyncio.Event()
+        watch = self._arrivals.open(woken.set)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tell(watch, woken, context))
+                tasks.create_task(self._end_when_draining())
+                while (request := await context.read()) is not grpc.aio.EOF:
+                    self._take(watch, request)
+        finally:
+            self._arrivals.close(watch)
+
+    def _take(self, watch: Watch, request: member_pb2.WatchArrivalsRequest) -> None:
+        self._arrivals.remove(watch, map(_key, request.remove))
+        if request.add:
+            self._arrivals.add(watch, map(_key, request.add))
+            self._flush_now()
+        self._arrivals.want(watch, map(_key, request.inline_wanted))
+        for one in request.inline_deliveries:
+            _check_delivered(one)
+            self._counts.delivered(one.topic, one.group, one.message_count, one.record_bytes)
+
+    async def _tell(self, watch: Watch, woken: asyncio.Event, context: Context) -> None:
+        while True:
+            await woken.wait()
+            woken.clear()
+            await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
+            while arrivals := self._next(watch):
+                await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
+                await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
+            context.leave_room()
+
+    def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
+        """As many as one message takes."""
+        arrivals: list[member_pb2.Arrival] = []
+        size_bytes = 0
+        while len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < NEWS_BYTES_PER_MESSAGE_MAX:
+            arrival = self._arrivals.next_arrival(watch, self._queues)
+            if arrival is None:
+                break
+            arrivals.append(_arrival_proto(arrival))
+            if arrival.inline_messages is not None:
+                size_bytes += len(arrival.inline_messages.records)
+        self._counts.sent_along(size_bytes)
+        return arrivals
+
+    async def _end_when_draining(self) -> None:
+        await self._gate.wait_draining()
+        self._gate.check()
+
+
+def _check_delivered(one: member_pb2.InlineDelivery) -> None:
+    # A counter that an absurd number went into tells nothing any more.
+    if one.message_count > DELIVERED_MAX or one.record_bytes > DELIVERED_BYTES_MAX:
+        raise InvalidRequest(
+            f"inline_deliveries: at most {DELIVERED_MAX} messages and {DELIVERED_BYTES_MAX} bytes"
+        )
+
+
+def _key(queue: common_pb2.QueueRef) -> QueueKey:
+    return queue.topic, queue.queue_id
+
+
+def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
+    proto = member_pb2.Arrival(queue=convert.queue_proto(*arrival.key))
+    if arrival.error is not None:
+        proto.error.CopyFrom(to_proto(arrival.error))
+        return proto
+    proto.generation = arrival.generation
+    proto.max_offset = arrival.max_offset
+    proto.tag_codes.extend(sorted(arrival.codes))
+    if arrival.inline_messages is not None:
+        proto.messages.CopyFrom(_news_proto(arrival.inline_messages))
+    return proto
+
+
+def _news_proto(inline_messages: InlineMessages) -> member_pb2.InlineMessages:
+    return member_pb2.InlineMessages(
+        first_offset=inline_messages.first_offset,
+        min_offset=inline_messages.min_offset,
+        records=inline_messages.records,
+        sizes=inline_messages.sizes,
+        tag_codes=inline_messages.codes,
+    )

@@ -1,0 +1,179 @@
+"""What every member answers on its client port: reads. Who writes, adds the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any
+
+from cometmq.errors import CometError, LimitExceeded, NotWriter
+from cometmq.filters import tags
+from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.read.reader import PullQuery, Reader
+from cometmq.member.read.search import Finder, TimeAnswer
+from cometmq.member.rpc import convert
+from cometmq.messaging.groups import check_name as check_group_name
+from cometmq.rpc.interceptors import to_proto
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2
+
+Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
+
+ITEMS_MAX = 4_096  # queues of one many-at-once call
+
+
+class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
+    """``cometmq.v1.BrokerService`` of a follower: reads as far as they are visible, NOT_WRITER for
+    everything else.
+    """
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        reader: Reader,
+        group_reads: GroupReads,
+        metrics: MemberMetrics,
+        described: Callable[[], namesrv_pb2.Member],
+    ) -> None:
+        self._identity = identity
+        self._described = described
+        self._reader = reader
+        self._finder = Finder(reader)
+        self._group_reads = group_reads
+        self._metrics = metrics
+
+    async def DescribeMember(
+        self, request: broker_pb2.DescribeMemberRequest, context: Context
+    ) -> broker_pb2.DescribeMemberResponse:
+        return broker_pb2.DescribeMemberResponse(member=self._described())
+
+    # --- reading ---
+
+    async def Pull(
+        self, request: broker_pb2.PullRequest, context: Context
+    ) -> broker_pb2.PullResponse:
+        if request.group:
+            check_group_name(request.group)
+        form = convert.form(request.form)
+        query = PullQuery(
+            request.queue.topic,
+            request.queue.queue_id,
+            convert.position(request.position),
+            tags.codes(convert.filter_tags(request.filter)),
+            request.max_count,
+            request.max_bytes,
+        )
+        answer = await self._reader.pull(query, context.room)
+        known_group = self._group_reads.known_or_empty(request.group)
+        self._metrics.pull_answered(query.topic, known_group, answer.count, answer.records)
+        response = convert.pull_proto(answer, self._identity.broker_group, form)
+        suggested = self._group_reads.suggested(request.group, answer.backlog_bytes)
+        if suggested is not None:
+            response.suggested_member_id = suggested
+            self._metrics.pulls_suggested.inc()
+        return response
+
+    async def QueryQueues(
+        self, request: broker_pb2.QueryQueuesRequest, context: Context
+    ) -> broker_pb2.QueryQueuesResponse:
+        check_items(request.queues)
+        return broker_pb2.QueryQueuesResponse(queues=[self._bounds(q) for q in request.queues])
+
+    def _bounds(self, queue: common_pb2.QueueRef) -> broker_pb2.QueueBounds:
+        try:
+            view = self._reader.queue(queue.topic, queue.queue_id)
+        except CometError as error:
+            return broker_pb2.QueueBounds(queue=queue, error=to_proto(error))
+        return broker_pb2.QueueBounds(
+            queue=queue,
+            generation=view.generation,
+            min_offset=view.min_offset,
+            max_offset=view.max_offset,
+        )
+
+    async def GetMessage(
+        self, request: broker_pb2.GetMessageRequest, context: Context
+    ) -> broker_pb2.GetMessageResponse:
+        log_offset = self._identity.log_offset_of(request.message_id)
+        found = await self._reader.message(log_offset)
+        return broker_pb2.GetMessageResponse(
+            message=convert.message_proto(found, self._identity.broker_group)
+        )
+
+    async def QueryMessages(
+        self, request: broker_pb2.QueryMessagesRequest, context: Context
+    ) -> broker_pb2.QueryMessagesResponse:
+        form = convert.form(request.form)
+        answer = await self._finder.by_key(convert.key_query(request))
+        return convert.key_proto(answer, self._identity.broker_group, form)
+
+    async def QueryOffsetsByTime(
+        self, request: broker_pb2.QueryOffsetsByTimeRequest, context: Context
+    ) -> broker_pb2.QueryOffsetsByTimeResponse:
+        check_items(request.queues)
+        keys = [(queue.topic, queue.queue_id) for queue in request.queues]
+        boundary = convert.boundary(request.boundary)
+        time_ms = convert.time_ms("time_ms", request.time_ms)
+        answers = await self._finder.by_time(keys, time_ms, boundary)
+        pairs = zip(request.queues, answers, strict=True)
+        return broker_pb2.QueryOffsetsByTimeResponse(
+            queues=[_offset_by_time(queue, answer) for queue, answer in pairs]
+        )
+
+    async def QueryOffsets(
+        self, request: broker_pb2.QueryOffsetsRequest, context: Context
+    ) -> broker_pb2.QueryOffsetsResponse:
+        check_items(request.queues)
+        check_group_name(request.group)
+        return broker_pb2.QueryOffsetsResponse(
+            results=[self._committed(request.group, queue) for queue in request.queues]
+        )
+
+    def _committed(self, group: str, queue: common_pb2.QueueRef) -> broker_pb2.OffsetResult:
+        try:
+            found = self._group_reads.committed(group, queue.topic, queue.queue_id)
+        except CometError as error:
+            return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
+        position = None if found is None else convert.position_proto(found)
+        return broker_pb2.OffsetResult(queue=queue, position=position)
+
+    # --- what a follower does not do ---
+
+    async def SendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        raise not_writer(self._identity)
+
+    async def Send(
+        self, request: broker_pb2.SendRequest, context: Context
+    ) -> broker_pb2.SendResponse:
+        raise not_writer(self._identity)
+
+    async def JoinGroup(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        raise not_writer(self._identity)
+
+    async def CommitOffsets(
+        self, request: broker_pb2.CommitOffsetsRequest, context: Context
+    ) -> broker_pb2.CommitOffsetsResponse:
+        raise not_writer(self._identity)
+
+
+def _offset_by_time(
+    queue: common_pb2.QueueRef, answer: TimeAnswer | CometError
+) -> broker_pb2.OffsetByTime:
+    if isinstance(answer, CometError):
+        return broker_pb2.OffsetByTime(queue=queue, error=to_proto(answer))
+    return broker_pb2.OffsetByTime(
+        queue=queue,
+        position=convert.position_proto(answer.position),
+        store_time_ms=answer.store_time_ms,
+    )
+
+
+def not_writer(identity: BrokerIdentity) -> NotWriter:
+    """The refusal of a follower."""
+    return NotWriter(f"this member of {identity.broker_group} follows another")
+
+
+def check_items(items: Sized) -> None:
+    """LimitExceeded when a call names more queues than it may."""
+    if len(items) > ITEMS_MAX:
+        raise LimitExceeded(f"{len(items)} queues in a call, {ITEMS_MAX} are allowed")

@@ -1,0 +1,196 @@
+"""Protobuf ↔ domain, for what more than one servicer of a member answers. Values only, no rules."""
+
+from __future__ import annotations
+
+from cometmq.errors import InvalidRequest
+from cometmq.filters import tags
+from cometmq.format import ids, properties, record
+from cometmq.format.indexfile import TIME_MS_MAX
+from cometmq.member.read.reader import PullAnswer
+from cometmq.member.read.search import KeyAnswer, KeyQuery
+from cometmq.messaging.groups import Membership
+from cometmq.model import (
+    FlushMode,
+    Position,
+    ReplicationMode,
+    SendStatus,
+    Subscription,
+    TopicConfig,
+)
+from cometmq.store.queries import Boundary
+from cometmq.v1 import broker_pb2, common_pb2
+
+# Properties that have a field of their own in StoredMessage.
+_FORMS = frozenset(broker_pb2.MessageForm.values())
+_OWN_FIELDS = frozenset({properties.TAGS, properties.KEYS, properties.UNIQ_KEY})
+
+
+def position(proto: common_pb2.Position) -> Position:
+    return Position(proto.generation, proto.offset)
+
+
+def position_proto(value: Position) -> common_pb2.Position:
+    return common_pb2.Position(generation=value.generation, offset=value.offset)
+
+
+def queue_proto(topic: str, queue_id: int) -> common_pb2.QueueRef:
+    return common_pb2.QueueRef(topic=topic, queue_id=queue_id)
+
+
+def topic(proto: common_pb2.TopicConfig, default: TopicConfig) -> TopicConfig:
+    """The wanted settings, ``default`` for what is not said; the topic rules check the values."""
+    try:
+        mode = FlushMode(proto.flush_mode) if proto.flush_mode else default.flush_mode
+    except ValueError:
+        raise InvalidRequest(f"flush_mode {proto.flush_mode} is not known here") from None
+    try:
+        copies = ReplicationMode(proto.replication_mode or default.replication_mode)
+    except ValueError:
+        raise InvalidRequest(
+            f"replication_mode {proto.replication_mode} is not known here"
+        ) from None
+    return TopicConfig(
+        name=proto.name,
+        read_queue_count=proto.read_queue_count or default.read_queue_count,
+        write_queue_count=proto.write_queue_count or default.write_queue_count,
+        permission=proto.permission or default.permission,
+        flush_mode=mode,
+        replication_mode=copies,
+        reserve_time_ms=(
+            proto.reserve_time_ms if proto.HasField("reserve_time_ms") else default.reserve_time_ms
+        ),
+    )
+
+
+def topic_proto(config: TopicConfig) -> common_pb2.TopicConfig:
+    return common_pb2.TopicConfig(
+        name=config.name,
+        read_queue_count=config.read_queue_count,
+        write_queue_count=config.write_queue_count,
+        permission=config.permission,
+        flush_mode=common_pb2.FlushMode.ValueType(config.flush_mode.value),
+        replication_mode=common_pb2.ReplicationMode.ValueType(config.replication_mode.value),
+        reserve_time_ms=config.reserve_time_ms,
+    )
+
+
+def status_proto(status: SendStatus) -> broker_pb2.SendStatus.ValueType:
+    return broker_pb2.SendStatus.ValueType(status.value)
+
+
+def filter_tags(proto: common_pb2.Filter) -> frozenset[str]:
+    """The tags wanted; empty = every message. Raises FilterInvalid."""
+    return tags.check(proto.tags)
+
+
+def subscription(proto: broker_pb2.Subscription) -> Subscription:
+    return Subscription(proto.topic, filter_tags(proto.filter))
+
+
+def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
+    return [
+        broker_pb2.GroupMember(
+            client_id=member.client_id,
+            subscriptions=[
+                broker_pb2.Subscription(
+                    topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags))
+                )
+                for s in member.subscriptions
+            ],
+        )
+        for member in view.members
+    ]
+
+
+def form(proto: broker_pb2.MessageForm.ValueType) -> broker_pb2.MessageForm.ValueType:
+    """Raises InvalidRequest for a form that is not known here."""
+    if proto not in _FORMS:
+        raise InvalidRequest(f"form {proto} is not known here")
+    return proto
+
+
+def time_ms(what: str, value: int) -> int:
+    """Raises InvalidRequest for a time before 1970."""
+    if value < 0:
+        raise InvalidRequest(f"{what}: {value} is before 1970")
+    return value
+
+
+def pull_proto(
+    answer: PullAnswer, broker_group: str, form: broker_pb2.MessageForm.ValueType
+) -> broker_pb2.PullResponse:
+    response = broker_pb2.PullResponse(
+        status=broker_pb2.PullStatus.ValueType(answer.status.value),
+        count=answer.count,
+        next_position=position_proto(answer.next_position),
+        min_offset=answer.min_offset,
+        max_offset=answer.max_offset,
+    )
+    if form == broker_pb2.MESSAGE_FORM_MESSAGES:
+        for found in record.decode_all(answer.records):
+            response.messages.append(message_proto(found, broker_group))
+    else:
+        response.records = answer.records
+    return response
+
+
+def key_query(proto: broker_pb2.QueryMessagesRequest) -> KeyQuery:
+    """What is looked for. Raises InvalidRequest."""
+    by = proto.WhichOneof("by")
+    key = proto.unique_id if by == "unique_id" else proto.key
+    if not key:
+        raise InvalidRequest("neither a key nor a unique id was given")
+    first_ms = time_ms("begin_ms", proto.begin_ms) if proto.HasField("begin_ms") else 0
+    last_ms = time_ms("end_ms", proto.end_ms) if proto.HasField("end_ms") else TIME_MS_MAX
+    if first_ms > last_ms:
+        raise InvalidRequest(f"begin_ms {first_ms} is later than end_ms {last_ms}")
+    if proto.max_count < 0:
+        raise InvalidRequest(f"max_count: {proto.max_count} is not a number of messages")
+    return KeyQuery(proto.topic, key, by == "unique_id", first_ms, last_ms, proto.max_count)
+
+
+def key_proto(
+    answer: KeyAnswer, broker_group: str, form: broker_pb2.MessageForm.ValueType
+) -> broker_pb2.QueryMessagesResponse:
+    response = broker_pb2.QueryMessagesResponse(
+        count=len(answer.found),
+        has_more=answer.has_more,
+        indexed_offset=answer.indexed_offset,
+    )
+    if form == broker_pb2.MESSAGE_FORM_MESSAGES:
+        messages = (message_proto(found.message, broker_group) for found in answer.found)
+        response.messages.extend(messages)
+    else:
+        response.records = b"".join(found.raw for found in answer.found)
+    return response
+
+
+def boundary(proto: broker_pb2.TimeBoundary.ValueType) -> Boundary:
+    """Raises InvalidRequest."""
+    if proto == broker_pb2.TIME_BOUNDARY_UPPER:
+        return Boundary.UPPER
+    if proto in (broker_pb2.TIME_BOUNDARY_LOWER, broker_pb2.TIME_BOUNDARY_UNSPECIFIED):
+        return Boundary.LOWER
+    raise InvalidRequest(f"boundary {proto} is not known here")
+
+
+def message_proto(found: record.Record, broker_group: str) -> broker_pb2.StoredMessage:
+    others = {k: v for k, v in found.properties.items() if k not in _OWN_FIELDS}
+    return broker_pb2.StoredMessage(
+        message_id=ids.message_id(broker_group, found.log_offset),
+        queue=queue_proto(found.topic, found.queue_id),
+        queue_offset=found.queue_offset,
+        log_offset=found.log_offset,
+        body=found.body,
+        tag=found.tag,
+        keys=found.keys,
+        properties=others,
+        flag=found.flag,
+        sys_flag=found.sys_flag,
+        born_time_ms=found.born_time_ms,
+        store_time_ms=found.store_time_ms,
+        born_host=record.host_text(found.born_host),
+        store_host=record.host_text(found.store_host),
+        reconsume_times=found.reconsume_times,
+        unique_id=found.unique_id,
+    )

@@ -1,0 +1,109 @@
+"""What Apache RocketMQ left in the folder becomes the writer's state: docs/compatibility.md.
+Blocking.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cometmq.clock import Clock
+from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
+from cometmq.member.config import MemberConfig
+from cometmq.member.state.exports import Exporter
+from cometmq.messaging import adoption, rocketmq_tables
+from cometmq.messaging.adoption import Queues, Tables
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.topics import is_system
+from cometmq.store import layout
+from cometmq.store.base import BaseStore
+from cometmq.store.recovery.foreign import Adoption
+from cometmq.store.writer import MessageStore
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+
+def adopt_tables(
+    store: BaseStore,
+    found: Adoption,
+    tables: Tables,
+    state: BrokerState,
+    config: MemberConfig,
+    common: int,
+) -> None:
+    """Let ``state`` hold RocketMQ's ``tables``. From ``common`` on our log may not be that of
+    another writer of ours.
+    """
+    sure = min(found.verified, common)
+    for entry in tables.left_out:
+        log.warning("left out of RocketMQ's tables", extra=fields(entry=entry))
+    queues = Queues(
+        known=list(store.queues()),
+        verified=lambda topic, queue_id: store.queue_offset_at(topic, queue_id, sure),
+        maximum=lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
+    )
+    adoption.adopt_tables(state, tables, queues, config.flush_disk_type.value)
+    deleted = {topic for topic, _ in queues.known if topic not in state.topics}
+    log.warning(
+        "took over what another program wrote",
+        extra=fields(
+            verified=found.verified,
+            tables=" ".join(sorted(found.tables)),
+            deleted_topics=" ".join(sorted(topic for topic in deleted if not is_system(topic))),
+        ),
+    )
+
+
+def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
+    """The tables of the first of each file's candidates that reads, as RocketMQ does it. Raises
+    StoreDamaged, StoreForeignFile.
+    """
+    chosen = {}
+    for name, contents in candidates.items():
+        readable = [content for content in contents if _reads(content)]
+        if len(readable) < len(contents):
+            log.warning("config/%s of RocketMQ does not read", name)
+        chosen[name] = (readable or contents)[0]
+    return adoption.read(chosen)
+
+
+def read_exported(folder: Path) -> Tables:
+    """What our own exports tell; of a file that does not read, nothing."""
+    found: dict[str, bytes] = {}
+    for name in layout.SNAPSHOTS:
+        for path in (folder / name, folder / f"{name}.bak"):
+            if name not in found and path.is_file() and _is_table(name, path.read_bytes()):
+                found[name] = path.read_bytes()
+    return adoption.read(found)
+
+
+def _is_table(name: str, content: bytes) -> bool:
+    try:
+        adoption.read({name: content})
+    except (StoreDamaged, StoreForeignFile):
+        return False
+    return True
+
+
+def _reads(content: bytes) -> bool:
+    try:
+        rocketmq_tables.parse(content)
+    except StoreDamaged:
+        return False
+    return True
+
+
+def settle(store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock) -> None:
+    """The state's full copy is on the disk: write the exports, so that the tables are not taken for
+    RocketMQ's once more, and note that all is ours. Raises StoreFailed.
+    """
+    mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)
+    try:
+        Exporter(config.store_path / "config").write(
+            rocketmq_tables.export(state, mark, clock.wall_ms())
+        )
+    except OSError as error:
+        raise StoreFailed(f"config/*.json cannot be written: {error}") from error
+    store.finish_adoption()

@@ -1,0 +1,268 @@
+"""An open store that is a copy of the writer's: what comes is appended, its queues and its state
+are shown to readers when the writer shows them, and not before it is on our own disk.
+
+The event loop owns everything here. A large chunk is verified and written in a thread, so that
+readers do not wait for it; nobody else writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from cometmq.clock import Clock
+from cometmq.errors import DiskFull
+from cometmq.format import record
+from cometmq.member.state.statelog import topic_deletions
+from cometmq.member.storage.flusher import FlushPolicy
+from cometmq.member.storage.member_storage import BaseStorage
+from cometmq.messaging.changes import Change, GroupDropped, TopicDropped, TopicPut, decode
+from cometmq.messaging.queuechanges import QueueChanges
+from cometmq.messaging.state import (
+    SNAPSHOT_LAST,
+    SNAPSHOT_ONLY,
+    BrokerState,
+    StateLoader,
+)
+from cometmq.messaging.topics import is_system
+from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import (
+    STRICTEST,
+    DurabilityClass,
+    FollowerWatermarks,
+    HighWatermarks,
+    ReadableMaxima,
+)
+from cometmq.store.base import BaseStore
+from cometmq.store.follower import FollowerStore
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+# Below it a chunk is appended on the loop: the way to a thread and back costs as much.
+INLINE_BYTES_MAX = 32 * 1024
+
+
+class FollowerStorage(BaseStorage):
+    """The store of a member that follows. ``on_drop`` hears the name of a topic that is deleted."""
+
+    store: FollowerStore
+
+    def __init__(
+        self,
+        store: FollowerStore,
+        state: FollowerState,
+        policy: FlushPolicy,
+        clock: Clock,
+        on_flush_s: Callable[[float], None] = lambda _seconds: None,
+        on_drop: Callable[[str], None] = lambda _topic: None,
+        on_drop_group: Callable[[str], None] = lambda _group: None,
+    ) -> None:
+        super().__init__(store, _unseen(store), policy, clock, on_flush_s)
+        self._on_drop = on_drop
+        self._on_drop_group = on_drop_group
+        self.watermarks = FollowerWatermarks(store.appended_offset, store.flushed_offset)
+        self._state = state
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
+
+    async def copy(self, offset: int, data: bytes) -> None:
+        """Append a chunk. Raises what ``FollowerStore.append`` raises."""
+        collected = _Collected()
+        try:
+            end = await self._append(offset, data, collected)
+        except DiskFull:
+            self.note_no_space()
+            raise
+        self.watermarks.append_to(end)
+        for note in collected.notes:
+            note(self)
+        self._show()  # all of it may be on the disk already, see _flushed
+        self._flusher.appended()
+        self._sync_as_the_writer()
+        self.moved.notify()
+
+    async def _append(self, offset: int, data: bytes, collected: _Collected) -> int:
+        if len(data) <= INLINE_BYTES_MAX:
+            return self.store.append(offset, data, collected)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self.store.append, offset, data, collected)
+
+    def told(self, visible: HighWatermarks, flush_to: int) -> None:
+        """The writer has told what consumers may see, and up to where it waits for our disk."""
+        self.watermarks.told(visible)
+        self._flusher.demand(min(flush_to, self.store.appended_offset))
+        self._sync_as_the_writer()
+        self._show()
+
+    def _sync_as_the_writer(self) -> None:
+        # What the writer has on disk we sync at once too: somebody waited for it there, or its
+        # interval was over. So a follower needs no rule of its own. What is seen because it was
+        # copied, without anybody's disk, is synced when a reader here is hungry for it.
+        told = self.watermarks.told_on_disk
+        self._flusher.demand(min(told, self.store.appended_offset))
+
+    def _flushed(self, position: int) -> None:
+        # A chunk that a thread is appending may be on the disk before the loop hears of it.
+        self.watermarks.append_to(max(position, self.watermarks.appended))
+        self.watermarks.flush_to(position)
+        self._show()
+
+    def _show(self) -> None:
+        # State first, whatever it demands itself: a message of a new topic can only be read when
+        # the topic is known, and one of a new writer only under that writer's generation.
+        for topic in self._state.advance(self.watermarks.most_visible):
+            self.arrivals.topic_changed(topic)
+        self.arrivals.advanced(self.maxima.advance(self.watermarks))
+
+    # --- what is collected from a chunk, in the order of the log ---
+
+    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
+
+    def put(self, config: TopicConfig) -> None:
+        self._state.expect(config)
+
+    def dropped(self, topic: str) -> None:
+        self.maxima.forget_topic(topic)
+        self.arrivals.topic_changed(topic)
+        self._on_drop(topic)
+
+    def dropped_group(self, group: str) -> None:
+        self._on_drop_group(group)
+
+    def state_record(self, end: int, tag: str, body: bytes) -> None:
+        self._state.put(end, tag, body)
+
+    def end_threads(self) -> None:
+        self._thread.shutdown(wait=True)
+        super().end_threads()
+
+
+class _Collected(QueueChanges):
+    """Hears of what is copied, possibly in a thread, and keeps it for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[Callable[[FollowerStorage], None]] = []
+
+    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        self.notes.append(lambda storage: storage.settled(topic, queue_id, end, next_offset))
+
+    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+        found = record.decode(data)
+        for change in decode(found.body):
+            self.take(change)
+        end = log_offset + len(data)
+        self.notes.append(lambda storage: storage.state_record(end, found.tag, found.body))
+
+    def take(self, change: Change) -> None:
+        super().take(change)
+        match change:
+            case TopicDropped(topic):
+                self.notes.append(lambda storage: storage.dropped(topic))
+            case GroupDropped(group):
+                self.notes.append(lambda storage: storage.dropped_group(group))
+            case TopicPut(config, _):
+                self.notes.append(lambda storage: storage.put(config))
+
+
+def _unseen(store: BaseStore) -> ReadableMaxima:
+    """What is there when a follower starts: readable when the writer says that all of it is."""
+    maxima = ReadableMaxima()
+    for key in store.queues():
+        low, high = store.queue_bounds(*key)
+        if high > low:
+            maxima.push(STRICTEST, store.appended_offset, key, high)
+    return maxima
+
+
+class FollowerState:
+    """The state of a follower: records wait until they are visible, then ``state`` changes.
+
+    ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a full
+    copy has come.
+    """
+
+    def __init__(
+        self, state: BrokerState, new_state: Callable[[], BrokerState], *, whole: bool = True
+    ) -> None:
+        self.state = state
+        self._loader = StateLoader(state if whole else None, new_state)
+        self._waiting: deque[tuple[int, str, bytes]] = deque()  # end in the log, tag, body
+        self._expected: dict[str, DurabilityClass] = {}  # of topics, by what waits
+
+    def demands(self, topic: str) -> DurabilityClass:
+        """What the topic's messages demand, as far as is known; the strictest where it is not.
+        While a change of the topic waits, what it demanded before and what it will.
+        """
+        config = None if is_system(topic) else self.state.topics.find(topic)
+        if config is None:
+            return STRICTEST
+        return DurabilityClass.of_topic(config) | self._expected.get(topic, DurabilityClass.ASYNC)
+
+    def expect(self, config: TopicConfig) -> None:
+        """Messages that come now may be of the topic as it is in a record that waits: what was
+        sent after a change must not be seen by the rule from before it.
+        """
+        before = self._expected.get(config.name, DurabilityClass.ASYNC)
+        self._expected[config.name] = before | DurabilityClass.of_topic(config)
+
+    def put(self, end: int, tag: str, body: bytes) -> None:
+        """A state record came that ends at ``end`` of the log."""
+        assert not self._waiting or self._waiting[-1][0] < end
+        self._waiting.append((end, tag, body))
+
+    def advance(self, visible: int) -> set[str]:
+        """Apply what has become visible; the topics that may be others now."""
+        touched: set[str] = set()
+        while self._waiting and self._waiting[0][0] <= visible:
+            _, tag, body = self._waiting.popleft()
+            touched.update(self._apply(tag, body))
+        if not self._waiting:
+            self._expected.clear()
+        return touched
+
+    def _apply(self, tag: str, body: bytes) -> Iterable[str]:
+        changes = self._loader.feed(tag, body)
+        if tag in (SNAPSHOT_ONLY, SNAPSHOT_LAST) and self._loader.complete:
+            self.state.become(self._loader.state)
+            return [config.name for config in self.state.topics]
+        return [name for name in map(_topic_of, changes) if name]
+
+
+def _topic_of(change: Change) -> str:
+    match change:
+        case TopicPut(config, _):
+            return config.name
+        case TopicDropped(topic):
+            return topic
+        case _:
+            return ""
+
+
+def cut(store: FollowerStore, offset: int) -> None:
+    """Cut a follower's log at ``offset``; nobody else may use the store. What is cut is kept aside.
+
+    When a topic was deleted behind it, that topic's queues are gone, and only the whole log could
+    bring them back: then everything is forgotten, and copied anew.
+    """
+    _keep_aside(store, offset)
+    if topic_deletions(store, offset):
+        store.start_anew(store.min_offset)
+    else:
+        store.truncate(offset)
+
+
+def _keep_aside(store: FollowerStore, offset: int) -> None:
+    lost = store.appended_offset - offset
+    try:
+        kept = store.keep_aside(offset)
+    except DiskFull:
+        kept = 0
+    log.warning(
+        "the group has gone on without the end of this log",
+        extra=fields(first=offset, end=store.appended_offset, bytes=lost, kept_bytes=kept),
+    )

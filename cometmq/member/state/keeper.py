@@ -1,0 +1,304 @@
+"""The writer's state: plans a change, appends its record, applies it when the record is on disk.
+
+One change at a time: plans enter the log in the order in which they were made. Committed offsets
+are the exception (architecture, "State is a log"): they count at once, and those of one turn of the
+loop enter the log together, before any of them is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
+from cometmq.member.state.statelog import encode_record
+from cometmq.member.storage.member_storage import MemberStorage, Segment
+from cometmq.messaging.changes import Change, TopicPut
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.state import (
+    STATE_QUEUE_ID,
+    STATE_TOPIC,
+    BrokerState,
+    StateRecord,
+    change_records,
+)
+from cometmq.messaging.topics import is_system
+from cometmq.model import TopicConfig
+from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
+
+T = TypeVar("T")
+
+FIRST_COPIES_S_MAX = 3.0  # until followers that are there are in sync
+RETRY_S = 0.05
+OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which who commits gives up
+
+
+class StateKeeper:
+    """Owns all changes of a writer's :class:`BrokerState`. ``on_topics`` is called after topics
+    have changed, ``on_drop`` before that with the name of one that was deleted. ``on_drop_group``
+    is called with the name of a group that was.
+    """
+
+    def __init__(
+        self,
+        state: BrokerState,
+        storage: MemberStorage,
+        host: bytes,
+        clock: Clock,
+        on_topics: Callable[[], None] = lambda: None,
+        on_drop: Callable[[str], None] = lambda _topic: None,
+        on_drop_group: Callable[[str], None] = lambda _group: None,
+    ) -> None:
+        self.state = state
+        self.closing: set[str] = (
+            set()
+        )  # topics whose deletion is on its way: nothing more may be sent to them
+        self.closing_groups: set[str] = set()  # likewise, and nothing may be committed by them
+        self._storage = storage
+        self._host = host
+        self._clock = clock
+        self._on_topics = on_topics
+        self._on_drop = on_drop
+        self._on_drop_group = on_drop_group
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # Raises SlaveNotAvailable while what has to be copied would wait without an end.
+        self.check_copies: Callable[[], None] = lambda: None
+        self.on_demands: Callable[[], None] = lambda: None  # what :attr:`demands` says has changed
+        self._coming = DurabilityClass.ASYNC  # demanded by the change that is on its way
+        self._in_flight: list[Change] = []  # appended, not yet applied
+        # Due at the end of this turn of the loop; None: nobody has committed in it.
+        self._offsets_written: asyncio.Future[None] | None = None
+        self._offsets_end = storage.store.appended_offset  # of the newest that were written
+        self._copied_at = (
+            storage.store.appended_offset
+        )  # end of the last full copy, as a log offset
+
+    async def put_topic(self, config: TopicConfig) -> bool:
+        """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
+        return await self._finish(self._put_topic(config, only_new=False))
+
+    async def create_topic(self, config: TopicConfig) -> bool:
+        """As :meth:`put_topic`, but a topic that is there keeps its settings."""
+        return await self._finish(self._put_topic(config, only_new=True))
+
+    async def drop_topic(self, topic: str) -> None:
+        """Delete a topic. Raises what ``plan_drop`` raises."""
+        await self._finish(self._drop_topic(topic))
+
+    async def put_group(self, settings: GroupSettings) -> None:
+        """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
+        await self._finish(self._put_group(settings))
+
+    async def drop_group(self, group: str) -> None:
+        """Delete a consumer group. Raises what ``plan_group_drop`` raises."""
+        await self._finish(self._drop_group(group))
+
+    async def settled(self) -> None:
+        """Wait until no change is on its way."""
+        async with self._one_at_a_time:
+            assert not self._in_flight
+
+    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
+        # A change whose record is in the log must come to its end, also when the caller that asked
+        # for it goes away.
+        task = asyncio.get_running_loop().create_task(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget_task)
+        return await asyncio.shield(task)
+
+    def _forget_task(self, task: asyncio.Task[T]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller got it, or has gone
+
+    async def _put_topic(self, config: TopicConfig, *, only_new: bool) -> bool:
+        # From when it was asked for: were each to wait in its turn, they would pile up.
+        until_s = self._clock.monotonic_s() + FIRST_COPIES_S_MAX
+        async with self._one_at_a_time:
+            before = self.state.topics.find(config.name)
+            created = before is None
+            if created or (before != config and not only_new):
+                put = self.state.plan_topic(config)
+                await self._commit(put, *self.state.plan_reserve(config), until_s=until_s)
+                self._on_topics()
+            return created
+
+    async def _drop_topic(self, topic: str) -> None:
+        async with self._one_at_a_time:
+            change = self.state.plan_drop(topic)
+            # Nothing may follow the deletion into the old queues: at recovery everything after it
+            # counts as new.
+            self.closing.add(topic)
+            try:
+                await self._commit(change)
+                self._storage.drop_topic(topic)
+            finally:
+                self.closing.discard(topic)
+            self._on_drop(topic)
+            self._on_topics()
+
+    async def _put_group(self, settings: GroupSettings) -> None:
+        async with self._one_at_a_time:
+            if self.state.groups.get(settings.name) != settings:
+                await self._commit(self.state.plan_group(settings))
+
+    async def _drop_group(self, group: str) -> None:
+        async with self._one_at_a_time:
+            change = self.state.plan_group_drop(group)
+            self.closing_groups.add(group)
+            try:
+                # What it has committed so far must not come behind the deletion: read from the log
+                # it would be a commit of another group of the name.
+                self.write_offsets()
+                await self._commit(change)
+            finally:
+                self.closing_groups.discard(group)
+            self._on_drop_group(group)
+
+    def drop_orphans(self) -> list[str]:
+        """Remove the queues of topics that do not exist; their names. There are none, unless a
+        crash or another program left some.
+        """
+        topics = {topic for topic, _ in self._storage.store.queues()}
+        orphans = sorted(t for t in topics if t not in self.state.topics and not is_system(t))
+        for topic in orphans:
+            self._storage.drop_topic(topic)
+        return orphans
+
+    def check_open(self, topic: str) -> None:
+        """Raises TopicNotFound for a topic that is being deleted."""
+        if topic in self.closing:
+            raise TopicNotFound(f"topic {topic} is being deleted")
+
+    def write_offsets(self) -> None:
+        """Append what groups have committed since the last time. May raise DiskFull; then it
+        stays to be written.
+        """
+        while (change := self.state.plan_offsets()) is not None:
+            demands = self.demands_of({commit.topic for commit in change.commits})
+            self._offsets_end = self._append(change_records([change]), demands)
+            self.state.offsets.written(change.commits)
+
+    async def offsets_stored(self, topics: Iterable[str]) -> None:
+        """Wait until what groups have committed so far is as safe as messages of ``topics``. All
+        that is committed in a turn of the loop is written at once. Raises what
+        :meth:`write_offsets` raises, and SlaveNotAvailable while copies cannot be had.
+        """
+        if self._offsets_written is None:
+            loop = asyncio.get_running_loop()
+            self._offsets_written = loop.create_future()
+            loop.call_soon(self._write_offsets_of_turn)
+        await asyncio.shield(self._offsets_written)
+        demands = self.demands_of(topics)
+        if not demands & REPLICATED:
+            return await self._storage.stored(self._offsets_end, demands)
+        self.check_copies()
+        try:
+            async with asyncio.timeout(OFFSETS_COPIED_S_MAX):
+                await self._storage.stored(self._offsets_end, demands)
+        except TimeoutError:
+            raise SlaveNotAvailable(
+                f"written here, and not copied within {OFFSETS_COPIED_S_MAX:g} s"
+            ) from None
+
+    def _write_offsets_of_turn(self) -> None:
+        written, self._offsets_written = self._offsets_written, None
+        assert written is not None
+        try:
+            self.write_offsets()
+        except CometError as error:
+            written.set_exception(error)
+            written.exception()  # whoever committed may have gone away
+        else:
+            written.set_result(None)
+
+    def demands_of(self, topics: Iterable[str]) -> DurabilityClass:
+        """All that any of ``topics`` asks for; one that was deleted asks for nothing."""
+        known = (self.state.topics.find(topic) for topic in topics)
+        return union(DurabilityClass.of_topic(config) for config in known if config is not None)
+
+    def write_copy_if_due(self, interval_bytes: int) -> None:
+        """Append a full copy when the log has grown by ``interval_bytes`` since the last. May
+        raise DiskFull.
+        """
+        if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
+            self.write_snapshot()
+
+    def write_snapshot(self) -> None:
+        """Append a full copy. May raise DiskFull, BrokerDraining."""
+        self._append(self.state.snapshot_records(self._in_flight, next_offset_of=self._next_offset))
+        self._copied_at = self._storage.store.appended_offset
+
+    def _next_offset(self, topic: str, queue_id: int) -> int:
+        return self._storage.store.queue_bounds(topic, queue_id)[1]
+
+    async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
+        with self._demanding(changes):
+            await self._check_copies(until_s)
+            end = self._append(change_records(changes))
+            self._in_flight += changes
+            try:
+                # On our disk too: else the next start could do without a change that was answered.
+                await self._storage.stored(end, self.demands | DurabilityClass.FLUSHED)
+            finally:
+                for change in changes:
+                    self._in_flight.remove(change)
+            for change in changes:
+                self.state.apply(change)
+
+    @property
+    def demands(self) -> DurabilityClass:
+        """What a change of the state waits for: all that any topic asks for, also one that the
+        change makes. Who had heard nothing of it could else take over.
+        """
+        return self._coming | self._topics_demand
+
+    @property
+    def _topics_demand(self) -> DurabilityClass:
+        return DurabilityClass.of(*self.state.topics.demands(STATE_TOPIC))
+
+    @contextmanager
+    def _demanding(self, changes: Sequence[Change]) -> Iterator[None]:
+        self._coming = union(
+            DurabilityClass.of_topic(c.config) for c in changes if isinstance(c, TopicPut)
+        )
+        self.on_demands()
+        try:
+            yield
+        finally:
+            self._coming = DurabilityClass.ASYNC
+            self.on_demands()
+
+    async def _check_copies(self, until_s: float) -> None:
+        """Raises SlaveNotAvailable where copies cannot be had. Where no topic has asked for any so
+        far it takes a while to know, at most ``until_s``: followers that are there may not be in
+        sync yet.
+        """
+        if not self.demands & REPLICATED:
+            return
+        is_first = not self._topics_demand & REPLICATED
+        while True:
+            try:
+                return self.check_copies()
+            except SlaveNotAvailable:
+                if not is_first or self._clock.monotonic_s() >= until_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    def _append(
+        self, records: Sequence[StateRecord], demands: DurabilityClass | None = None
+    ) -> int:
+        demands = self.demands if demands is None else demands
+        segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
+        end = self._storage.store.appended_offset
+        for state_record in records:
+            data = encode_record(state_record, self._host, self._clock.wall_ms())
+            ticket = self._storage.append(
+                data, [segment], born_host=self._host, store_host=self._host
+            )
+            end = ticket.appended.end_offset
+        return end

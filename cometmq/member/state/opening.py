@@ -1,0 +1,330 @@
+"""From a folder to an open store with its state: recovery, generations, the epoch's full copy.
+Blocking.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from cometmq.clock import Clock
+from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.format import queueunit
+from cometmq.format.batch import BatchLimits
+from cometmq.format.indexfile import Sizes
+from cometmq.member.config import MemberConfig
+from cometmq.member.state import adoption
+from cometmq.member.state.follower import FollowerState
+from cometmq.member.state.statelog import (
+    REBUILD,
+    Counted,
+    append_now,
+    load,
+    load_what_is_left,
+    lost_changes,
+    refuse_short_queues,
+    topic_deletions,
+)
+from cometmq.messaging import rebuilding
+from cometmq.messaging.adoption import Tables
+from cometmq.messaging.changes import TopicDropped
+from cometmq.messaging.queuechanges import QueueChanges
+from cometmq.messaging.rebuilding import Commits
+from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
+from cometmq.messaging.topics import is_system
+from cometmq.replication.epoch_history import EpochBranches, common_end
+from cometmq.store.base import BaseStore
+from cometmq.store.follower import FollowerStore
+from cometmq.store.recovery.opening import Preview
+from cometmq.store.recovery.recovery import Progress
+from cometmq.store.writer import MessageStore, StoreOptions
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open store, the state that its log tells, and how long it took."""
+
+    store: MessageStore
+    state: BrokerState
+    seconds: float
+
+
+def open_writer(
+    config: MemberConfig,
+    limits: BatchLimits,
+    host: bytes,
+    clock: Clock,
+    *,
+    epoch_floor: int = 0,
+    log_end: int | None = None,
+    keeps_positions: bool = True,
+    branches: EpochBranches = (),
+    progress: Progress | None = None,
+) -> Opened:
+    """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
+    before handed its log over, of which we have everything. ``keeps_positions`` False: what others
+    have seen may not be in our log, so all positions are fenced: where it parts from the logs of
+    others, of which ``branches`` tells. ``progress`` is told how far recovery is.
+
+    Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
+    again.
+    """
+    started_s = clock.monotonic_s()
+    look = _WriterLook(config, log_end)
+    store = MessageStore.open(
+        config.store_path,
+        _store_options(config, limits),
+        clock=clock,
+        epoch_floor=epoch_floor,
+        observer=QueueChanges(),
+        progress=progress,
+        approve=look,
+    )
+    state = look.state
+    try:
+        is_other = store.state_lost is not None or store.adoption is not None
+        if is_other or not keeps_positions or _lost_its_end(store, log_end):
+            common = common_end(store.epochs, branches, state.generations.last_fork)
+            # Another writer, of which this log has nothing, may have gone on from it too.
+            state.generations.count_in(store.epoch)
+            if store.state_lost is not None:
+                _rebuild(store, state, look, config)
+            if store.adoption is not None:
+                adoption.adopt_tables(store, store.adoption, look.tables, state, config, common)
+            else:
+                _raise_generations(store, state, common)
+        orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
+        copy = state.snapshot_records(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
+        if orphans:
+            copy = [*change_records(map(TopicDropped, sorted(orphans))), *copy]
+        append_now(store, copy, host, clock.wall_ms())
+        # The process ended between the record of a deletion and the removal of the files, or
+        # another program deleted the topic. A new topic of the name would go on in them.
+        for topic in orphans:
+            store.drop_topic(topic)
+        store.keep_room(state.copy_bytes())
+        store.settle_state()
+        if store.adoption is not None:
+            adoption.settle(store, state, config, clock)
+    except BaseException:
+        store.abandon()
+        raise
+    return Opened(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+
+
+def _lost_its_end(store: MessageStore, log_end: int | None) -> bool:
+    """Whether messages may be gone that somebody has seen."""
+    return store.has_damage or (not store.clean_start and log_end is None)
+
+
+class _WriterLook:
+    """Reads what the store's log and another program's tables say, while the folder is as the last
+    stop left it: what cannot be read is refused without a trace.
+    """
+
+    def __init__(self, config: MemberConfig, log_end: int | None) -> None:
+        self.state = _new_state(config)
+        self.tables = Tables()
+        self.exported = Tables()  # by us
+        self.commits: Commits = {}  # that a damaged log still tells
+        self._config = config
+        self._log_end = log_end
+
+    def __call__(self, store: Preview) -> None:
+        if self._log_end is not None and store.appended_offset != self._log_end:
+            raise StoreDamaged(
+                f"the log was handed over up to {self._log_end} and ends at {store.appended_offset}"
+            )
+        if store.state_lost is not None:
+            left = load_what_is_left(store, lambda: _new_state(self._config))
+            self.state, self.commits = left
+            self.exported = adoption.read_exported(self._config.store_path / "config")
+        else:
+            _refuse_lost_changes(store)
+            self.state = _load_state(store, self._config)
+        if store.adoption is not None:
+            try:
+                self.tables = adoption.read(store.adoption.tables)
+            except StoreDamaged as error:
+                said = error.message.replace("config/", f"{self._config.store_path}/config/", 1)
+                raise StoreForeignFile(said) from error
+
+
+def _is_known(topic: str, state: BrokerState) -> bool:
+    return topic in state.topics or is_system(topic)
+
+
+def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
+    """Raise StoreDamaged when a queue has messages of a topic that is neither in the state nor
+    deleted by the log: a writer removes the queues of such topics.
+    """
+    ends: dict[tuple[str, int], int] = {}  # log offset of the last message, by topic and queue id
+    for topic, queue_id in store.queues():
+        low, high = store.queue_bounds(topic, queue_id)
+        if low < high and not _is_known(topic, state):
+            last, _, _ = next(queueunit.iterate(store.read_units(topic, queue_id, high - 1, 1)))
+            if last >= store.min_offset:
+                ends[topic, queue_id] = last
+    deleted_at = topic_deletions(store, min(ends.values())) if ends else {}
+    for (topic, queue_id), last in ends.items():
+        if deleted_at.get(topic, -1) < last:
+            raise StoreDamaged(
+                f"queue {queue_id} of {topic} has messages, and the state in the log neither knows "
+                f"the topic nor tells of its deletion: a part of the log is lost, or another "
+                f"store's. {REBUILD}"
+            )
+
+
+def _refuse_lost_changes(store: Preview) -> None:
+    complaint = lost_changes(store)
+    if complaint and store.adoption is None:
+        raise StoreDamaged(complaint)
+
+
+def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
+    if store.adoption is not None:
+        try:
+            return load(store, lambda: _new_state(config))
+        except StoreDamaged:
+            # RocketMQ's retention does not know what of our log has to stay; its tables have it.
+            log.warning("the log tells no state of ours any more")
+            return _new_state(config)
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    if low == high and store.has_state:
+        raise StoreDamaged(f"the log has lost its copies of the state. {REBUILD}")
+    counted: Counted = {}
+    state = load(store, lambda: _new_state(config), counted)
+    if store.may_lack_queues:
+        refuse_short_queues(store, counted)
+    _refuse_unknown_queues(store, state)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFollower:
+    """An open store of a follower with its state, and how long it took."""
+
+    store: FollowerStore
+    state: FollowerState
+    seconds: float
+
+
+def open_copy(
+    config: MemberConfig, clock: Clock, *, progress: Progress | None = None
+) -> OpenedFollower:
+    """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
+    started_s = clock.monotonic_s()
+    look = _FollowerLook(config)
+    store = FollowerStore.open(
+        config.store_path,
+        # A writer waits for our word that something is written: the pool would only delay it.
+        replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
+        observer=QueueChanges(),
+        progress=progress,
+        approve=look,
+    )
+    try:
+        state = _copy_of(store, look, config)
+    except BaseException:
+        store.abandon()
+        raise
+    return OpenedFollower(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+
+
+class _FollowerLook:
+    """As :class:`_WriterLook`, of a follower."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        self.state = _new_state(config)
+        self.why_anew = ""  # the log has to be copied anew
+        self._config = config
+
+    def __call__(self, store: Preview) -> None:
+        if store.state_lost is not None:
+            self.state, _ = load_what_is_left(store, lambda: _new_state(self._config))
+            return
+        # Nobody else may have what the rest of this log has: it is not thrown away unasked.
+        _refuse_lost_changes(store)
+        try:
+            self.state = load(store, lambda: _new_state(self._config))
+        except StoreDamaged as error:
+            if store.adoption is not None:  # nobody has another copy of what RocketMQ wrote
+                raise
+            self.why_anew = str(error)
+
+
+def _copy_of(store: FollowerStore, look: _FollowerLook, config: MemberConfig) -> FollowerState:
+    def new_state() -> BrokerState:
+        return _new_state(config)
+
+    state = look.state
+    if look.why_anew:
+        # The log was cut below its last complete copy of the state. It is a copy itself, so it can
+        # be had again.
+        log.error("the log is copied anew", extra=fields(reason=look.why_anew))
+        store.start_anew(store.min_offset)
+        state = new_state()
+    _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
+    return FollowerState(state, new_state, whole=whole)
+
+
+def _new_state(config: MemberConfig) -> BrokerState:
+    return BrokerState(config.topics_max, config.groups_max)
+
+
+def _store_options(config: MemberConfig, limits: BatchLimits) -> StoreOptions:
+    return StoreOptions(
+        commit_log_file_bytes=config.mapped_file_size_commit_log,
+        consume_queue_file_bytes=config.mapped_file_size_consume_queue,
+        open_files_max=config.open_files_max,
+        transient_bytes_max=config.transient_bytes_max,
+        index_sizes=Sizes(config.max_hash_slot_num, config.max_index_num),
+        index_enabled=config.message_index_enable,
+        batch_limits=limits,
+    )
+
+
+def _log_opened(store: BaseStore, seconds: float) -> float:
+    log.info(
+        "store open",
+        extra=fields(
+            epoch=store.epoch,
+            clean=store.clean_start,
+            end=store.appended_offset,
+            seconds=round(seconds, 3),
+        ),
+    )
+    return seconds
+
+
+def _rebuild(
+    store: MessageStore, state: BrokerState, look: _WriterLook, config: MemberConfig
+) -> None:
+    told = rebuilding.rebuild(
+        state,
+        look.commits,
+        look.exported,
+        [*store.queues(), *((topic, n - 1) for topic, n in (store.state_lost or {}).items() if n)],
+        lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
+        config.flush_disk_type.value,
+    )
+    for line in told:
+        log.warning("the state was lost in part: %s", line)
+
+
+def _raise_generations(store: MessageStore, state: BrokerState, common: int) -> None:
+    # What was appended but not flushed may be gone, and its offsets are about to be given to other
+    # messages. The full copy that follows carries the new generation: no change of its own is
+    # needed, and before the copy is complete nobody has been answered with it.
+
+    def maximum_of(topic: str, queue_id: int) -> int:
+        if common < store.epochs[-1][1]:
+            return store.queue_offset_at(topic, queue_id, common)
+        return store.queue_bounds(topic, queue_id)[1]
+
+    for change in state.plan_raise(maximum_of):
+        state.apply(change)

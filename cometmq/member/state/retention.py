@@ -1,0 +1,302 @@
+"""Retention at work: looks at the store now and then, lets go what has to go, refuses sends while
+there is no room for them.
+
+:mod:`cometmq.store.retention` decides, :mod:`cometmq.store.cleaner` removes, in a thread.
+Everything else here belongs to the event loop. Writer and followers each do it for their own disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TypeVar
+
+from cometmq.clock import Clock
+from cometmq.errors import BrokerDraining, Shortage, StoreFailed
+from cometmq.member.config import MemberConfig
+from cometmq.member.state.statelog import keep_from
+from cometmq.member.storage.member_storage import BaseStorage
+from cometmq.messaging.state import BrokerState
+from cometmq.store.retention import (
+    RESUME_MARGIN,
+    LogFile,
+    Look,
+    Reason,
+    RetentionRules,
+    Space,
+    Verdict,
+    decide,
+    refuses,
+)
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S_MIN = 1.0  # also while appends find no room
+GIB = 1024**3
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Removed:
+    """What has gone, in one pass or since the start."""
+
+    log_files: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+    log_bytes: int = 0
+    queue_files: int = 0
+
+    def add(self, other: Removed) -> None:
+        for reason, count in other.log_files.items():
+            self.log_files[reason] += count
+        self.log_bytes += other.log_bytes
+        self.queue_files += other.queue_files
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """How full it was at the last look."""
+
+    ratio: float = 0.0  # of the disk or of the quota, whichever is fuller
+    free_bytes: int = 0
+    store_bytes: int = 0
+    oldest_ms: int = 0  # store time of the oldest message; 0: there is none
+
+
+def rules_of(config: MemberConfig) -> RetentionRules:
+    """The rules that a member's options ask for."""
+    return RetentionRules(
+        reserved_ms=config.file_reserved_time * 3_600_000,
+        delete_hours=frozenset(map(int, config.delete_when)),
+        max_used_ratio=config.disk_max_used_space_ratio / 100,
+        forcible_ratio=config.disk_space_clean_forcibly_ratio / 100,
+        full_ratio=config.disk_space_warning_level_ratio / 100,
+        quota_bytes=config.store_quota_bytes,
+        files_max=config.delete_file_batch_max,
+        forced_after_s=config.destroy_mapped_file_interval_forcibly / 1000,
+        interval_s=config.clean_resource_interval / 1000,
+    )
+
+
+def _what_helps(verdict: Verdict) -> str:
+    """What is being done about a full disk, or why nothing is."""
+    if verdict.remove:
+        return "the oldest messages are being removed to get there"
+    if verdict.waits_for_state:
+        return (
+            "the oldest messages can be removed as soon as two newer copies of the broker's state "
+            "are in the log"
+        )
+    return (
+        "no message can be removed: the newest log files always stay, and older ones there are "
+        "none. Remove what else is on the volume, or give it more room"
+    )
+
+
+class Retention:
+    """``write_snapshot`` appends a full copy of the state; a follower has none to write.
+    ``pause_s`` lies between two files that are removed.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        state: BrokerState,
+        rules: RetentionRules,
+        clock: Clock,
+        *,
+        pause_s: float = 0.1,
+        write_snapshot: Callable[[], None] | None = None,
+    ) -> None:
+        self.rules = rules
+        self.removed = Removed()  # since the start
+        self.fill = Fill()
+        self._storage = storage
+        self._store = storage.store
+        self._cleaner = storage.store.cleaner
+        self._state = state
+        self._clock = clock
+        self._pause_s = pause_s
+        self._write_snapshot = write_snapshot
+        self._pinned_since_s: float | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._closing = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="retention")
+
+    @property
+    def refusal(self) -> str:
+        """Why sends are refused for want of room; empty: they are not."""
+        return self._storage.refusal
+
+    async def run(self) -> None:
+        """Look again and again, sooner when the log has got a file or an append found no room,
+        until cancelled. Ends with StoreFailed.
+        """
+        while True:
+            next_look_s = await self._looked()
+            at_once_s = min(LOOK_INTERVAL_S_MIN, next_look_s)
+            await asyncio.sleep(at_once_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(next_look_s - at_once_s):
+                    await self._storage.look_wanted.wait()
+
+    async def _looked(self) -> float:
+        """Look; in how many seconds to look again."""
+        try:
+            verdict, _ = await self.look()
+        except Shortage as error:
+            log.error("retention waits", extra=fields(reason=str(error)))
+            return LOOK_INTERVAL_S_MIN
+        return verdict.next_look_s
+
+    async def clean(self) -> Removed:
+        """Remove all that is expired, whatever the hour, and what is left of queues behind the log.
+        Raises StoreFailed.
+        """
+        total = Removed()
+        more = True
+        while more:
+            verdict, removed = await self.look(commanded=True)
+            total.add(removed)
+            more = bool(verdict.remove)
+        return total
+
+    async def look(self, *, commanded: bool = False) -> tuple[Verdict, Removed]:
+        """One look, and what follows from it. Raises StoreFailed."""
+        async with self._one_at_a_time:
+            try:
+                return await self._look(commanded)
+            except StoreFailed as error:
+                self._storage.fail(error)
+                raise
+
+    async def _look(self, commanded: bool) -> tuple[Verdict, Removed]:
+        out_of_space = self._storage.out_of_space
+        self._storage.out_of_space = False
+        self._storage.look_wanted.clear()
+        copy_bytes = self._state.copy_bytes()
+        await self._in_thread(lambda: self._store.keep_room(copy_bytes))
+        look = await self._in_thread(lambda: self._take_look(commanded, out_of_space))
+        verdict = decide(self.rules, look)
+        # Only now is it worth while to look for the copies of the state.
+        if verdict.remove or look.ratio > self.rules.max_used_ratio:
+            keep = await self._in_thread(lambda: keep_from(self._store))
+            verdict = decide(self.rules, replace(look, keep_from=keep))
+        self._note(look, verdict)
+        reserves = self._reserves(look.now_ms)
+        removed = await self._in_thread(lambda: self._remove(verdict, reserves))
+        self.removed.add(removed)
+        if self.refusal and removed.log_bytes:
+            await self._look_again(verdict)
+        return verdict, removed
+
+    async def _look_again(self, verdict: Verdict) -> None:
+        """Sends are refused, and something has gone: is there room now?"""
+        spaces = await self._in_thread(lambda: self._cleaner.spaces(self.rules.quota_bytes))
+        refuse = refuses(self.rules, spaces, refusing=True)
+        self._refuse(refuse, spaces, _what_helps(verdict))
+
+    # --- on the loop ------------------------------------------------------------------------------
+
+    def _note(self, look: Look, verdict: Verdict) -> None:
+        if verdict.refuse or not verdict.remove:
+            self._refuse(verdict.refuse, look.spaces, _what_helps(verdict))
+        if not verdict.waits_for_readers:
+            self._pinned_since_s = None
+        elif self._pinned_since_s is None:
+            self._pinned_since_s = self._clock.monotonic_s()
+        if verdict.waits_for_state and self._write_snapshot is not None:
+            # The next pass, or the one after it, finds the last but one copy further up.
+            with suppress(Shortage, BrokerDraining):
+                self._write_snapshot()
+
+    def _refuse(self, refuse: bool, spaces: Sequence[Space], what_helps: str) -> None:
+        """Refuse sends from now on, or take them again."""
+        fullest = max(spaces, key=lambda space: space.ratio)
+        if refuse != bool(self.refusal):
+            log.warning(
+                "sends are refused" if refuse else "sends are taken again",
+                extra=fields(used=f"{fullest.ratio:.1%}", free_bytes=fullest.free_bytes),
+            )
+        self._storage.refusal = self._refusal(fullest, what_helps) if refuse else ""
+
+    def _refusal(self, space: Space, what_helps: str) -> str:
+        mark, again = self.rules.full_ratio, self.rules.full_ratio - RESUME_MARGIN
+        return (
+            f"{space.ratio:.1%} of the store's room is used, {space.free_bytes / GIB:.2f} GiB are "
+            f"free: sends are refused above {mark:.0%} and taken again at {again:.0%}, by itself; "
+            f"{what_helps}"
+        )
+
+    def _reserves(self, now_ms: int) -> list[tuple[str, int]]:
+        """The topics that keep their messages for a time of their own, and the oldest store time
+        that they show.
+        """
+        return [
+            (config.name, now_ms - config.reserve_time_ms)
+            for config in self._state.topics
+            if config.reserve_time_ms
+        ]
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _take_look(self, commanded: bool, out_of_space: bool) -> Look:
+        now_ms, since_s = self._clock.wall_ms(), self._pinned_since_s
+        spaces = self._cleaner.spaces(self.rules.quota_bytes)
+        self._cleaner.limit(self.rules.quota_bytes)
+        look = Look(
+            files=self._cleaner.log_files(),
+            now_ms=now_ms,
+            hour=datetime.fromtimestamp(now_ms / 1000).hour,
+            spaces=spaces,
+            keep_from=self._store.appended_offset,
+            pinned_from=self._cleaner.pins.lowest(),
+            pinned_s=0.0 if since_s is None else self._clock.monotonic_s() - since_s,
+            out_of_space=out_of_space,
+            commanded=commanded,
+            refusing=bool(self.refusal),
+        )
+        fullest = max(spaces, key=lambda space: space.ratio)
+        self.fill = Fill(
+            fullest.ratio,
+            fullest.free_bytes,
+            self._cleaner.store_bytes(),
+            self._cleaner.oldest_time_ms(),
+        )
+        return look
+
+    def _remove(self, verdict: Verdict, reserves: list[tuple[str, int]]) -> Removed:
+        removed = Removed()
+        if verdict.remove:
+            self._cleaner.forget_before(verdict.remove[-1][0].end)
+        for file, reason in verdict.remove:
+            removed.log_bytes += self._remove_first(file, reason)
+            removed.log_files[reason] += 1
+            if self._closing.wait(self._pause_s):
+                return removed
+        removed.queue_files = self._cleaner.remove_spare_files()
+        for topic, oldest_ms in reserves:
+            self._cleaner.forget_older(topic, oldest_ms)
+        return removed
+
+    def _remove_first(self, file: LogFile, reason: Reason) -> int:
+        size = self._cleaner.remove_first()
+        log.info(
+            "log file removed",
+            extra=fields(start=file.start, reason=reason.value, newest_ms=file.newest_ms),
+        )
+        return size
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Wait for the thread; before the store is closed, cut or replaced. Blocking."""
+        self._closing.set()
+        self._thread.shutdown(wait=True)

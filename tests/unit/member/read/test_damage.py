@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cometmq.errors import StoreDamaged
+from cometmq.format import queueunit, record
+from cometmq.format.taghash import tags_code
+from cometmq.member.read.reader import PullAnswer, PullQuery
+from cometmq.messaging.pull import PullStatus
+from cometmq.model import Position
+from tests.support.members import NEVER, Member, living_member
+
+COUNT = 8
+
+
+@pytest.fixture
+async def member(tmp_path: Path) -> AsyncIterator[Member]:
+    """A queue of :data:`COUNT` messages, whose tags are x and y in turn."""
+    async with living_member(tmp_path, policy=NEVER) as member:
+        await member.put("T", 1)
+        for number in range(COUNT):
+            member.append("T", 0, b"body %d" % number, tag="xy"[number % 2])
+        await member.on_disk()
+        yield member
+
+
+async def pull(member: Member, offset: int, tag: str = "", count: int = 0) -> PullAnswer:
+    codes = frozenset({tags_code(tag.encode()) & 0xFFFFFFFF}) if tag else frozenset[int]()
+
+    async def room(size_bytes: int) -> None:
+        """As much as anybody wants."""
+
+    return await member.reader.pull(PullQuery("T", 0, Position(0, offset), codes, count, 0), room)
+
+
+def damage(member: Member, *offsets: int) -> None:
+    """Flip a bit in the bodies of these messages, on the disk, behind the store's back."""
+    store = member.store
+    for offset in offsets:
+        at = int.from_bytes(store.read_units("T", 0, offset, 1)[:8], "big") + 90
+        segment = store._log.segments.find(at)
+        assert segment is not None
+        byte = segment.pread(at, 1)[0]
+        segment.pwrite(at, bytes([byte ^ 1]))
+    store._log.trusted_from = store.appended_offset  # as after a restart
+
+
+def numbers(answer: PullAnswer) -> list[int]:
+    return [int(found.body.split()[1]) for found in record.decode_all(answer.records)]
+
+
+async def test_what_comes_before_is_answered_and_what_follows_is_named(member: Member) -> None:
+    damage(member, 3, 4)
+    before = await pull(member, 1)
+    assert (numbers(before), before.next_position.offset) == ([1, 2], 3)
+    for offset in (3, 4):
+        with pytest.raises(StoreDamaged, match=f"message {offset} of queue 0 of T.* is 5: go on"):
+            await pull(member, offset)
+    behind = await pull(member, 5)
+    assert numbers(behind) == [5, 6, 7]
+    assert member.storage.damaged_pulls == 3
+
+
+@pytest.mark.parametrize("place", [1 << 45, (1 << 64) - 100])
+async def test_a_unit_that_points_out_of_the_log_stops_nobody_for_ever(
+    member: Member, place: int
+) -> None:
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    next(iter(queue.segments)).pwrite(2 * queueunit.UNIT_BYTES, place.to_bytes(8, "big"))
+    assert numbers(await pull(member, 1)) == [1]
+    with pytest.raises(StoreDamaged, match=r"message 2 of queue 0 of T.* is 3: go on"):
+        await pull(member, 2)
+
+
+async def test_nothing_good_may_follow(member: Member) -> None:
+    damage(member, 6, 7)
+    with pytest.raises(StoreDamaged, match="none of the 2 from there on can"):
+        await pull(member, 6)
+
+
+async def test_a_filter_passes_over_what_it_would_not_have_shown(member: Member) -> None:
+    damage(member, 3)
+    assert numbers(await pull(member, 0, "x")) == [0, 2, 4, 6]
+    odd = await pull(member, 0, "y")
+    assert (numbers(odd), odd.next_position.offset) == ([1], 3)
+    with pytest.raises(StoreDamaged, match="the next one that can is 5"):
+        await pull(member, 3, "y")
+
+
+async def test_a_filter_that_matches_nothing_before_goes_on_to_the_damage(member: Member) -> None:
+    damage(member, 3)
+    answer = await pull(member, 2, "y")
+    assert (answer.status, answer.next_position.offset) == (PullStatus.NO_MATCHED_MESSAGE, 3)
+
+
+async def test_limits_hold_before_damage_too(member: Member) -> None:
+    damage(member, 3)
+    answer = await pull(member, 0, count=2)
+    assert (numbers(answer), answer.next_position.offset) == ([0, 1], 2)
+
+
+def wipe(member: Member, *offsets: int) -> None:
+    """Put zeros over the units of these messages, on the disk, behind the store's back."""
+    queue = member.store._dispatcher.find("T", 0)
+    assert queue is not None
+    for offset in offsets:
+        segment = queue.segments.find(offset * 20)
+        assert segment is not None
+        segment.pwrite(offset * 20, bytes(20))
+
+
+@pytest.mark.parametrize("tag", ["", "x", "y"])
+async def test_a_hole_in_the_queue_is_never_passed_over_in_silence(
+    member: Member, tag: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wipe(member, 4, 5)
+    before = await pull(member, 0, tag)
+    assert set(numbers(before)) <= {0, 1, 2, 3}
+    assert before.next_position.offset in (3, 4)
+    with pytest.raises(StoreDamaged, match="queue 0 of T from message 4 on are damaged"):
+        await pull(member, 4, tag)
+    assert member.storage.damaged_pulls == 1
+    assert "from message 4 on" in caplog.text

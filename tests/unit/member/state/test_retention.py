@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from cometmq.errors import DiskFull, StoreFailed
+from cometmq.member.config import MemberConfig
+from cometmq.member.state.retention import Retention, rules_of
+from cometmq.member.state.statelog import keep_from, load
+from cometmq.messaging.state import BrokerState
+from cometmq.model import TopicConfig
+from cometmq.store.retention import Reason, RetentionRules, Space
+from tests.support.broker import until
+from tests.support.members import Member, living_member
+from tests.support.stores import START_MS, WallClock
+
+FILE_BYTES = 64 * 1024
+HOUR_MS = 3_600_000
+# No hour of the day: files go by command, or for want of room.
+RULES = RetentionRules(reserved_ms=HOUR_MS, delete_hours=frozenset(), interval_s=0.01)
+
+
+class Scene:
+    """A member with small log files, its retention, and the time of both."""
+
+    def __init__(self, member: Member, retention: Retention, clock: WallClock) -> None:
+        self.member = member
+        self.retention = retention
+        self.clock = clock
+
+    @property
+    def first_file(self) -> int:
+        return self.member.store.min_offset // FILE_BYTES
+
+    async def fill(self, log_files: int) -> None:
+        """Append until so many files are full and, with their queues, on the disk."""
+        store = self.member.store
+        while store.appended_offset < log_files * FILE_BYTES + 1_000:
+            self.member.append("T", 0, b"." * 20_000)
+        await until(lambda: len(store.cleaner.log_files()) == log_files)
+
+    async def copy_state(self) -> None:
+        self.member.keeper.write_snapshot()
+        await self.member.on_disk()
+
+
+@asynccontextmanager
+async def scene(
+    directory: Path, rules: RetentionRules = RULES, *, writes_copies: bool = True
+) -> AsyncIterator[Scene]:
+    async with living_member(directory, mapped_file_size_commit_log=FILE_BYTES) as member:
+        await member.put("T")
+        clock = WallClock()
+        retention = Retention(
+            member.storage,
+            member.state,
+            rules,
+            clock,
+            pause_s=0.0,
+            write_snapshot=member.keeper.write_snapshot if writes_copies else None,
+        )
+        try:
+            yield Scene(member, retention, clock)
+        finally:
+            retention.close()
+
+
+def disk(percent: int) -> mock.Mock:
+    return mock.Mock(return_value=[Space(percent, 100 - percent)])
+
+
+async def test_expired_files_go_when_asked_for(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(4)
+        s.clock.now_ms = START_MS + HOUR_MS - 1
+        assert (await s.retention.clean()).log_bytes == 0
+        s.clock.now_ms = START_MS + HOUR_MS
+        verdict, _ = await s.retention.look()
+        assert not verdict.remove, "it is not the hour"
+        for _ in range(3):  # the state is copied further up first
+            await s.retention.clean()
+            await s.member.on_disk()
+        assert s.retention.removed.log_files[Reason.AGE] == s.first_file == 4
+        assert s.retention.removed.log_bytes == 4 * FILE_BYTES
+        low, high = s.member.store.queue_bounds("T", 0)
+        assert 0 < low <= high
+
+
+async def test_the_hour_is_the_local_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        rules = replace(RULES, delete_hours=frozenset({4}))
+        async with scene(tmp_path, rules) as s:
+            await s.fill(1)
+            for _ in range(2):
+                await s.copy_state()
+            s.clock.now_ms = 1_800_000_000_000  # 2027-01-15, 08:00 UTC, 13:30 in Kolkata
+            assert not (await s.retention.look())[0].remove
+            s.clock.now_ms -= 9 * HOUR_MS  # half past four
+            assert (await s.retention.look())[0].remove
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+async def test_the_state_is_never_lost(tmp_path: Path) -> None:
+    """Files stay until two complete copies behind them are on the disk; a writer sees to that."""
+    async with scene(tmp_path) as s:
+        await s.fill(3)
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        copies = []
+        while not s.first_file:
+            verdict, _ = await s.retention.look(commanded=True)
+            copies.append(verdict.waits_for_state)
+            await s.member.on_disk()
+        assert copies[0], "the first copy stands in the first file"
+        assert keep_from(s.member.store) >= s.member.store.min_offset
+        told = load(s.member.store, BrokerState)
+        assert list(told.as_changes()) == list(s.member.state.as_changes())
+
+
+async def test_a_follower_waits_for_its_writers_copies(tmp_path: Path) -> None:
+    async with scene(tmp_path, writes_copies=False) as s:
+        await s.fill(3)
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        for _ in range(3):
+            verdict, _ = await s.retention.look(commanded=True)
+            assert verdict.waits_for_state
+        assert s.first_file == 0
+
+
+async def test_readers_are_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(2)
+        for _ in range(2):
+            await s.copy_state()
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        with s.member.store.cleaner.pins.hold(FILE_BYTES + 10):
+            await s.retention.clean()
+            assert s.first_file == 1, "up to the reader"
+            s.clock.now_ms += 119_000
+            await s.retention.clean()
+            assert s.first_file == 1
+            s.clock.now_ms += 1_000
+            await s.retention.clean()
+            assert s.first_file == 2
+
+
+async def test_the_time_of_waiting_begins_anew_with_each_wait(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(2)
+        for _ in range(2):
+            await s.copy_state()
+        s.clock.now_ms = START_MS + 2 * HOUR_MS
+        pins = s.member.store.cleaner.pins
+        with pins.hold(0):
+            await s.retention.look(commanded=True)
+        await s.retention.look()  # nothing is due: nobody waits
+        s.clock.now_ms += 120_000
+        with pins.hold(0):
+            await s.retention.look(commanded=True)
+            assert s.first_file == 0
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+async def test_a_full_disk_refuses_sends_until_there_is_room(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        storage = s.member.storage
+        for percent, refused in ((90, False), (91, True), (90, True), (89, False)):
+            with mock.patch.object(s.retention._cleaner, "spaces", disk(percent)):
+                await s.retention.look()
+            assert bool(s.retention.refusal) is refused, percent
+            if refused:
+                with pytest.raises(DiskFull, match=rf"{percent}\.0% .* taken again at 89%"):
+                    storage.check_room()
+            else:
+                storage.check_room()
+        with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
+            await s.retention.look()
+        s.member.keeper.write_snapshot()  # what the system writes itself goes on
+
+
+async def test_a_refusal_says_truly_what_is_being_done(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
+            await s.retention.look()
+            assert "no message can be removed" in s.retention.refusal
+            await s.fill(3)
+            await s.retention.look()
+            assert "newer copies of the broker's state" in s.retention.refusal
+            for _ in range(2):
+                await s.copy_state()
+            await s.retention.look()
+            assert "are being removed" in s.retention.refusal
+        assert s.first_file > 0
+
+
+async def test_sends_are_taken_again_once_there_is_room_not_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(3)
+        for _ in range(2):
+            await s.copy_state()
+        full, room = [[Space(n * FILE_BYTES, (100 - n) * FILE_BYTES)] for n in (92, 80)]
+        with (
+            mock.patch.object(s.retention._cleaner, "log_files", return_value=[]),
+            mock.patch.object(s.retention._cleaner, "spaces", return_value=full),
+        ):
+            await s.retention.look()
+        found = mock.Mock(side_effect=[full, full, room])
+        with mock.patch.object(s.retention._cleaner, "spaces", found):
+            await s.retention.look()
+            assert s.first_file == 3
+            assert s.retention.refusal, "files went, and the room is not there yet"
+            await s.retention.look()
+        assert not s.retention.refusal
+        [line] = [r for r in caplog.records if r.getMessage() == "sends are taken again"]
+        assert vars(line)["fields"]["used"] == "80.0%"
+
+
+async def test_files_of_any_age_go_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.fill(3)
+        for _ in range(2):
+            await s.copy_state()
+        full = mock.Mock(return_value=[Space(9 * FILE_BYTES, FILE_BYTES)])
+        with (
+            mock.patch.object(s.retention._cleaner, "spaces", full),
+            s.member.store.cleaner.pins.hold(0),
+        ):
+            await s.retention.look()
+        assert s.retention.removed.log_files == {Reason.AGE: 0, Reason.SPACE: 1}
+        assert s.first_file == 1
+
+
+async def test_an_append_without_room_is_helped_at_once(tmp_path: Path) -> None:
+    """A disk may take no more long before its ratio says so: one file goes, without waiting."""
+    async with scene(tmp_path, replace(RULES, interval_s=3_600.0)) as s:
+        await s.fill(3)
+        for _ in range(2):
+            await s.copy_state()
+        with mock.patch("cometmq.member.state.retention.LOOK_INTERVAL_S_MIN", 0.001):
+            running = asyncio.create_task(s.retention.run())
+            with (
+                mock.patch.object(s.member.store, "append", side_effect=DiskFull("no room")),
+                pytest.raises(DiskFull),
+            ):
+                s.member.append("T", 0, b"x")
+            async with asyncio.timeout(10):
+                while not s.first_file:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        assert s.first_file == 1
+
+
+async def test_a_disk_that_fails_ends_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        failing = mock.Mock(side_effect=StoreFailed("Input/output error"))
+        with (
+            mock.patch.object(s.retention._cleaner, "spaces", failing),
+            pytest.raises(StoreFailed),
+        ):
+            await s.retention.run()
+        assert s.member.storage.failed
+
+
+# --- topics ---------------------------------------------------------------------------------------
+
+
+async def test_a_topic_may_show_less_than_the_log_has(tmp_path: Path) -> None:
+    async with scene(tmp_path) as s:
+        await s.member.put("U")
+        await s.member.keeper.put_topic(TopicConfig("T", 1, 1, reserve_time_ms=60_000))
+        for topic in "TU":
+            s.member.append(topic, 0, b"old")
+        await s.member.on_disk()
+        s.clock.now_ms = START_MS + 60_000
+        await s.retention.look()
+        assert s.member.store.queue_bounds("T", 0) == (0, 1)
+        s.clock.now_ms += 1
+        await s.retention.look()
+        assert s.member.store.queue_bounds("T", 0) == (1, 1)
+        assert s.member.store.queue_bounds("U", 0) == (0, 1)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def test_the_rules_are_the_options() -> None:
+    assert rules_of(MemberConfig()) == RetentionRules(), "RocketMQ's, both"
+    config = MemberConfig(
+        file_reserved_time=1,
+        delete_when=("02", "14"),
+        disk_max_used_space_ratio=60.0,
+        store_quota_bytes=10 * 1024**3,
+        clean_resource_interval=500,
+    )
+    rules = rules_of(config)
+    assert (rules.reserved_ms, rules.delete_hours) == (HOUR_MS, frozenset({2, 14}))
+    assert (rules.max_used_ratio, rules.forcible_ratio, rules.full_ratio) == (0.6, 0.85, 0.9)
+    assert (rules.quota_bytes, rules.interval_s) == (10 * 1024**3, 0.5)
