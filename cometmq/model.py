@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -15,6 +16,10 @@ MESSAGE_BODY_BYTES_MAX = 4 * 1024 * 1024
 PROPERTIES_BYTES_MAX = 32_767
 TOPIC_NAME_LENGTH_MAX = 127
 GROUP_NAME_LENGTH_MAX = 255
+# '.' and '/' are not among the characters, so a topic's name is never a path to somewhere else.
+NAME_CHARACTER = r"[%|a-zA-Z0-9_-]"
+TOPIC_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{TOPIC_NAME_LENGTH_MAX}}}")
+GROUP_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{GROUP_NAME_LENGTH_MAX}}}")
 QUEUES_PER_TOPIC_MAX = 1024
 # Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by
 # restarts, so a number above is no group's epoch.
@@ -22,6 +27,8 @@ EPOCH_MAX = 1 << 30
 # What is further above a known epoch is none either: each is a restart, or a take-over.
 EPOCH_LEAP_MAX = 1_000
 COUNTER_MAX = 2**63 - 1  # of what only grows and is compared
+
+QueueKey = tuple[str, int]  # topic, queue id: a queue of one broker group
 
 
 class FlushMode(Enum):

@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 
 from cometmq.errors import GroupNameInvalid, InvalidRequest, TopicNameInvalid
 from cometmq.filters import tags
 from cometmq.model import (
-    GROUP_NAME_LENGTH_MAX,
-    TOPIC_NAME_LENGTH_MAX,
+    GROUP_NAME,
+    TOPIC_NAME,
     Position,
     QueueRef,
     check_queue,
     check_texts,
 )
 
-_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-
 
 def check_group(group: object) -> str:
     """The name itself; GroupNameInvalid when it is none."""
-    if (
-        not isinstance(group, str)
-        or len(group) > GROUP_NAME_LENGTH_MAX
-        or _NAME.fullmatch(group) is None
-    ):
+    if not isinstance(group, str) or GROUP_NAME.fullmatch(group) is None:
         raise GroupNameInvalid(f"{group!r} is not a group name.")
     return group
 
 
 def check_topic(topic: object) -> str:
     """The name itself; TopicNameInvalid when it is none."""
-    if (
-        not isinstance(topic, str)
-        or len(topic) > TOPIC_NAME_LENGTH_MAX
-        or _NAME.fullmatch(topic) is None
-    ):
+    if not isinstance(topic, str) or TOPIC_NAME.fullmatch(topic) is None:
         raise TopicNameInvalid(f"{topic!r} is not a topic name.")
     return topic
 

@@ -6,7 +6,6 @@ bytes, so there are four layouts, told apart by two bits of SYSFLAG.
 
 from __future__ import annotations
 
-import re
 import struct
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -16,7 +15,7 @@ from zlib import crc32
 
 from cometmq.errors import BatchMalformed, InvalidRequest, PropertiesTooLarge, TopicNameInvalid
 from cometmq.format import properties as property_codec
-from cometmq.model import PROPERTIES_BYTES_MAX, TOPIC_NAME_LENGTH_MAX
+from cometmq.model import PROPERTIES_BYTES_MAX, TOPIC_NAME, TOPIC_NAME_LENGTH_MAX
 from cometmq.native import accelerator
 
 MAGIC_V1: Final = -626843481  # 0xDAA320A7
@@ -397,7 +396,7 @@ _is_framed: Final = property_codec.STORED_FRAMING.fullmatch
 
 @lru_cache(maxsize=1024)  # a log repeats its topics
 def _is_topic(name: str) -> bool:
-    return re.fullmatch(r"[%|a-zA-Z0-9_-]{1,127}", name) is not None
+    return TOPIC_NAME.fullmatch(name) is not None
 
 
 def check(buffer: bytes, offset: int, *, log_offset: int, bytes_left: int) -> Found:

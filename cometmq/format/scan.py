@@ -24,11 +24,12 @@ from cometmq.format.record import (
     SYS_FLAG_COMPRESSION_SHIFT,
     SYS_FLAG_HOSTS,
 )
+from cometmq.model import TOPIC_NAME
 from cometmq.native import accelerator
 
 PLAIN_SYS_FLAGS = SYS_FLAG_COMPRESSED | 7 << SYS_FLAG_COMPRESSION_SHIFT | SYS_FLAG_HOSTS
 
-_PLAIN_TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
+_PLAIN_TOPIC = re.compile(TOPIC_NAME.pattern.encode())
 _READERS = {
     flags: layout.reader(
         "size",

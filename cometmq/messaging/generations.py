@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from cometmq.errors import NotWriter, OffsetInvalid, PositionFenced, QueueNotFound, StoreDamaged
-from cometmq.model import Position
-
-QueueKey = tuple[str, int]  # topic, queue id
+from cometmq.model import Position, QueueKey
 
 HISTORY_PAIRS_MAX = 16
 

@@ -6,25 +6,22 @@ is not: it is the set of streams that clients hold open, and it dies with the br
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cometmq.errors import GroupNameInvalid, InvalidRequest, LimitExceeded
 from cometmq.messaging import topics
-from cometmq.model import GROUP_NAME_LENGTH_MAX, Subscription
+from cometmq.model import GROUP_NAME, Subscription
 
 GROUPS_MAX = 100_000
 MEMBERS_PER_GROUP_MAX = 10_000
 SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
 CLIENT_ID_LENGTH_MAX = 255
 
-_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
-
 
 def check_name(name: str) -> None:
     """Raises ``GroupNameInvalid`` unless ``name`` is one to 255 characters of ``%|a-zA-Z0-9_-``."""
-    if not _NAME.fullmatch(name):
+    if not GROUP_NAME.fullmatch(name):
         raise GroupNameInvalid(f"{name[:300]!r} is not a consumer group name")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cometmq.messaging.generations import History, QueueKey
-from cometmq.model import Position
+from cometmq.messaging.generations import History
+from cometmq.model import Position, QueueKey
 
 _ENTRY_BYTES = (
     64  # of a commit in a state record, names left out: queue id, generation, offset, punctuation

@@ -6,7 +6,6 @@ topics are open is ours.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -24,7 +23,7 @@ from cometmq.model import (
     PERMISSION_READ,
     PERMISSION_WRITE,
     QUEUES_PER_TOPIC_MAX,
-    TOPIC_NAME_LENGTH_MAX,
+    TOPIC_NAME,
     FlushMode,
     ReplicationMode,
     TopicConfig,
@@ -37,8 +36,6 @@ AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creat
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_PREFIX = "rmq_sys_"
-
-_NAME = re.compile(rf"[%|a-zA-Z0-9_-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 
 _CLOSED = 0
 _BOTH = PERMISSION_READ | PERMISSION_WRITE
@@ -62,7 +59,7 @@ _SYSTEM_PREFIXES = {
 
 def check_name(name: str) -> None:
     """Raises ``TopicNameInvalid`` unless ``name`` is one to 127 characters of ``%|a-zA-Z0-9_-``."""
-    if not _NAME.fullmatch(name):
+    if not TOPIC_NAME.fullmatch(name):
         raise TopicNameInvalid(f"{name[:200]!r} is not a topic name")
 
 

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import NamedTuple, Protocol
 
-from cometmq.model import FlushMode, ReplicationMode, TopicConfig
-
-QueueKey = tuple[str, int]  # topic, queue id
+from cometmq.model import FlushMode, QueueKey, ReplicationMode, TopicConfig
 
 
 class DurabilityClass(IntFlag):

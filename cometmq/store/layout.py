@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cometmq.errors import StoreForeignFile, TopicNameInvalid
+from cometmq.model import TOPIC_NAME
 
 COMMIT_LOG = "commitlog"
 CONSUME_QUEUE = "consumequeue"
@@ -35,8 +36,6 @@ OFFSET_NAME = re.compile(r"[0-9]{20}")
 INDEX_DIGITS = 17
 INDEX_NAME = re.compile(r"[0-9]{17}")
 QUEUE_ID_NAME = re.compile(r"0|[1-9][0-9]{0,9}")
-# '.' and '/' are not among the characters, so a topic's name is never a path to somewhere else.
-TOPIC_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 class StorePaths:

@@ -15,9 +15,8 @@ from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.format.indexfile import TIME_MS_MAX, key_hash
 from cometmq.format.indexkeys import keys_of
+from cometmq.model import QueueKey
 from cometmq.store.base import BaseStore
-
-QueueKey = tuple[str, int]  # topic, queue id
 
 # Of a search by key before it may be stopped: messages, and entries of the index.
 PIECE_READS = 16

@@ -29,7 +29,7 @@ from services.pullhold.directory import Directory, Member
 from services.pullhold.holds import Holds
 from services.pullhold.inline_delivery import Deliveries, InlineBatch
 from services.pullhold.metrics import HoldMetrics
-from services.pullhold.model import Hold, QueueKey
+from services.pullhold.model import ClusterQueue, Hold
 from services.pullhold.peers import ArrivalStream, ArrivalUpdate, BrokerPeer, Change
 from services.pullhold.pulls import Pulls
 
@@ -63,21 +63,21 @@ class WatchChanges:
     def __init__(self, holds: Holds) -> None:
         self.deliveries = Deliveries()
         self._holds = holds
-        self._watched: dict[QueueKey, bool] = {}  # True = watch it, False = no longer
-        self._inline: dict[QueueKey, None] = {}  # messages are to come with the next arrivals
+        self._watched: dict[ClusterQueue, bool] = {}  # True = watch it, False = no longer
+        self._inline: dict[ClusterQueue, None] = {}  # messages are to come with the next arrivals
         self._changed = asyncio.Event()
 
-    def watch(self, keys: Iterable[QueueKey]) -> None:
+    def watch(self, keys: Iterable[ClusterQueue]) -> None:
         """Ask for these queues' arrivals."""
         self._watched.update(dict.fromkeys(keys, True))
         self._changed.set()
 
-    def unwatch(self, key: QueueKey) -> None:
+    def unwatch(self, key: ClusterQueue) -> None:
         self._inline.pop(key, None)
         self._watched[key] = False
         self._changed.set()
 
-    def watch_only(self, keys: Iterable[QueueKey]) -> None:
+    def watch_only(self, keys: Iterable[ClusterQueue]) -> None:
         """A new watch: it knows of nothing yet."""
         self._watched.clear()
         self.watch(keys)
@@ -111,7 +111,7 @@ class WatchChanges:
         )
 
 
-def _take_some(changes: dict[QueueKey, T]) -> list[tuple[QueueKey, T]]:
+def _take_some(changes: dict[ClusterQueue, T]) -> list[tuple[ClusterQueue, T]]:
     some = list(itertools.islice(changes.items(), QUEUES_PER_CHANGE_MAX))
     for key, _ in some:
         del changes[key]
@@ -152,7 +152,7 @@ class Link:
 
     # --- what holds ask for -----------------------------------------------------------------------
 
-    def watch(self, key: QueueKey) -> None:
+    def watch(self, key: ClusterQueue) -> None:
         """Ask how the queue stands, now and on every change."""
         self._changes.watch([key])
 
@@ -233,7 +233,7 @@ class Link:
 
     def _wake(
         self,
-        key: QueueKey,
+        key: ClusterQueue,
         generation: int,
         maximum: int,
         codes: frozenset[int] = frozenset(),
@@ -273,7 +273,7 @@ class Link:
         while True:
             await asyncio.sleep(self._policy.safety_check_interval_s)
             keys = self._holds.queues.waited_for(self.broker_group)
-            suspects: list[tuple[QueueKey, int, int]] = []
+            suspects: list[tuple[ClusterQueue, int, int]] = []
             for first in range(0, len(keys), QUEUES_PER_QUESTION_MAX):
                 maxima = await peer.maxima(keys[first : first + QUEUES_PER_QUESTION_MAX])
                 suspects += [one for one in maxima if self._holds.queues.behind(*one)]

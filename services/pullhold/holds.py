@@ -29,7 +29,15 @@ from typing import Any
 from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from cometmq.rpc.shares import Shares, address_of
-from services.pullhold.model import Due, Hold, HoldLimits, HoldSpec, HoldState, QueueKey, Session
+from services.pullhold.model import (
+    ClusterQueue,
+    Due,
+    Hold,
+    HoldLimits,
+    HoldSpec,
+    HoldState,
+    Session,
+)
 
 ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
@@ -103,7 +111,7 @@ class Holds:
     # --- what brokers say -------------------------------------------------------------------------
 
     def observe_arrival(
-        self, key: QueueKey, generation: int, maximum: int, codes: frozenset[int], now_s: float
+        self, key: ClusterQueue, generation: int, maximum: int, codes: frozenset[int], now_s: float
     ) -> list[Hold]:
         """A queue has this generation and maximum now; ``codes`` are the tags that came (empty:
         could be any). Returns the holds that are to be pulled, in order of parking.
@@ -159,7 +167,7 @@ class Holds:
                 for hold in queue.holds:
                     self._give_grace(hold, queue)
 
-    def end_queue(self, key: QueueKey, now_s: float) -> list[Hold]:
+    def end_queue(self, key: ClusterQueue, now_s: float) -> list[Hold]:
         """The broker ended the watch of a queue: forgets it. Returns its holds, ended, in order of
         parking.
         """
@@ -281,18 +289,18 @@ class Queues:
 
     def __init__(self, per_broker_max: int) -> None:
         self._per_broker_max = per_broker_max
-        self._groups: dict[str, dict[QueueKey, Queue]] = {}
+        self._groups: dict[str, dict[ClusterQueue, Queue]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, list(self._groups.values())))  # also asked by the metrics' thread
 
-    def find(self, key: QueueKey) -> Queue | None:
+    def find(self, key: ClusterQueue) -> Queue | None:
         return self._groups.get(key.broker_group, {}).get(key)
 
-    def __getitem__(self, key: QueueKey) -> Queue:
+    def __getitem__(self, key: ClusterQueue) -> Queue:
         return self._groups[key.broker_group][key]
 
-    def ensure(self, key: QueueKey, now_s: float) -> Queue:
+    def ensure(self, key: ClusterQueue, now_s: float) -> Queue:
         """The queue, made when there is none. LimitExceeded."""
         queue = self.find(key)
         if queue is None:
@@ -302,31 +310,31 @@ class Queues:
             queue = queues[key] = Queue(now_s)
         return queue
 
-    def of(self, broker_group: str) -> dict[QueueKey, Queue]:
+    def of(self, broker_group: str) -> dict[ClusterQueue, Queue]:
         """The queues of a group."""
         return self._groups.get(broker_group, {})
 
     def all(self) -> list[Queue]:
         return [queue for queues in self._groups.values() for queue in queues.values()]
 
-    def waited_for(self, broker_group: str) -> list[QueueKey]:
+    def waited_for(self, broker_group: str) -> list[ClusterQueue]:
         """Those of a known state that somebody waits for: what the safety check asks about."""
         queues = self.of(broker_group).items()
         return [key for key, queue in queues if queue.holds and queue.known is not None]
 
-    def behind(self, key: QueueKey, generation: int, maximum: int) -> bool:
+    def behind(self, key: ClusterQueue, generation: int, maximum: int) -> bool:
         """Whether less is known of a queue that somebody waits for."""
         queue = self.find(key)
         if queue is None or queue.known is None or not queue.holds:
             return False
         return queue.known < (generation, maximum)
 
-    def known(self, key: QueueKey) -> tuple[int, int]:
+    def known(self, key: ClusterQueue) -> tuple[int, int]:
         """(generation, maximum); zeros when nothing is known."""
         queue = self.find(key)
         return queue.known if queue is not None and queue.known is not None else (0, 0)
 
-    def drop_idle(self, broker_group: str, now_s: float, linger_s: float) -> list[QueueKey]:
+    def drop_idle(self, broker_group: str, now_s: float, linger_s: float) -> list[ClusterQueue]:
         """Forgets the queues that nobody has waited for since ``linger_s``; which they were."""
         queues = self.of(broker_group).items()
         idle = [k for k, q in queues if not q.holds and now_s - q.idle_since_s >= linger_s]
@@ -334,7 +342,7 @@ class Queues:
             self.forget(key)
         return idle
 
-    def forget(self, key: QueueKey) -> None:
+    def forget(self, key: ClusterQueue) -> None:
         """A queue without holds goes."""
         queues = self._groups[key.broker_group]
         assert not queues[key].holds

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 
-class QueueKey(NamedTuple):
+class ClusterQueue(NamedTuple):
     """One queue of the cluster."""
 
     broker_group: str
@@ -55,7 +55,7 @@ class HoldSpec:
     pull asks for another form than encoded records, or for something that it may not.
     """
 
-    key: QueueKey
+    key: ClusterQueue
     generation: int
     offset: int
     codes: frozenset[int]

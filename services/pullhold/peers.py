@@ -30,7 +30,7 @@ from cometmq.v1 import (
     namesrv_pb2_grpc,
 )
 from services.pullhold.directory import Member
-from services.pullhold.model import QueueKey
+from services.pullhold.model import ClusterQueue
 
 CALL_DEADLINE_S = 3.0
 LANES_MAX = 4  # streams that pulls of a broker are spread over: one may wait for its disk
@@ -78,7 +78,7 @@ class ArrivalUpdate:
     all messages since it was last told; None = pull them.
     """
 
-    key: QueueKey
+    key: ClusterQueue
     generation: int
     maximum: int
     codes: frozenset[int]
@@ -92,9 +92,9 @@ class Change:
     to come with their messages, and what was answered out of arrivals.
     """
 
-    add: Sequence[QueueKey] = ()
-    remove: Sequence[QueueKey] = ()
-    want: Sequence[QueueKey] = ()
+    add: Sequence[ClusterQueue] = ()
+    remove: Sequence[ClusterQueue] = ()
+    want: Sequence[ClusterQueue] = ()
     delivered: Sequence[member_pb2.InlineDelivery] = ()
 
     def __bool__(self) -> bool:
@@ -125,7 +125,7 @@ class BrokerPeer:
             self._lanes.append(lane)
         return await lane.pull(request)
 
-    async def maxima(self, keys: Iterable[QueueKey]) -> list[tuple[QueueKey, int, int]]:
+    async def maxima(self, keys: Iterable[ClusterQueue]) -> list[tuple[ClusterQueue, int, int]]:
         """(queue, generation, maximum) of those that the broker has."""
         keys = list(keys)
         request = broker_pb2.QueryQueuesRequest(queues=map(_queue_proto, keys))
@@ -265,7 +265,7 @@ class ArrivalStream:
 
     def _told(self, arrival: member_pb2.Arrival) -> ArrivalUpdate:
         return ArrivalUpdate(
-            QueueKey(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
+            ClusterQueue(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
             arrival.generation,
             arrival.max_offset,
             frozenset(arrival.tag_codes),
@@ -294,5 +294,5 @@ def _news(arrival: member_pb2.Arrival) -> InlineMessages | None:
     )
 
 
-def _queue_proto(key: QueueKey) -> common_pb2.QueueRef:
+def _queue_proto(key: ClusterQueue) -> common_pb2.QueueRef:
     return common_pb2.QueueRef(topic=key.topic, queue_id=key.queue_id)

@@ -18,7 +18,7 @@ from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
 from services.pullhold.answers import Answer
 from services.pullhold.hold_service import HoldService
-from services.pullhold.model import HoldSpec, PullLimits, QueueKey, Session
+from services.pullhold.model import ClusterQueue, HoldSpec, PullLimits, Session
 
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
@@ -105,7 +105,7 @@ def _want(request: hold_pb2.HoldRequest) -> HoldSpec:
     if not 0 <= request.hold_ms <= HOLD_MS_MAX:
         raise InvalidRequest(f"hold_ms: {request.hold_ms} is not within 0 to {HOLD_MS_MAX}")
     return HoldSpec(
-        key=QueueKey(request.broker_group, pull.queue.topic, pull.queue.queue_id),
+        key=ClusterQueue(request.broker_group, pull.queue.topic, pull.queue.queue_id),
         generation=pull.position.generation,
         offset=pull.position.offset,
         codes=tags.codes(tags.check(pull.filter.tags)),

@@ -15,7 +15,7 @@ from cometmq.v1 import broker_pb2, common_pb2, hold_pb2, hold_pb2_grpc
 from services.pullhold.app import App
 from services.pullhold.config import PullholdConfig
 from services.pullhold.listen import new_server
-from services.pullhold.model import QueueKey
+from services.pullhold.model import ClusterQueue
 from tests.support.broker import DEADLINE_S
 
 
@@ -124,7 +124,7 @@ class LivePullhold:
 
     def known(self, topic: str, queue_id: int, group: str = "g1") -> int:
         """The maximum that is known of a queue."""
-        return self.app.holds.queues.known(QueueKey(group, topic, queue_id))[1]
+        return self.app.holds.queues.known(ClusterQueue(group, topic, queue_id))[1]
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.app.registry.get_sample_value(name, labels)

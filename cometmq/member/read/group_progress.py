@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from cometmq.errors import GroupNotFound, TopicNotFound
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
-from cometmq.messaging.generations import QueueKey
 from cometmq.messaging.groups import MemberTable, check_name
 from cometmq.messaging.state import BrokerState
-from cometmq.model import Position
+from cometmq.model import Position, QueueKey
 
 
 @dataclass(frozen=True, slots=True)

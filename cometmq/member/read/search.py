@@ -11,8 +11,7 @@ from functools import partial
 
 from cometmq.errors import CometError, IndexDisabled
 from cometmq.member.read.reader import QueueView, Reader
-from cometmq.messaging.generations import QueueKey
-from cometmq.model import Position
+from cometmq.model import Position, QueueKey
 from cometmq.store.queries import Boundary, Found, KeySearch, offset_by_time, store_time_ms
 
 COUNT_MAX = 64  # RocketMQ's maxMsgsNumBatch

@@ -15,7 +15,7 @@ from cometmq.member.rpc import convert
 from cometmq.member.storage.arrivals import Arrival, Arrivals, Queues, Watch
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.state import BrokerState
-from cometmq.replication.watermarks import QueueKey
+from cometmq.model import QueueKey
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import common_pb2, member_pb2

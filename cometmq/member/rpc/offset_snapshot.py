@@ -21,10 +21,9 @@ from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.rpc import convert
-from cometmq.messaging.generations import QueueKey
 from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.state import BrokerState
-from cometmq.model import Position
+from cometmq.model import Position, QueueKey
 from cometmq.store.base import BaseStore
 from cometmq.v1 import broker_pb2
 

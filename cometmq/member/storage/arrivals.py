@@ -22,7 +22,7 @@ from typing import Protocol
 
 from cometmq.errors import CometError, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS, InlineMessages
-from cometmq.replication.watermarks import QueueKey
+from cometmq.model import QueueKey
 
 QUEUES_PER_WATCH_MAX = 100_000
 WATCHES_MAX = 1_024

@@ -20,11 +20,11 @@ from cometmq.member.storage.ack_queue import AckQueue
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
 from cometmq.member.storage.index_thread import IndexThread
+from cometmq.model import QueueKey
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
     HighWatermarks,
-    QueueKey,
     ReadableMaxima,
     Watermarks,
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from cometmq.model import QueueKey
 from cometmq.store.disk.files import Files
 from cometmq.store.log.scan import Stretch
 from cometmq.store.metadata.identity import Identity
@@ -19,7 +20,6 @@ from cometmq.store.recovery.replay import Loss
 
 NAMED_MAX = 20  # queues
 
-QueueKey = tuple[str, int]  # topic, queue id
 NextOffset = Callable[[str, int], int]
 Tails = Mapping[QueueKey, Tail]
 

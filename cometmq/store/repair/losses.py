@@ -11,6 +11,7 @@ from itertools import chain
 from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
+from cometmq.model import TOPIC_NAME, QueueKey
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segment, Segments
@@ -24,7 +25,6 @@ from cometmq.store.repair.survey import Known, open_queue_row
 RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
 UNITS_READ = 50_000  # at a time
 
-QueueKey = tuple[str, int]
 Bounds = tuple[int, int]  # queue offsets of the first message and behind the last
 
 
@@ -98,7 +98,7 @@ def topics_found(files: Files, paths: layout.StorePaths) -> dict[str, int]:
     """The topics that have folders, and how many queues: one more than the highest number."""
     counts: dict[str, int] = {}
     for topic in files.entries(paths.consume_queue):
-        if not topic.is_directory or not layout.TOPIC_NAME.fullmatch(topic.name):
+        if not topic.is_directory or not TOPIC_NAME.fullmatch(topic.name):
             continue
         for entry in files.entries(paths.consume_queue / topic.name):
             if layout.QUEUE_ID_NAME.fullmatch(entry.name):

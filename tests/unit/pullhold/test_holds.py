@@ -11,16 +11,24 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from services.pullhold.holds import EMPTY_PULLS_MAX, PASSED_S_MAX, Holds
-from services.pullhold.model import Due, Hold, HoldLimits, HoldSpec, HoldState, QueueKey, Session
+from services.pullhold.model import (
+    ClusterQueue,
+    Due,
+    Hold,
+    HoldLimits,
+    HoldSpec,
+    HoldState,
+    Session,
+)
 
-A0, A1, B0 = QueueKey("a", "t", 0), QueueKey("a", "t", 1), QueueKey("b", "t", 0)
+A0, A1, B0 = ClusterQueue("a", "t", 0), ClusterQueue("a", "t", 1), ClusterQueue("b", "t", 0)
 ANY: frozenset[int] = frozenset()
 RED, BLUE = frozenset({1}), frozenset({2})
 GRACE_S = 1.0
 
 
 def want(
-    key: QueueKey = A0,
+    key: ClusterQueue = A0,
     offset: int = 0,
     *,
     generation: int = 0,
@@ -30,7 +38,7 @@ def want(
     return HoldSpec(key, generation, offset, codes, hold_s)
 
 
-def holds_with(*keys: QueueKey, maximum: int = 0, limits: HoldLimits | None = None) -> Holds:
+def holds_with(*keys: ClusterQueue, maximum: int = 0, limits: HoldLimits | None = None) -> Holds:
     """Holds that know these queues, of generation 1."""
     holds = Holds(limits or HoldLimits(), grace_s=GRACE_S)
     session = holds.open("setup")
@@ -380,7 +388,7 @@ class HoldsMachine(RuleBasedStateMachine):
         codes=st.frozensets(st.integers(1, 3), max_size=2),
         hold_s=st.floats(0.1, 9.0),
     )
-    def park(self, key: QueueKey, back: int, codes: frozenset[int], hold_s: float) -> Hold:
+    def park(self, key: ClusterQueue, back: int, codes: frozenset[int], hold_s: float) -> Hold:
         truth = self.truth[key]
         offset = max(0, len(truth.tags) - back)
         self.numbers += 1
@@ -405,11 +413,11 @@ class HoldsMachine(RuleBasedStateMachine):
         self.pulling.add(hold)
 
     @rule(key=keys, tags=st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    def append(self, key: QueueKey, tags: list[int]) -> None:
+    def append(self, key: ClusterQueue, tags: list[int]) -> None:
         self.truth[key].tags += tags
 
     @rule(key=keys, exact=st.booleans())
-    def tell(self, key: QueueKey, exact: bool) -> None:
+    def tell(self, key: ClusterQueue, exact: bool) -> None:
         truth = self.truth[key]
         if not self.holds.queues.find(key) or truth.told == len(truth.tags):
             return
@@ -425,7 +433,7 @@ class HoldsMachine(RuleBasedStateMachine):
             assert all(truth.has(h) or truth.generation != h.generation for h in woken)
 
     @rule(key=keys)
-    def create_again(self, key: QueueKey) -> None:
+    def create_again(self, key: ClusterQueue) -> None:
         self.truth[key] = Truth(self.truth[key].generation + 1)
         if self.holds.queues.find(key):
             self.truth[key].told = 0

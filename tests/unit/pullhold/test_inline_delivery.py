@@ -9,7 +9,7 @@ import pytest
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2
 from services.pullhold.inline_delivery import Deliveries, InlineBatch
-from services.pullhold.model import Hold, HoldSpec, QueueKey, Session
+from services.pullhold.model import ClusterQueue, Hold, HoldSpec, Session
 
 RED, BLUE = 1, 2
 NEWS = InlineMessages(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
@@ -19,7 +19,9 @@ LIMITS = (32, 1_000)
 def hold(offset: int = 5, *, generation: int = 3, codes: tuple[int, ...] = (), **more: Any) -> Hold:
     request = broker_pb2.PullRequest(group=more.pop("group", ""))
     fields = {"limits": LIMITS, "request": request, **more}
-    want = HoldSpec(QueueKey("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields)
+    want = HoldSpec(
+        ClusterQueue("g1", "t", 0), generation, offset, frozenset(codes), 15.0, **fields
+    )
     return Hold(Session("c", "c", None), 1, want, 0.0)
 
 

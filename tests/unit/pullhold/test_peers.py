@@ -12,7 +12,7 @@ from cometmq.errors import PeerUnavailable, TopicNotFound
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2
 from services.pullhold import peers
-from services.pullhold.model import QueueKey
+from services.pullhold.model import ClusterQueue
 from services.pullhold.peers import ArrivalStream, Change, PullLane
 
 
@@ -163,7 +163,7 @@ async def test_messages_that_do_not_fit_together_are_pulled(wrong: dict[str, Any
 
 
 async def test_a_change_says_everything_in_one_request() -> None:
-    call, key = FakeCall(), QueueKey("g", "t", 3)
+    call, key = FakeCall(), ClusterQueue("g", "t", 3)
     delivered = member_pb2.InlineDelivery(topic="t", group="c", message_count=1, record_bytes=9)
     await ArrivalStream("g", call).change(Change([key], [key], [key], [delivered]))
     queue = common_pb2.QueueRef(topic="t", queue_id=3)

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cometmq.model import FlushMode, ReplicationMode
+from cometmq.model import FlushMode, QueueKey, ReplicationMode
 from cometmq.replication.watermarks import (
     DurabilityClass,
     FollowerWatermarks,
     HighWatermarks,
-    QueueKey,
     ReadableMaxima,
     Watermarks,
     union,
