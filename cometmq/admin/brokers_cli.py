@@ -32,7 +32,9 @@ async def broker_status(connection: Connection) -> list[BrokerMemberView]:
 @click.option(
     "--broker-group", "--group", "name", metavar="NAME", help="Default: the only one there is."
 )
-@click.option("--to", "member_id", type=int, help="Member id. Default: who has come furthest.")
+@click.option(
+    "--to", "member_id", type=int, help="Member id. Default: the follower that has synced most."
+)
 async def broker_step_down(
     connection: Connection, name: str | None, member_id: int | None
 ) -> HandoverView:

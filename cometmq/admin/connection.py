@@ -35,7 +35,9 @@ CHANGE_DEADLINE_S = 10.0  # for what is answered when it is on disk
 POLL_INTERVAL_S = 0.05
 # A member that says nothing of itself, or not now: it may change its role.
 SILENCE = (PeerUnavailable, BrokerStarting, BrokerDraining)
-NOBODY = "no broker is registered at the name server; one that has just started is told soon"
+NOBODY = (
+    "no broker is registered at the name server; one that has just started knows them in seconds"
+)
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)

@@ -1,4 +1,4 @@
-"""A broker group at a glance, by what its members tell. Pure."""
+"""A broker group at a glance, by what its members answer. Pure."""
 
 from __future__ import annotations
 
@@ -189,13 +189,13 @@ def _judged_copies(
     if len(writer_status.in_sync) < (writer_status.in_sync_expected or count):
         return (
             "degraded",
-            "not all members are in sync: bring back who is away, the others catch up",
+            "not all members are in sync: bring back the missing ones, the others catch up",
         )
     # A replica id stays in the lease for seconds after its member, or its disk, has gone.
     if observed.lease is not None and not all(map(observed.has, observed.lease.in_sync)):
         return (
             "degraded",
-            "not all who count as in sync are there: until it is ok stop no other member",
+            "a member that counts as in sync is missing: stop no other until the status is ok",
         )
     if len(observed.statuses) < count:
         return "degraded", "not all members answer"
@@ -209,13 +209,13 @@ def _who_may_write(observed: GroupObservation) -> str:
         return f"{who}: {NO_WRITER}"
     electable = observed.lease.electable
     if able := [replica_id for replica_id in electable if observed.has(replica_id)]:
-        return f"member {_listed(able)} takes over within seconds; if not, {NO_WRITER} tells why"
+        return f"member {_listed(able)} takes over within seconds; if not, {NO_WRITER} says why"
     if away := [replica_id for replica_id in electable if not observed.had(replica_id)]:
         return (
-            f"nobody is there who may take over: bring back member {_listed(away)}, with its disk, "
+            f"no electable member answers: bring back member {_listed(away)}, with its disk, "
             f"or see {NO_WRITER}"
         )
-    return f"all have lost ends of their logs, the longest leads; if not, {NO_WRITER} tells why"
+    return f"all have lost ends of their logs, the longest leads; if not, {NO_WRITER} says why"
 
 
 def _listed(replica_ids: Iterable[member_pb2.ReplicaId]) -> str:

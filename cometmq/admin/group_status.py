@@ -107,8 +107,8 @@ async def _elected(
 
     if not await until(somebody_leads, ELECTED_S_MAX):
         raise LeaseUnavailable(
-            f"member {member_id} of {group} was told to lead and does not yet: its log tells what "
-            "it waits for, or that the order is void, since somebody has written the lease"
+            f"member {member_id} of {group} has the order to lead and does not yet: its log says "
+            "what it waits for, or that the order is void because the lease has changed"
         )
     writer = writers[-1]
     if writer.member_id != member_id:

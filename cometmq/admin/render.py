@@ -156,7 +156,7 @@ def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
 
 def _leads(group: views.GroupStatusView) -> str:
     if group.writer is None:
-        return "nobody leads"
+        return "no writer"
     since = f" since {_time(group.since_ms)[:-4]} ({group.reason})" if group.since_ms else ""
     return f"member {group.writer} leads{since}"
 

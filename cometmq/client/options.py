@@ -63,7 +63,7 @@ def options_of(kind: type[Options], options: object) -> Options:
 
 
 def new_client_id() -> str:
-    """``host@pid@six random digits``: unique within a group, and tells a person where the client
+    """``host@pid@six random digits``: unique within a group, and shows where the client
     runs.
     """
     return f"{socket.gethostname()[:200]}@{os.getpid()}@{secrets.token_hex(3)}"

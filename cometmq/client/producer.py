@@ -158,14 +158,13 @@ class Producer:
     # --- sending ----------------------------------------------------------------------------------
 
     async def send(self, message: Message) -> Future[SendReceipt]:
-        """Puts the message into the buffer; the future has the receipt, or the error, once it is
-        decided.
+        """Puts the message into the buffer; the future has the receipt, or the error, once the
+        broker has answered.
 
         Waits while the buffer is full, and for the first route to a topic. Raises at once what is
-        wrong with the message itself, TopicNotFound, RouteNotFound and NoPermission (nobody takes
-        the topic), PeerUnavailable (no broker of it answers, or no name server), ClientClosed.
-        Cancelling the future does not take
-        the message back.
+        wrong with the message itself, TopicNotFound, RouteNotFound and NoPermission (no broker
+        takes the topic), PeerUnavailable (no broker of it answers, or no name server),
+        ClientClosed. Cancelling the future does not take the message back.
         """
         try:
             target = self._rule.get(message.topic)

@@ -81,7 +81,7 @@ class PullConsumer:
     # --- single calls -----------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[QueueRef]:
-        """The topic's readable queues, sorted. TopicNotFound when nobody serves it within
+        """The topic's readable queues, sorted. TopicNotFound when no broker serves it within
         request_timeout_ms.
         """
         self._check_open()

@@ -118,7 +118,7 @@ class PushConsumer:
         """Reads the topic from now on; ``expression`` is ``*`` or tags with ``||`` between them, or
         a collection of tags. A second call for a topic replaces its expression. Raises
         TopicNameInvalid, FilterInvalid, ClientClosed. A topic that is not there is no error:
-        reading begins when it is, and until then a WARNING stands in the log.
+        reading begins when it is, and until then the log has a WARNING.
         """
         if not self._open:
             raise ClientClosed("The consumer is not open.")

@@ -181,7 +181,7 @@ def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) 
     render.show([lost], render.TABLE)
     observed = capsys.readouterr().out.splitlines()[-4:]
     assert observed == [
-        "g1: nobody leads",
+        "g1: no writer",
         "    member 0 does not answer",
         "    member 2 is not registered",
         "    mend it",
