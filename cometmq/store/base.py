@@ -18,7 +18,7 @@ from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
 from cometmq.store.metadata import reserve
-from cometmq.store.recovery.foreign import Adoption
+from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.opening import OpenedStore
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from datetime import datetime
 from pathlib import Path
 
@@ -71,6 +72,16 @@ class StorePaths:
     def trash(self, number: int) -> Path:
         """Where a deleted topic's folder waits for its removal."""
         return self.root / f"{TRASH_PREFIX}{number}"
+
+
+def root_of(folder: Path) -> Path:
+    """The store that the folder of its log, or of one of its queues, belongs to."""
+    return folder.parent if folder.name == COMMIT_LOG else folder.parents[2]
+
+
+def repair_command(root: Path, options: str = "") -> str:
+    """What errors advise to call for the store at ``root``."""
+    return f"cometmq store repair {shlex.quote(str(root))} {options}".rstrip()
 
 
 def is_ignored(name: str) -> bool:

@@ -191,10 +191,11 @@ def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:
             "the log in %s ends at store time %d, %d s after this machine's clock: messages are "
             "stored with that time until the clock has reached it. If the clock is right, a record "
             "is damaged (cometmq store verify): take the log from another member, or cut it there: "
-            "cometmq store repair DIRECTORY --cut-at OFFSET",
+            "%s",
             opened.paths.commit_log,
             time_ms,
             (time_ms - now_ms) // 1000,
+            layout.repair_command(opened.paths.root, "--cut-at OFFSET"),
         )
 
 

@@ -18,7 +18,7 @@ from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import is_system
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
-from cometmq.store.recovery.foreign import Adoption
+from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.writer import MessageStore
 from cometmq.telemetry import fields
 

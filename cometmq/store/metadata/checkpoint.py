@@ -12,8 +12,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from cometmq.errors import StoreDamaged
+from cometmq.store import layout
 from cometmq.store.disk.files import Files, replace
-from cometmq.store.metadata.logmark import RecoveryPoint
+from cometmq.store.metadata.recovery_point import RecoveryPoint
 
 CHECKPOINT_BYTES = 4096
 SECTOR_BYTES = 512
@@ -122,8 +123,8 @@ def decode(content: bytes, path: Path) -> Checkpoint:
     if len(content) != CHECKPOINT_BYTES:
         raise StoreDamaged(
             f"{path} has {len(content)} bytes instead of {CHECKPOINT_BYTES}. It says up to where "
-            "the log is on the disk, and can be done without: cometmq store repair DIRECTORY looks "
-            "through all of the log and writes it anew"
+            "the log is on the disk, and can be done without: "
+            f"{layout.repair_command(path.parent)} looks through all of the log and writes it anew"
         )
     times = Checkpoint(*TIMES.unpack_from(content))
     return dataclasses.replace(

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cometmq.errors import StoreDamaged
+from cometmq.store import layout
 from cometmq.store.disk.files import Files, replace
 
 HEADER = "cometmq-epochs 1"
@@ -42,7 +43,8 @@ def decode(content: bytes, path: Path) -> list[Epoch]:
         raise StoreDamaged(
             f"{path} does not end with its checksum. It says which writer's number each part of "
             "the log has. Put it back from a copy; or, with a number above every epoch that the "
-            "group ever had (cometmq broker status): cometmq store repair DIRECTORY --epoch NUMBER"
+            "group ever had (cometmq broker status): "
+            + layout.repair_command(path.parent, "--epoch NUMBER")
         )
     header, *lines = text.decode("ascii").splitlines()
     if header != HEADER:
@@ -72,8 +74,8 @@ def load(files: Files, path: Path, *, must_exist: bool = False) -> list[Epoch]:
     if content is None and must_exist:
         raise StoreDamaged(
             f"{path} is missing although the store has a log. Put it back from a copy; or, with a "
-            "number above every epoch that the group ever had (cometmq broker status): cometmq "
-            f"store repair {path.parent} --epoch NUMBER"
+            "number above every epoch that the group ever had (cometmq broker status): "
+            + layout.repair_command(path.parent, "--epoch NUMBER")
         )
     return [] if content is None else decode(content, path)
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from cometmq.errors import StoreDamaged
 from cometmq.format.indexfile import Sizes
+from cometmq.store import layout
 from cometmq.store.disk import files as disk
 from cometmq.store.disk.files import Files
 from cometmq.store.layout import OFFSET_MAX
-from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
+from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 
 VERSION = 1
 
@@ -105,7 +106,7 @@ def decode(content: bytes, path: Path) -> Identity:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StoreDamaged(
             f"{path} does not read as a store's identity ({error!r}). Put it back from a copy; "
-            "cometmq store repair DIRECTORY says what it held and how to do without"
+            f"{layout.repair_command(path.parent)} says what it held and how to do without"
         ) from error
 
 

@@ -20,7 +20,7 @@ from cometmq.format import queueunit
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segment
-from cometmq.store.metadata.logmark import QueueTotals
+from cometmq.store.metadata.recovery_point import QueueTotals
 from cometmq.store.queues.consumequeue import ConsumeQueue, Tail
 
 Note = TypeVar("Note")

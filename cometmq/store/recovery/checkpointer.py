@@ -17,7 +17,7 @@ from cometmq.store import layout
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import CommitLog, Span
 from cometmq.store.metadata.checkpoint import CheckpointFile
-from cometmq.store.metadata.logmark import UNKNOWN, QueueTotals, RecoveryPoint
+from cometmq.store.metadata.recovery_point import UNKNOWN, QueueTotals, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)

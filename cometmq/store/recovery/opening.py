@@ -27,9 +27,10 @@ from cometmq.store.metadata.checkpoint import Checkpoint, CheckpointFile
 from cometmq.store.metadata.dirlock import DirectoryLock
 from cometmq.store.metadata.epochs import Epoch
 from cometmq.store.metadata.identity import Identity, IdentityFile
-from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
+from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
-from cometmq.store.recovery import foreign, recovery, witness
+from cometmq.store.recovery import adoption, recovery, witness
+from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.checkpointer import Checkpointer
 from cometmq.store.recovery.recovery import Plan, Progress, Recovery
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer
@@ -85,7 +86,7 @@ class OpenedStore:
         self.epoch = 0  # the highest that is known
         self.epochs: list[Epoch] = []
         self.clean_start = False
-        self.adoption: foreign.Adoption | None = None
+        self.adoption: Adoption | None = None
         self.last = LastRecord()  # of the log, when it was opened
         self.why_anew = ""  # all queues are to be made anew, whatever they hold; set before opening
         self.losses: list[Loss] = []  # that recovery found
@@ -132,7 +133,7 @@ class OpenedStore:
         self.epochs = epochs.load(files, paths.epochs, must_exist=has_log)
         self.log.segments.load(files)
         self.indexer.load()
-        self.adoption = foreign.find_adoption(files, paths, known, self.log, saved)
+        self.adoption = adoption.find_adoption(files, paths, known, self.log, saved)
         if self.adoption is None:  # else its retention may have been here
             recovery.refuse_missing_start(self.log, saved.log_start)
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
@@ -152,7 +153,7 @@ class OpenedStore:
             observer,
             plan,
             progress=progress,
-            disagreement=lambda: foreign.disagreement(files, paths, self.log, self.dispatcher),
+            disagreement=lambda: adoption.disagreement(files, paths, self.log, self.dispatcher),
         )
         rebuild = todo.rebuild
         self.losses, self.last = rebuild.losses, rebuild.last
@@ -184,7 +185,7 @@ class OpenedStore:
     def _carry_out(self, found: _Found) -> None:
         paths, files, known, plan = self.paths, self.files, found.known, found.todo.plan
         # A full volume is to be opened too: what means nothing goes before anything is written.
-        foreign.remove_leftovers(files, paths)
+        adoption.remove_leftovers(files, paths)
         reserve.use(files, paths.reserve)
         # From here on the folder is being changed, which RocketMQ sees by the file `abort`.
         abortfile.write(files, paths.abort, failed=found.disk_failed)
@@ -304,7 +305,7 @@ class OpenedStore:
 
     # --- what another program left, and the state -------------------------------------------------
 
-    def _begin_adoption(self, adoption: foreign.Adoption) -> None:
+    def _begin_adoption(self, found: Adoption) -> None:
         """Note that the log is another program's from some place on, so that a crash does not make
         us take its bytes for ours. What our clean close left stays known until all is recovered: a
         log that has lost some of it is refused, at every start.
@@ -312,10 +313,10 @@ class OpenedStore:
         logger.warning(
             "%s: another program was here; its records from %d on%s are taken over",
             self.paths.root,
-            adoption.verified,
-            "".join(f", {name}" for name in adoption.tables),
+            found.verified,
+            "".join(f", {name}" for name in found.tables),
         )
-        self.identity.write(boot_id="", foreign=adoption.verified)
+        self.identity.write(boot_id="", foreign=found.verified)
 
     def _begin_foreign_epoch(self, verified: int) -> None:
         """The log is another program's from ``verified`` on."""
@@ -415,7 +416,7 @@ class Preview:
         self._opened = opened
 
     @property
-    def adoption(self) -> foreign.Adoption | None:
+    def adoption(self) -> Adoption | None:
         return self._opened.adoption
 
     @property

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
+from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.disk.segments import Segments
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
-from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
+from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import witness
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer, OutOfStep, Replay
@@ -65,6 +66,10 @@ class Plan:
         return "after a crash, " + ("of the process" if self.process_only else "or a restart")
 
 
+def _repair_command(log: CommitLog, options: str = "") -> str:
+    return layout.repair_command(layout.root_of(log.segments.directory), options)
+
+
 def refuse_missing_start(log: CommitLog, log_start: int) -> None:
     """Raise StoreDamaged when the log begins behind ``log_start``, where it began."""
     segments = log.segments
@@ -73,7 +78,7 @@ def refuse_missing_start(log: CommitLog, log_start: int) -> None:
     raise StoreDamaged(
         f"{segments.path(log_start)} is missing: the log began at {log_start}, and nobody removed "
         f"what stood before {segments.start}. Put it back, from a copy or another member; or let "
-        "cometmq store repair DIRECTORY say what is lost without it"
+        f"{_repair_command(log)} say what is lost without it"
     )
 
 
@@ -90,7 +95,7 @@ def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:
                 f"cometmq.json says that the log in {log.segments.directory} ended with a record "
                 f"at {mark.last_offset}, but good records run across that place: either is another "
                 "store's. Put back what belongs together, from a copy or another member; "
-                "or let cometmq store repair DIRECTORY say what is lost without it"
+                f"or let {_repair_command(log)} say what is lost without it"
             )
         why = f"its last record, at {mark.last_offset}, is not the one of that close: damaged"
         logger.error("%s: %s", log.segments.directory, why)
@@ -157,7 +162,7 @@ def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
             f"the file checkpoint says that the log in {log.segments.directory} was on the disk up "
             f"to {mark.end}, but it ends at {log.segments.end} at the latest: "
             f"{log.segments.path(log.segments.end)} is missing, or more. Put it back, from a copy "
-            "or another member; or let cometmq store repair DIRECTORY say what is lost without it"
+            f"or another member; or let {_repair_command(log)} say what is lost without it"
         )
     if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
         complaint = f"another record stands at {mark.last_offset}"
@@ -168,7 +173,7 @@ def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
     raise StoreForeignFile(
         f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
         f"{mark.end}, but {complaint}: either is another store's. Put back what belongs together, "
-        "from a copy or another member; or let cometmq store repair DIRECTORY go by the log"
+        f"from a copy or another member; or let {_repair_command(log)} go by the log"
     )
 
 
@@ -338,7 +343,7 @@ def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Los
     return StoreDamaged(
         f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but {known}. "
         f"Nothing was cut.{named} Take the log from a copy or another member; or accept "
-        "that the rest is lost: cometmq store repair DIRECTORY --accept-end"
+        f"that the rest is lost: {_repair_command(log, '--accept-end')}"
     )
 
 
@@ -391,7 +396,7 @@ class Recovery:
         except OutOfStep as error:
             raise StoreDamaged(
                 f"{error}. Copy the folder anew from another member; or give that record up: "
-                f"cometmq store repair DIRECTORY --write-off {error.start}-{error.end}"
+                + _repair_command(self._log, f"--write-off {error.start}-{error.end}")
             ) from error
 
     def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:

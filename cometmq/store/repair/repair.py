@@ -26,7 +26,7 @@ from cometmq.store.log.scan import LogScan, find_good, found_at
 from cometmq.store.metadata import abortfile, checkpoint, epochs, identity
 from cometmq.store.metadata.checkpoint import UNKNOWN_START, Checkpoint
 from cometmq.store.metadata.identity import Identity, LastOptions
-from cometmq.store.metadata.logmark import UNKNOWN, RecoveryPoint
+from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery.opening import OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Damage, Plan, Progress, recover

@@ -20,7 +20,7 @@ from cometmq.store.log.units import LOST_TOPIC
 from cometmq.store.metadata import checkpoint, identity
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity
-from cometmq.store.metadata.logmark import RecoveryPoint
+from cometmq.store.metadata.recovery_point import RecoveryPoint
 from cometmq.store.recovery.recovery import LOOK_AHEAD_BYTES, Damage, Progress
 from cometmq.store.recovery.replay import LastRecord, Loss
 from cometmq.store.recovery.witness import Counted, Tails

@@ -12,7 +12,7 @@ from cometmq.format.scan import QueueRun
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.log.scan import Stretch
-from cometmq.store.metadata.logmark import QueueTotals
+from cometmq.store.metadata.recovery_point import QueueTotals
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.recovery.replay import Observer
 from cometmq.store.repair.survey import open_queue_row

@@ -6,7 +6,7 @@ import pytest
 
 from cometmq.errors import StoreDamaged
 from cometmq.store.metadata.checkpoint import Checkpoint, CheckpointFile, decode, load
-from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
+from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 from tests.support.stores import FaultyFiles
 
 

@@ -11,7 +11,7 @@ from cometmq.errors import StoreDamaged
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.metadata import identity
 from cometmq.store.metadata.identity import Identity, LastOptions
-from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
+from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 
 PATH = Path("cometmq.json")
 OPEN = Identity("ab" * 16, "boot", None)

@@ -489,7 +489,7 @@ def test_a_log_file_that_is_too_long_is_named(store: Path) -> None:
 
 def test_a_checkpoint_that_does_not_read_is_written_anew(store: Path) -> None:
     (store / "checkpoint").write_bytes(b"short")
-    with pytest.raises(StoreDamaged, match="cometmq store repair DIRECTORY"):
+    with pytest.raises(StoreDamaged, match=f"cometmq store repair {store}"):
         open_store(store)
     done = mended(store)
     assert "wrote checkpoint anew" in done.actions
@@ -514,7 +514,7 @@ def test_without_a_checkpoint_nothing_behind_a_hole_is_given_up_unasked(store: P
 
 def test_epochs_that_do_not_read_are_as_good_as_missing(store: Path) -> None:
     (store / "cometmq.epochs").write_bytes(b"cometmq-epochs 1\n7 0\n12 400\ncrc32 0")
-    with pytest.raises(StoreDamaged, match="repair DIRECTORY --epoch NUMBER"):
+    with pytest.raises(StoreDamaged, match=r"repair /.* --epoch NUMBER"):
         open_store(store)
     with pytest.raises(StoreDamaged, match=r"does not read.* 12 at the least"):
         mended(store)
@@ -542,7 +542,7 @@ def test_an_identity_can_be_given_back_its_id(store: Path, spoilt: str) -> None:
     path.unlink()
     if spoilt == "cut":
         path.write_bytes(content[:80])
-        with pytest.raises(StoreDamaged, match="cometmq store repair DIRECTORY"):
+        with pytest.raises(StoreDamaged, match=f"cometmq store repair {store}"):
             open_store(store)
     with pytest.raises(StoreDamaged, match="--store-id ID") as refused:
         mended(store)

@@ -19,7 +19,7 @@ from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import found_at
 from cometmq.store.metadata.checkpoint import Checkpoint
 from cometmq.store.metadata.identity import Identity
-from cometmq.store.metadata.logmark import RecoveryPoint
+from cometmq.store.metadata.recovery_point import RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)

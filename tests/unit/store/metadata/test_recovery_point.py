@@ -8,7 +8,7 @@ from cometmq.format import record
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.disk.segments import Segments
 from cometmq.store.layout import offset_name
-from cometmq.store.metadata.logmark import QueueTotals, RecoveryPoint
+from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 
 SIZE = 1000
 LAST = b"the last record"

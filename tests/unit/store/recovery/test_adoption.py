@@ -10,7 +10,7 @@ from cometmq.errors import StoreFailed, StoreForeignFile
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.follower import FollowerStore
 from cometmq.store.layout import StorePaths
-from cometmq.store.recovery.foreign import remove_leftovers
+from cometmq.store.recovery.adoption import remove_leftovers
 from cometmq.store.writer import MessageStore
 from tests.support.stores import SMALL, FaultyFiles, WallClock, append, bodies, open_store
 
