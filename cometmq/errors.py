@@ -238,7 +238,7 @@ class ConfigInvalid(RequestError):
 
     code = 1016
     advice = (
-        "Correct the option; the program's --help lists all options with their units and ranges."
+        "Correct the option; docs/reference/options.md and --help list all with units and ranges."
     )
 
 

@@ -40,16 +40,24 @@ def _check(options: Any) -> None:
                 raise ConfigInvalid(
                     f"{option.name} must be a whole number from {low} to {high}, not {value!r}."
                 )
-        elif not _KINDS[option.name](value):
-            raise ConfigInvalid(f"{option.name} cannot be {value!r}.")
+            continue
+        is_good, wanted = _KINDS[option.name]
+        if not is_good(value):
+            raise ConfigInvalid(f"{option.name} must be {wanted}, not {value!r}.")
 
 
 # Options that are no numbers, and what they may be. consume_from="FIRST" would read as LAST.
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "batch_checksum": lambda value: isinstance(value, bool),
-    "selector": lambda value: value is None or callable(value),
-    "consume_from": lambda value: isinstance(value, ConsumeFrom),
-    "client_id": lambda value: isinstance(value, str) and value.isprintable() and value != "",
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
+    "selector": (lambda value: value is None or callable(value), "a function or None"),
+    "consume_from": (
+        lambda value: isinstance(value, ConsumeFrom),
+        "ConsumeFrom.FIRST or ConsumeFrom.LAST",
+    ),
+    "client_id": (
+        lambda value: isinstance(value, str) and value.isprintable() and value != "",
+        "a text of printable characters",
+    ),
 }
 
 
@@ -58,7 +66,9 @@ def options_of(kind: type[Options], options: object) -> Options:
     if options is None:
         return kind()
     if not isinstance(options, kind):
-        raise ConfigInvalid(f"The options must be a {kind.__name__}, not {options!r}.")
+        raise ConfigInvalid(
+            f"The options must be a {kind.__name__}, not a {type(options).__name__}."
+        )
     return options
 
 
