@@ -12,6 +12,7 @@ import pytest
 
 from cometmq import errors
 from cometmq.errors import CometError
+from cometmq.member.config import PromoteAsync
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
@@ -146,7 +147,8 @@ def erase_behind(store_path: Path, file_bytes: int, end: int) -> None:
 async def test_a_follower_cuts_what_its_writer_has_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with live_group(tmp_path, **UNFLUSHED) as group:
+    # A follower that is electable would lead instead.
+    async with live_group(tmp_path, **UNFLUSHED, promote_async=PromoteAsync.NEVER) as group:
         writer, follower = group[0], group[1]
         await writer.client.put_topic("T", 1, ASYNC)
         await writer.client.send("T", 0, b"kept")
