@@ -28,7 +28,7 @@ class Elections:
         )
         for reason in Reason:  # an alert waits for some: the first must be an increase
             self._won.labels(reason.value).inc(self._counts[reason.value])
-        self._takeover_s = Gauge(
+        self._failover_s = Gauge(
             "cometmq_failover_seconds",
             "How long it took until this member was ready as the writer, since what.",
             ["since"],
@@ -51,6 +51,6 @@ class Elections:
         if before is None:  # it stands alone, or nobody knows since when
             return
         if before.changed_s:
-            self._takeover_s.labels("lease_taken").set(now_s - before.changed_s[-1])
+            self._failover_s.labels("lease_taken").set(now_s - before.changed_s[-1])
         if before.heard_s is not None:
-            self._takeover_s.labels("writer_heard").set(now_s - before.heard_s)
+            self._failover_s.labels("writer_heard").set(now_s - before.heard_s)

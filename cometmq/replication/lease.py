@@ -121,6 +121,8 @@ def record_from(fields: Mapping[str, Any]) -> LeaseRecord:
     TypeError and ValueError for anything else.
     """
     needed = {key: value for key, value in fields.items() if key in NEEDED}
+    if needed.get("reason") == "takeover":  # as earlier releases wrote it
+        needed["reason"] = Reason.FAILOVER.value
     try:
         return LeaseRecord(**needed, shown=_shown(fields))
     except AssertionError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cometmq.v1 import member_pb2
-from tests.integration.test_takeover import (
+from tests.integration.test_failover import (
     QUICK,
     REPLICATED,
     UNFLUSHED,

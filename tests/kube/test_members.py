@@ -218,7 +218,7 @@ async def test_kill_9_of_the_writer(rights: Rights, tmp_path: Path, kills: int) 
             await members.serves(1 - old)
             took_s = time.monotonic() - killed_s
             assert members.holder() == (f"g1-{1 - old}", number + 1)
-            assert "reason=takeover" in group.log(1 - old)
+            assert "reason=failover" in group.log(1 - old)
             print(f"take-over {old} -> {1 - old}: {took_s:.1f} s (lease {DURATION_S:g} s)")
             await group.start()
 

@@ -11,8 +11,8 @@ from bench.failover import PARTS, Failover, failover_of, missed, table
 DAY = "2026-11-21T23:06:"
 LOG = [
     f"{DAY}48.743Z INFO    services.haslave.following stream ended error=gone",
-    f"{DAY}53.931Z INFO    services.haslave.elector takes the lease reason=takeover",
-    f"{DAY}53.934Z INFO    cometmq.member.app role ends next=services.broker reason=takeover",
+    f"{DAY}53.931Z INFO    services.haslave.elector takes the lease reason=failover",
+    f"{DAY}53.934Z INFO    cometmq.member.app role ends next=services.broker reason=failover",
     f"{DAY}54.427Z INFO    cometmq.member.state.opening store open clean=True seconds=0.055",
     f"{DAY}54.551Z INFO    cometmq.member.app ready role=writer address=127.0.0.1:46649",
 ]

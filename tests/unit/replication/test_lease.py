@@ -54,6 +54,10 @@ def test_a_record_of_before_tells_of_no_marks() -> None:
     assert record_from(fields) == HELD
 
 
+def test_the_reason_of_an_earlier_release_is_understood() -> None:
+    assert record_from({**HELD.fields(), "reason": "takeover"}).reason == Reason.FAILOVER.value
+
+
 def test_fields_of_a_later_release_are_left_out() -> None:
     assert record_from({**HELD.fields(), "later": 1}) == HELD
 
