@@ -302,6 +302,17 @@ class BaseStore:
         self._failure = self._failure or StoreFailed("the store is closed")
         self._opened.release()
 
+    def validate(self) -> None:
+        """The invariants of an open store; for tests, while no thread writes."""
+        self._log.validate()
+        self._dispatcher.validate(self.appended_offset)
+        self._opened.checkpoint.validate()
+        assert self.min_offset <= self.flushed_offset <= self.written_offset <= self.appended_offset
+        assert self.dispatched_offset <= self.appended_offset
+        known = self.epochs
+        assert known == sorted(set(known)), known
+        assert all(number <= self.epoch for number, _ in known), (self.epoch, known)
+
     # --- failing ----------------------------------------------------------------------------------
 
     def _guarded(self, write: Callable[[], Result]) -> Result:

@@ -180,6 +180,13 @@ class MessageStore(BaseStore):
         self._guarded(lambda: self._dispatcher.drop(topic))
         assert not self._dispatcher.queues_of(topic), topic
 
+    def validate(self) -> None:
+        """As of every store; a follower's last epoch may begin behind its end, a writer's not."""
+        super().validate()
+        number, start = self.epochs[-1]
+        assert number == self.epoch, (self.epochs, self.epoch)
+        assert start <= self.appended_offset, (start, self.appended_offset)
+
 
 def _warn_of_the_future(opened: OpenedStore, clock: Clock) -> None:
     """Store times never go back: followers and searches by time rely on it. So a log that ends in

@@ -180,7 +180,7 @@ class RouteTable:
         after = group.members()
         if after != before:
             touched.update(group.topics)
-        self._validate(member.broker_group)
+        self._validate_group(member.broker_group)
         self._tell(touched)
         for number in {one.member_id for one in set(before) ^ set(after)}:
             self._moved(member.broker_group, number)
@@ -340,7 +340,7 @@ class RouteTable:
             for topic in group.topics:
                 self._forget_topic(topic, name)
         else:
-            self._validate(name)
+            self._validate_group(name)
         self._tell(group.topics)
         for number in member_ids:
             self._moved(name, number)
@@ -356,9 +356,25 @@ class RouteTable:
         if touched:
             self._changed(touched)
 
-    def _validate(self, name: str) -> None:
+    def validate(self) -> None:
+        """The invariants of the whole table; for tests."""
+        groups_of: dict[str, set[str]] = {}
+        for name, group in self._groups.items():
+            self._validate_group(name)
+            for topic in group.topics:
+                groups_of.setdefault(topic, set()).add(name)
+            assert group.topics_from is not None or not group.topics, name
+        assert self._groups_of == groups_of
+        assert self._member_count == sum(len(group.live) for group in self._groups.values())
+        assert self._member_count <= self._members_max
+        assert sum(len(group.topics) for group in self._groups.values()) <= self._topics_max
+
+    def _validate_group(self, name: str) -> None:
         """The invariants of a group, after each change of it."""
         group = self._groups[name]
+        addresses = {known.member.address for known in group.live.values()}
+        assert len(addresses) == len(group.live), (name, addresses)
+        assert all(number == known.member.member_id for number, known in group.live.items()), name
         writers = [x for x in group.live.values() if x.member.role is Role.WRITER]
         assert group.live
         assert len(writers) <= 1

@@ -160,6 +160,17 @@ class Watchers:
             for watcher in self._by_topic.get(topic, ()):
                 watcher.note(topic)
 
+    def validate(self) -> None:
+        """Topics and streams name each other; for tests."""
+        by_topic: dict[str, set[Watcher]] = {}
+        for watcher in self._all:
+            assert len(watcher.topics) <= self._topics_max
+            assert watcher.pending_count <= len(watcher.topics)
+            for topic in watcher.topics:
+                by_topic.setdefault(topic, set()).add(watcher)
+        assert self._by_topic == by_topic
+        assert len(self._all) <= self._streams_max
+
     def wake_all(self) -> None:
         """Let every stream look around: the process drains."""
         for watcher in self._all:

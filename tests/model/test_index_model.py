@@ -67,6 +67,7 @@ class IndexModel(RuleBasedStateMachine):
 
     @invariant()
     def what_is_indexed_is_found(self) -> None:
+        self.store.validate()
         indexed = self.store.index.status.position
         for topic, key in product(TOPICS, [*KEYS, "d"]):
             found = [one.message.log_offset for one in find_by_key(self.store, topic, key)]

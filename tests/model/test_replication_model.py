@@ -307,6 +307,8 @@ class WriterAndFollower(RuleBasedStateMachine):
         if not self.opened or not self.connected:
             return
         assert self.copy.store.appended_offset <= self.writer.store.appended_offset
+        self.copy.store.validate()
+        self.writer.store.validate()
         for topic, queue_id in self.copy.store.queues():
             if self.copied.generations.find(topic, queue_id) == self.state.generations.find(
                 topic, queue_id

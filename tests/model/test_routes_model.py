@@ -118,6 +118,10 @@ class Forgers(RuleBasedStateMachine):
                 self._register(member, "another")
 
     @invariant()
+    def the_table_keeps_its_invariants(self) -> None:
+        self.table.validate()
+
+    @invariant()
     def the_live_writer_is_in_its_place(self) -> None:
         if self.registered:
             assert self.table.member("c", "g", self.life.number) == self.life.member

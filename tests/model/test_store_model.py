@@ -307,11 +307,9 @@ class StoreAndModel(RuleBasedStateMachine):
             assert [r.body for r in read_queue(self.store, *key, len(held) - 1)] == newest
 
     @invariant()
-    def positions_are_in_order(self) -> None:
+    def the_store_keeps_its_invariants(self) -> None:
         if self.epoch:
-            store = self.store
-            assert 0 <= store.min_offset <= store.flushed_offset <= store.appended_offset
-            assert store.dispatched_offset <= store.appended_offset
+            self.store.validate()
 
     def teardown(self) -> None:
         if self.epoch:

@@ -77,7 +77,7 @@ class CommitLog:
         # record. Others read it, so it is shortened by taking another list.
         self._batch_ends: list[int] = []
         # (offset, size) behind the end that a failed append may have written to
-        self._scars: list[Span] = []
+        self._dirty_tail: list[Span] = []
         self._transient = TransientBuffer(transient_bytes_max) if transient_bytes_max else None
         self._closed = False
 
@@ -97,6 +97,7 @@ class CommitLog:
 
     @flushed.setter
     def flushed(self, flushed: tuple[int, int]) -> None:
+        assert flushed[0] <= self._end[0], (flushed, self._end)
         self.offsets.flush_to(*flushed)
 
     # --- appending: the writer --------------------------------------------------------------------
@@ -115,7 +116,7 @@ class CommitLog:
         end, last_time_ms = self.end
         assert offset == self.place(len(batch)), (offset, end, len(batch))
         assert store_time_ms >= last_time_ms, (store_time_ms, last_time_ms)
-        if self._scars:
+        if self._dirty_tail:
             self.zero_dirty_tail()
         if self._transient is not None and not self._transient.has_room(len(batch)):
             self.commit()
@@ -129,12 +130,12 @@ class CommitLog:
                 self._write_blank(end, offset)
             self._write(segment, offset, batch)
         except Shortage:
-            self._scars.append((offset, len(batch)))
+            self._dirty_tail.append((offset, len(batch)))
             # At once: recovery must not find what was refused. As a rule that takes no room.
             with suppress(Shortage):
                 self.zero_dirty_tail()
             raise
-        self._scars.clear()
+        self._dirty_tail.clear()
         self._batch_ends.append(offset + len(batch))
         if len(self._batch_ends) > BATCH_ENDS_MAX:
             self._batch_ends = self._batch_ends[BATCH_ENDS_MAX // 2 :]
@@ -144,20 +145,20 @@ class CommitLog:
         """Put zeros over what failed appends left, else a shorter batch could end where an old
         record starts.
         """
-        while self._scars:
-            offset, size = self._scars[-1]
+        while self._dirty_tail:
+            offset, size = self._dirty_tail[-1]
             segment = self.segments.find(offset)
             assert segment is not None, offset
             start = offset - segment.start
             clear(segment.file, start, start + size)  # a hole stays one: filling it takes room
-            self._scars.pop()
+            self._dirty_tail.pop()
 
     def _write_blank(self, end: int, file_end: int) -> None:
         segment = self.segments.find(end)
         assert segment is not None, end
         assert segment.end == file_end, (end, file_end)
         # Until the batch behind it is written, it is not part of the log.
-        self._scars.append((end, BLANK_BYTES))
+        self._dirty_tail.append((end, BLANK_BYTES))
         self._write(segment, end, record.blank(file_end - end))
 
     def _write(self, segment: Segment, offset: int, data: Buffer) -> None:
@@ -170,10 +171,10 @@ class CommitLog:
         """Close the file at the end with its mark; the end is then the start of the next file."""
         end, last_time_ms = self.end
         file_end = end - end % self.segments.file_bytes + self.segments.file_bytes
-        if self._scars:
+        if self._dirty_tail:
             self.zero_dirty_tail()
         self._write_blank(end, file_end)
-        self._scars.clear()
+        self._dirty_tail.clear()
         self.end = (file_end, last_time_ms)
 
     # --- cutting: nobody else uses the log ---
@@ -190,7 +191,7 @@ class CommitLog:
             segments.remove_last(self._files)
         segments.base = start
         self.clear_behind(offset)
-        self._scars.clear()
+        self._dirty_tail.clear()
         self._batch_ends = self._batch_ends[: bisect_right(self._batch_ends, offset)]
         self.end = (offset, last_time_ms)
         self.flushed = min(self.flushed, self.end)
@@ -413,6 +414,18 @@ class CommitLog:
         return max(0, ends[index - 1] - offset) if index else 0
 
     # --- ending -----------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """The positions are in order; for tests, while no thread writes."""
+        (flushed, flushed_ms), (end, end_ms) = self.flushed, self.end
+        assert 0 <= self.segments.start <= self.start <= flushed <= self.written <= end
+        assert flushed_ms <= end_ms, (flushed_ms, end_ms)
+        assert end <= self.segments.end, (end, self.segments.end)
+        assert end <= self.reach, (end, self.reach)
+        assert self.trusted_from >= 0, self.trusted_from
+        assert self._batch_ends == sorted(set(self._batch_ends))
+        assert not self._batch_ends or self._batch_ends[-1] <= end, (self._batch_ends[-1], end)
+        assert all(offset >= end for offset, _ in self._dirty_tail), (self._dirty_tail, end)
 
     def close(self) -> None:
         with self._growing:

@@ -74,6 +74,13 @@ class ConsumeQueue:
             )
         return sound
 
+    def validate(self) -> None:
+        """What is counted is in the files or in memory; for tests."""
+        first_unwritten, units = self._unwritten
+        assert 0 <= self.min_offset <= self.next_offset, (self.min_offset, self.next_offset)
+        assert first_unwritten * UNIT_BYTES + len(units) == self.next_offset * UNIT_BYTES
+        assert first_unwritten * UNIT_BYTES <= self.segments.end, self.segments.directory
+
     # --- writing: the writer ----------------------------------------------------------------------
 
     @property

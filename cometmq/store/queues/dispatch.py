@@ -436,6 +436,24 @@ class Dispatcher:
             if queue.starts_below(segment, durable):
                 return
 
+    def validate(self, log_end: int) -> None:
+        """The counts are those of the queues, and every unit is in its queue; for tests, while no
+        thread writes.
+        """
+        assert self._held is None, "the start has not been carried out"
+        queues = list(self.queues())
+        for queue in queues:
+            queue.validate()
+            assert queue is self.find(queue.topic, queue.queue_id), queue.segments.directory
+            assert queue.has_unwritten == (queue in self._behind), queue.segments.directory
+        assert all(queue in queues for queue in self._behind), "their queues have gone"
+        assert self._queue_count == sum(queue.next_offset > 0 for queue in queues)
+        assert self._unit_count == sum(queue.next_offset for queue in queues)
+        assert self.dispatched[0] <= log_end, (self.dispatched, log_end)
+        if self.dispatched[0] == log_end:
+            assert self._tallied[0] == log_end, (self._tallied, log_end)
+            assert self._tallied[1] == (self._queue_count, self._unit_count), self._tallied
+
     def close(self) -> None:
         for queue in self.queues():
             queue.close()

@@ -131,7 +131,8 @@ class Checkpointer:
         now, log = self._file.current, self._log
         assert self.durable <= min(log.flushed[0], self._dispatcher.dispatched[0])
         assert now.durable_offset <= self.durable, (now, self.durable)
-        assert now.reach == log.reach >= log.end[0], (now, log.reach, log.end)
+        # Of an empty log that begins anew the checkpoint need not know before it is written to.
+        assert log.end[0] <= max(now.reach, log.start), (now, log.start, log.end)
         assert now.log_start <= log.start, (now, log.start)
         assert now.log_time_ms <= log.flushed[1], (now, log.flushed)
         if now.mark is not None:

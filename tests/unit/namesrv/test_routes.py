@@ -414,6 +414,7 @@ class Model(RuleBasedStateMachine):
             assert expected == self.seen[topic] or topic in told  # no change goes untold
             self.seen[topic] = expected
         assert self.bench.table.member_count == len(self.live)
+        self.bench.table.validate()
 
     def _route(self, topic: str) -> list[tuple[str, int, list[int]]]:
         return [

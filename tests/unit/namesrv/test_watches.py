@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from cometmq.errors import LimitExceeded, TopicNameInvalid
@@ -19,8 +21,10 @@ class Wakes:
 
 
 @pytest.fixture
-def watchers() -> Watchers:
-    return Watchers(streams_max=2, topics_max=3)
+def watchers() -> Iterator[Watchers]:
+    watchers = Watchers(streams_max=2, topics_max=3)
+    yield watchers
+    watchers.validate()
 
 
 def _all_of(watcher: Watcher) -> list[str]:
