@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from cometmq.format import record
 from cometmq.messaging.changes import Change, QueuesCounted, TopicDropped, decode
 from cometmq.messaging.state import STATE_TOPIC
+
+
+class QueueEdits(Protocol):
+    """The store's queues while it reads its log."""
+
+    def drop_topic(self, topic: str) -> None: ...
+
+    def start_queue(self, topic: str, queue_id: int, offset: int) -> None: ...
 
 
 class QueueChanges:
@@ -17,24 +25,17 @@ class QueueChanges:
 
     topics = frozenset({STATE_TOPIC})
 
-    def __init__(self) -> None:
-        # The store's, set while it reads.
-        self.drop_topic: Callable[[str], None] | None = None
-        self.start_queue: Callable[[str, int, int], None] | None = None
-
-    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+    def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         """A state record was found in the log."""
         for change in decode(record.decode(data).body):
-            self.take(change)
+            self.apply_change(change, queues)
 
-    def take(self, change: Change) -> None:
+    def apply_change(self, change: Change, queues: QueueEdits) -> None:
         """One change of such a record."""
         match change:
             case TopicDropped(topic):
-                assert self.drop_topic is not None
-                self.drop_topic(topic)
+                queues.drop_topic(topic)
             case QueuesCounted(topic, next_offsets):
-                assert self.start_queue is not None
                 for queue_id, offset in enumerate(next_offsets):
                     if offset:
-                        self.start_queue(topic, queue_id, offset)
+                        queues.start_queue(topic, queue_id, offset)

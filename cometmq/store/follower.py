@@ -30,9 +30,9 @@ FAR_BEHIND_BYTES = 64 * 1024 * 1024
 
 
 class FollowerObserver(Observer, Protocol):
-    """Who hears of what is copied, in the order of the log."""
+    """Hears of what is copied, in the order of the log."""
 
-    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+    def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         """The queue has all its messages up to ``end`` of the log; the next is ``next_offset``."""
 
 
@@ -110,12 +110,11 @@ class FollowerStore(BaseStore):
     ) -> int:
         assert (stretches[0].start, stretches[-1].end) == (offset, offset + len(data)), offset
         self._log.append(offset, data, stretches[-1].run.last_time_ms)
-        replay = Replay(self._dispatcher, observer, observer.settled)
+        replay = Replay(self._dispatcher, observer, observer.queue_advanced)
         try:
-            with replay.observed():
-                for stretch in stretches:
-                    replay.take(stretch)
-                replay.settle()
+            for stretch in stretches:
+                replay.take(stretch)
+            replay.dispatch_held()
         except Exception as error:  # the queues are no longer the log's
             raise StoreFailed(f"the copy at {offset} cannot be dispatched: {error}") from error
         last = replay.last

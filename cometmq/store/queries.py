@@ -68,7 +68,7 @@ class KeySearch:
         stop = self.read_count + PIECE_READS
         for log_offset in islice(self._entries, PIECE_ENTRIES):
             if log_offset is not None:
-                found += self._look(log_offset)
+                found += self._read_if_meant(log_offset)
             if self.read_count == stop:
                 break
         return found
@@ -84,7 +84,7 @@ class KeySearch:
             before = before if log_offset is None else log_offset
         self.is_over = True
 
-    def _look(self, log_offset: int) -> list[Found]:
+    def _read_if_meant(self, log_offset: int) -> list[Found]:
         self.read_count += 1
         try:
             raw = self._store.read_record(log_offset)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from cometmq.format import record
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.follower import FollowerStore
+from cometmq.store.recovery.replay import QueueEdits
 from cometmq.store.writer import MessageStore
 from tests.support.stores import LOG_FILE_BYTES, SMALL, WallClock, append, bodies, open_store
 
@@ -20,15 +20,12 @@ class Watcher:
     topics = frozenset({"S"})
 
     def __init__(self) -> None:
-        self.drop_topic: Callable[[str], None] | None = None
-        self.start_queue: Callable[[str, int, int], None] | None = None
         self.heard: list[tuple[object, ...]] = []
 
-    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
-        assert self.drop_topic is not None
+    def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         self.heard.append((topic, log_offset, record.decode(data).body))
 
-    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+    def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         self.heard.append((topic, queue_id, end, next_offset))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath, Usage
 from cometmq.store.metadata.checkpoint import CheckpointFile
 from cometmq.store.queries import Found, KeySearch
+from cometmq.store.recovery.replay import QueueEdits
 from cometmq.store.writer import Appended, MessageStore, Observer, StoreOptions
 
 HOST = record.host_bytes("127.0.0.1", 10911)
@@ -139,16 +140,13 @@ class Deletions:
     topics = frozenset({"S"})
 
     def __init__(self) -> None:
-        self.drop_topic: Callable[[str], None] | None = None
-        self.start_queue: Callable[[str, int, int], None] | None = None
         self.seen: list[bytes] = []
 
-    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+    def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         found = record.decode(data)
         assert (topic, found.topic, found.log_offset) == ("S", "S", log_offset)
         self.seen.append(found.body)
-        assert self.drop_topic is not None
-        self.drop_topic(found.body.decode())
+        queues.drop_topic(found.body.decode())
 
 
 def encoded(topic: str, queue_id: int, body: bytes, tag: str = "", keys: str = "") -> bytes:

@@ -20,7 +20,7 @@ from cometmq.member.state.statelog import topic_deletions
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.changes import Change, GroupDropped, TopicDropped, TopicPut, decode
-from cometmq.messaging.queuechanges import QueueChanges
+from cometmq.messaging.queuechanges import QueueChanges, QueueEdits
 from cometmq.messaging.state import (
     SNAPSHOT_LAST,
     SNAPSHOT_ONLY,
@@ -119,7 +119,7 @@ class FollowerStorage(BaseStorage):
 
     # --- what is collected from a chunk, in the order of the log ---
 
-    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+    def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
         self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
 
     def put(self, config: TopicConfig) -> None:
@@ -145,21 +145,20 @@ class _Collected(QueueChanges):
     """Hears of what is copied, possibly in a thread, and keeps it for the loop."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.notes: list[Callable[[FollowerStorage], None]] = []
 
-    def settled(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
-        self.notes.append(lambda storage: storage.settled(topic, queue_id, end, next_offset))
+    def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
+        self.notes.append(lambda storage: storage.queue_advanced(topic, queue_id, end, next_offset))
 
-    def dispatched(self, topic: str, log_offset: int, data: bytes) -> None:
+    def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         found = record.decode(data)
         for change in decode(found.body):
-            self.take(change)
+            self.apply_change(change, queues)
         end = log_offset + len(data)
         self.notes.append(lambda storage: storage.state_record(end, found.tag, found.body))
 
-    def take(self, change: Change) -> None:
-        super().take(change)
+    def apply_change(self, change: Change, queues: QueueEdits) -> None:
+        super().apply_change(change, queues)
         match change:
             case TopicDropped(topic):
                 self.notes.append(lambda storage: storage.dropped(topic))

@@ -131,7 +131,7 @@ class Indexer:
         self._position = start = max(start, self._position)
         left = self._log.flushed[0] - start
         if self.enabled and self._gaps:
-            self._look_into(self._gaps.popleft())
+            self._check_gap(self._gaps.popleft())
             return True
         if not self.enabled or left <= 0:
             return False
@@ -163,17 +163,17 @@ class Indexer:
                 return Chunk(chunk.data[: damaged - start], damaged)
         return chunk
 
-    def _look_into(self, gap: tuple[int, int]) -> None:
+    def _check_gap(self, gap: tuple[int, int]) -> None:
         start, stop = max(gap[0], self._log.start), gap[1]
         if start >= stop:
             return
         try:
-            self._look_between(start, stop)
+            self._check_range(start, stop)
         except Shortage:
             self._gaps.appendleft((start, stop))
             raise
 
-    def _look_between(self, start: int, stop: int) -> None:
+    def _check_range(self, start: int, stop: int) -> None:
         # Gone, or nobody can tell.
         with suppress(MessageNotFound, StoreDamaged, StoreForeignFile):
             chunk = self._read(start, min(STEP_BYTES, stop - start))

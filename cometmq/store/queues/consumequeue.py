@@ -106,7 +106,7 @@ class ConsumeQueue:
         held += units
         self.next_offset += len(units) // UNIT_BYTES
 
-    def settle(self) -> None:
+    def release_held(self) -> None:
         """What was held is to be written: others may know the queue from now on."""
         first_unwritten, held = self._unwritten
         self._unwritten = (first_unwritten, bytes(held))

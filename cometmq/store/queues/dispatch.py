@@ -46,7 +46,7 @@ class DirtySet(Generic[Note]):
         while self._notes:
             yield self._notes.popitem()[0]
 
-    def settle(self, sync: Callable[[Note], None]) -> None:
+    def sync_all(self, sync: Callable[[Note], None]) -> None:
         """``sync`` each and take it out. After a :class:`Shortage` what is left stays noted."""
         for note in self.drained():
             try:
@@ -278,8 +278,8 @@ class Dispatcher:
         if at_once:
             files = [segment.file for segment in self._dirty_files.drained()]
             self._files.sync_all(files, list(self._dirty_directories.drained()))
-        self._dirty_files.settle(lambda segment: segment.file.sync())
-        self._dirty_directories.settle(self._files.sync_directory)
+        self._dirty_files.sync_all(lambda segment: segment.file.sync())
+        self._dirty_directories.sync_all(self._files.sync_directory)
         return dispatched
 
     # --- cutting: nobody else uses the queues ---
@@ -404,7 +404,7 @@ class Dispatcher:
                     self._note_unsynced(queue, held.durable)
         for queue in self.queues():
             if queue.has_unwritten:
-                queue.settle()
+                queue.release_held()
                 self._behind.append(queue)
         self.catch_up()
 

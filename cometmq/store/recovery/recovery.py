@@ -269,16 +269,15 @@ class Rebuild:
             replay.last = self._plan.last
         scan = LogScan(self._log.segments, start, replay.topics)
         total = self._bytes_behind(start)
-        with replay.observed():
-            goes_on: int | None = start
-            while goes_on is not None:
-                scan.end = goes_on
-                for stretch in scan:
-                    replay.take(stretch)
-                    if progress is not None:
-                        progress(min(stretch.end - start, total), total)
-                goes_on = self._behind(scan, replay)
-            replay.settle()
+        goes_on: int | None = start
+        while goes_on is not None:
+            scan.end = goes_on
+            for stretch in scan:
+                replay.take(stretch)
+                if progress is not None:
+                    progress(min(stretch.end - start, total), total)
+            goes_on = self._behind(scan, replay)
+        replay.dispatch_held()
         self.end, self.reason, self.last = scan.end, scan.reason, replay.last
         assert self.last.log_offset + self.last.size <= self.end, (self.last, self.end)
         self.record_count, self.losses = replay.record_count, replay.losses
@@ -290,7 +289,7 @@ class Rebuild:
         """Messages that the queues' files told of, and the log does not have before ``place``."""
         if not self._dispatcher.tails:
             return []
-        replay.settle()
+        replay.dispatch_held()
         return list(witness.missing(self._dispatcher.tails, place, self._dispatcher.next_offset))
 
     def _bytes_behind(self, start: int) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -19,22 +18,29 @@ UNITS_HELD_MAX = 200_000  # in memory, before they are written
 RECORD_BYTES_MIN = LAYOUTS[0].record_bytes_min
 
 
+class QueueEdits(Protocol):
+    """What an observer may do to the queues that are being built."""
+
+    def drop_topic(self, topic: str) -> None:
+        """A record deletes the topic: its messages must not come back, and those of its successor
+        count from 0 again.
+        """
+
+    def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        """A queue is known to have counted up to ``offset``, though none of its messages is in the
+        log any more: it goes on there, unless it has messages.
+        """
+
+
 class Observer(Protocol):
-    """Who wants to see records of some topics while the log is read again.
-
-    ``drop_topic`` and ``start_queue`` are the store's, set for that time. Messages of a topic that
-    a record deletes must not come back, and those of its successor count from 0 again. A queue may
-    be known to have counted so far, though none of its messages is in the log any more:
-    ``start_queue(topic, queue id, offset)`` lets it go on there, unless it has messages.
-    """
-
-    drop_topic: Callable[[str], None] | None
-    start_queue: Callable[[str, int, int], None] | None
+    """Sees records of some topics while the log is read again."""
 
     @property
     def topics(self) -> frozenset[str]: ...
 
-    def dispatched(self, topic: str, log_offset: int, record: bytes) -> None:
+    def observe_record(
+        self, topic: str, log_offset: int, record: bytes, queues: QueueEdits
+    ) -> None:
         """A record of one of ``topics``, in the order of the log, when all before it are in their
         queues.
         """
@@ -74,18 +80,18 @@ class OutOfStep(Exception):
 
 
 class Replay:
-    """Dispatches records in the order of the log. What it has not :meth:`settled <settle>` yet is
-    in no queue.
+    """Dispatches records in the order of the log. Units that it holds are in no queue before
+    :meth:`dispatch_held`.
 
-    ``settled(topic, queue_id, end, next_offset)`` is told, in the order of the log, that a queue
-    has all its messages up to ``end`` of the log.
+    It calls ``on_advance(topic, queue_id, end, next_offset)``, in the order of the log, when a
+    queue has all its messages up to ``end`` of the log.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         observer: Observer | None,
-        settled: Callable[[str, int, int, int], None] | None = None,
+        on_advance: Callable[[str, int, int, int], None] | None = None,
         *,
         may_start_late: bool = True,
         is_from_first: bool = False,
@@ -98,7 +104,7 @@ class Replay:
         self.topics = frozenset[str]() if observer is None else observer.topics
         self._dispatcher = dispatcher
         self._observer = observer
-        self._settled = settled
+        self._on_advance = on_advance
         # A queue without messages may go on at any offset: the older ones went with log files.
         self._may_start_late = may_start_late
         # None went with log files: what a queue without messages begins without was lost.
@@ -110,18 +116,6 @@ class Replay:
         self._held: dict[ConsumeQueue, _Held] = {}
         self._held_count = 0
 
-    @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Within it, the observer may delete topics and start queues."""
-        if self._observer is None:
-            yield
-            return
-        self._observer.drop_topic, self._observer.start_queue = self._drop, self._start
-        try:
-            yield
-        finally:
-            self._observer.drop_topic = self._observer.start_queue = None
-
     def take(self, stretch: Stretch) -> None:
         """The next records. Raises OutOfStep."""
         assert stretch.start >= self.last.log_offset + self.last.size, (stretch.start, self.last)
@@ -132,32 +126,34 @@ class Replay:
         self.last = LastRecord(stretch.last_offset, run.last_bytes, time_ms)
         self.record_count += run.record_count
         if stretch.apart:
-            self._look_at(stretch)
+            self._handle_apart(stretch)
         if self._held_count > UNITS_HELD_MAX:
-            self.settle()
+            self.dispatch_held()
 
     def pass_over(self, damaged: int, behind: int) -> None:
         """From ``damaged`` to ``behind`` the log is damaged: messages that stood there are missing
         in their queues.
         """
         assert damaged < behind, (damaged, behind)
-        self.settle()
+        self.dispatch_held()
         self._lost_at = damaged
         self._lost_count_max += (behind - damaged) // RECORD_BYTES_MIN
 
-    def _look_at(self, stretch: Stretch) -> None:
+    def _handle_apart(self, stretch: Stretch) -> None:
         if stretch.topic == LOST_TOPIC:
             self.pass_over(stretch.start, stretch.end)
         elif stretch.topic in self.topics:
-            self.settle()
+            self.dispatch_held()
             assert self._observer is not None
-            self._observer.dispatched(stretch.topic, stretch.start, stretch.apart)
+            self._observer.observe_record(stretch.topic, stretch.start, stretch.apart, self)
 
-    def _drop(self, topic: str) -> None:
+    def drop_topic(self, topic: str) -> None:
+        """See :class:`QueueEdits`."""
         self.deleted_what_was_gone |= not self._dispatcher.queues_of(topic)
         self._dispatcher.drop(topic)
 
-    def _start(self, topic: str, queue_id: int, offset: int) -> None:
+    def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        """See :class:`QueueEdits`."""
         queue = self._dispatcher.get(topic, queue_id)
         if not queue.next_offset and self._may_start_late:
             self._dispatcher.start_at(queue, offset)
@@ -166,7 +162,7 @@ class Replay:
         queue = self._dispatcher.get(run.topic, run.queue_id)
         held = self._held.get(queue)
         if run.first_queue_offset != (queue.next_offset if held is None else held.next_offset):
-            self.settle()
+            self.dispatch_held()
             queue = self._continued_at(queue, run)
             held = None
         if held is None:
@@ -217,19 +213,19 @@ class Replay:
         first, place = queue.next_offset, self._lost_at
         self.losses.append(Loss(queue.topic, queue.queue_id, first, count, place))
 
-    def settle(self) -> None:
+    def dispatch_held(self) -> None:
         """Put all that was taken into the queues."""
         ends: list[tuple[int, ConsumeQueue]] = []
         for queue, held in self._held.items():
             self._dispatcher.dispatch(queue, b"".join(held.units))
-            if self._settled is not None:
+            if self._on_advance is not None:
                 position, size, _ = queueunit.unit_at(held.units[-1], -1)
                 ends.append((position + size, queue))
         self._held.clear()
         self._held_count = 0
-        if self._settled is not None:
+        if self._on_advance is not None:
             for end, queue in sorted(ends, key=lambda entry: entry[0]):
-                self._settled(queue.topic, queue.queue_id, end, queue.next_offset)
+                self._on_advance(queue.topic, queue.queue_id, end, queue.next_offset)
 
 
 class _Held:

@@ -235,15 +235,16 @@ class Deletions:
         self.topics = frozenset[str]() if observer is None else observer.topics
         self._observer = observer
         self._at = -1
-        if observer is not None:
-            observer.drop_topic = self._deleted
-            observer.start_queue = lambda topic, queue_id, offset: None
 
     def take(self, stretch: Stretch) -> None:
         """The next records of the log; one that tells of topics comes by itself."""
         if self._observer is not None and stretch.topic in self.topics:
             self._at = stretch.start
-            self._observer.dispatched(stretch.topic, stretch.start, stretch.apart)
+            self._observer.observe_record(stretch.topic, stretch.start, stretch.apart, self)
 
-    def _deleted(self, _topic: str) -> None:
+    def drop_topic(self, topic: str) -> None:
+        """A record of the log deletes it."""
         self.newest = self._at
+
+    def start_queue(self, topic: str, queue_id: int, offset: int) -> None:
+        """That is no deletion."""

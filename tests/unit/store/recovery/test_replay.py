@@ -47,7 +47,7 @@ def test_runs_of_a_queue_are_put_together(dispatcher: Dispatcher) -> None:
     replay.take(run(300, ("B", 0, 2, 1), time_ms=4))
     assert dispatcher.find("B", 0) is not None
     assert dispatcher.get("B", 0).next_offset == 0, "nothing is settled yet"
-    replay.settle()
+    replay.dispatch_held()
     assert units_of(dispatcher, "B", 0) == [(0, SIZE), (100, SIZE), (300, SIZE)]
     assert settled == [("A", 1, 300, 1), ("B", 0, 400, 3)], "in the order of the log"
     assert replay.last == LastRecord(300, SIZE, 5)
@@ -57,7 +57,7 @@ def test_runs_of_a_queue_are_put_together(dispatcher: Dispatcher) -> None:
 def test_a_queue_without_messages_may_begin_late(dispatcher: Dispatcher) -> None:
     replay = Replay(dispatcher, None)
     replay.take(run(500, ("A", 0, 7, 2)))
-    replay.settle()
+    replay.dispatch_held()
     queue = dispatcher.get("A", 0)
     assert (queue.min_offset, queue.next_offset) == (7, 9)
     dispatcher.reached((700, 1))
@@ -69,7 +69,7 @@ def test_a_queue_that_counts_from_0_again_is_another_one(dispatcher: Dispatcher)
     replay = Replay(dispatcher, None)
     replay.take(run(0, ("A", 0, 0, 3)))
     replay.take(run(300, ("A", 0, 0, 1)))
-    replay.settle()
+    replay.dispatch_held()
     assert units_of(dispatcher, "A", 0) == [(300, SIZE)]
 
 
@@ -86,7 +86,7 @@ def test_what_damage_took_leaves_its_place_in_the_queue(dispatcher: Dispatcher) 
     replay.take(run(0, ("A", 0, 0, 1), ("B", 0, 0, 1)))
     replay.pass_over(200, 600)
     replay.take(run(600, ("A", 0, 3, 1), ("B", 0, 1, 1)))
-    replay.settle()
+    replay.dispatch_held()
     lost = (200, queueunit.LOST_SIZE)
     assert units_of(dispatcher, "A", 0) == [(0, SIZE), lost, lost, (600, SIZE)]
     assert units_of(dispatcher, "B", 0) == [(100, SIZE), (700, SIZE)]
@@ -99,7 +99,7 @@ def test_a_place_that_was_written_off_explains_a_gap_as_well(dispatcher: Dispatc
     written_off = Stretch(100, 400, Run(300, 1, 300, 5, 5, False, []), LOST_TOPIC, b"bytes")
     replay.take(written_off)
     replay.take(run(400, ("A", 0, 2, 1)))
-    replay.settle()
+    replay.dispatch_held()
     assert replay.losses == [Loss("A", 0, 1, 1, 100)]
 
 
@@ -108,7 +108,7 @@ def test_a_re_created_queue_whose_beginning_was_lost_goes_on(dispatcher: Dispatc
     replay.take(run(0, ("A", 0, 0, 5)))
     replay.pass_over(500, 900)
     replay.take(run(900, ("A", 0, 2, 1)))
-    replay.settle()
+    replay.dispatch_held()
     queue = dispatcher.get("A", 0)
     assert (queue.min_offset, queue.next_offset) == (2, 3)
     assert replay.losses == [Loss("A", 0, 0, 2, 500)]
@@ -124,7 +124,7 @@ def test_first_messages_are_lost_where_none_went_with_log_files(
     replay.take(run(0, ("A", 0, 0, 1)))
     replay.pass_over(100, 100 + 3 * 91)
     replay.take(run(500, ("B", 0, 2, 1), ("C", 0, 2, 1)))
-    replay.settle()
+    replay.dispatch_held()
     assert replay.losses == losses, "of C there was no room for two"
     queue = dispatcher.get("B", 0)
     assert (queue.min_offset, queue.next_offset) == (2, 3)
@@ -146,23 +146,20 @@ def test_an_observer_hears_of_its_topics_when_all_before_is_settled(
 ) -> None:
     observer = Deletions()
     replay = Replay(dispatcher, observer)
-    with replay.observed():
-        replay.take(run(0, ("A", 0, 0, 2)))
-        deletion = run(200, ("S", 0, 0, 1))
-        replay.take(deletion._replace(topic="S", apart=_deletion_of("A", 200)))
-        replay.take(run(300, ("A", 0, 0, 1)))
-        replay.settle()
+    replay.take(run(0, ("A", 0, 0, 2)))
+    deletion = run(200, ("S", 0, 0, 1))
+    replay.take(deletion._replace(topic="S", apart=_deletion_of("A", 200)))
+    replay.take(run(300, ("A", 0, 0, 1)))
+    replay.dispatch_held()
     assert observer.seen == [b"A"]
-    assert observer.drop_topic is None
     assert units_of(dispatcher, "A", 0) == [(300, SIZE)]
     assert not replay.deleted_what_was_gone
 
 
 def test_a_deletion_of_what_is_gone_is_remembered(dispatcher: Dispatcher) -> None:
     replay = Replay(dispatcher, Deletions())
-    with replay.observed():
-        deletion = run(200, ("S", 0, 0, 1))
-        replay.take(deletion._replace(topic="S", apart=_deletion_of("gone", 200)))
+    deletion = run(200, ("S", 0, 0, 1))
+    replay.take(deletion._replace(topic="S", apart=_deletion_of("gone", 200)))
     assert replay.deleted_what_was_gone
 
 
