@@ -112,7 +112,7 @@ class Segments:
                 raise StoreForeignFile(
                     f"{self.path(start)} does not follow the file before it: "
                     f"{self.path(before + self.file_bytes)} is missing; put it back, from a copy "
-                    f"or another member, or give it up: {self._repair_command}"
+                    f"or another member, or give it up: {self.repair_command()}"
                 )
         for start in starts:
             self.add(files, start)
@@ -155,6 +155,10 @@ class Segments:
         with _CHANGING:
             self._list.append(segment)
         return segment
+
+    def repair_command(self, options: str = "") -> str:
+        """What errors of these files advise to call."""
+        return layout.repair_command(layout.root_of(self.directory), options)
 
     def path(self, start: int) -> Path:
         return self.directory / layout.offset_name(start)
@@ -248,14 +252,14 @@ class Segments:
         if not entry.size:
             raise StoreForeignFile(
                 f"{path} is empty and files follow it: put back a whole one, from a copy or "
-                f"another member, or give up what is missing: {self._repair_command}"
+                f"another member, or give up what is missing: {self.repair_command()}"
             )
         if entry.size != self.file_bytes and not (is_last and entry.size < self.file_bytes):
             raise StoreForeignFile(
                 f"{path} has {entry.size} bytes, files of this store have {self.file_bytes}: if it "
                 f"was made with files of {entry.size} bytes, set {self._option}={entry.size}; if "
                 "the file was cut short, put back a whole one, from a copy or another member, or "
-                f"give up what is missing: {self._repair_command}"
+                f"give up what is missing: {self.repair_command()}"
             )
         if start > layout.OFFSET_MAX - self.file_bytes:
             raise StoreForeignFile(
@@ -267,10 +271,6 @@ class Segments:
                 "starts there: move it out of the store"
             )
         return start
-
-    @property
-    def _repair_command(self) -> str:
-        return layout.repair_command(layout.root_of(self.directory))
 
     @property
     def _option(self) -> str:

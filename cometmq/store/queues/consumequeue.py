@@ -15,7 +15,6 @@ from typing import NamedTuple
 from cometmq.errors import StoreDamaged
 from cometmq.format import queueunit
 from cometmq.format.record import LAYOUTS
-from cometmq.store import layout
 from cometmq.store.disk.files import Files, clear
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.layout import OFFSET_MAX
@@ -70,7 +69,7 @@ class ConsumeQueue:
                 f"the units of queue {self.queue_id} of {self.topic} from message {offset} on are "
                 f"damaged, in {segment.file.path}; the log may have the messages. When the member "
                 "is stopped and started again it makes its queues anew from the log, and so does "
-                + layout.repair_command(layout.root_of(self.segments.directory))
+                + self.segments.repair_command()
             )
         return sound
 

@@ -29,10 +29,11 @@ from cometmq.store.metadata.epochs import Epoch
 from cometmq.store.metadata.identity import Identity, IdentityFile
 from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
-from cometmq.store.recovery import adoption, recovery, witness
+from cometmq.store.recovery import adoption, plan, witness
 from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.checkpointer import Checkpointer
-from cometmq.store.recovery.recovery import Plan, Progress, Recovery
+from cometmq.store.recovery.plan import Plan
+from cometmq.store.recovery.recovery import Progress, Recovery
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer
 
 logger = logging.getLogger(__name__)
@@ -135,34 +136,30 @@ class OpenedStore:
         self.indexer.load()
         self.adoption = adoption.find_adoption(files, paths, known, self.log, saved)
         if self.adoption is None:  # else its retention may have been here
-            recovery.refuse_missing_start(self.log, saved.log_start)
+            plan.refuse_missing_start(self.log, saved.log_start)
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
-        plan = self._plan_after_stop(known, saved, disk_failed=disk_failed)
-        plan = dataclasses.replace(plan, why_anew=self.why_anew)
-        if not plan.is_clean:
+        chosen = self._plan_after_stop(known, saved, disk_failed=disk_failed)
+        chosen = dataclasses.replace(chosen, why_anew=self.why_anew)
+        if not chosen.is_clean:
             logger.info(
                 "%s, %s: the log is read from %d on: %s",
                 paths.root,
-                plan.after,
-                plan.start,
-                plan.why,
+                chosen.after,
+                chosen.start,
+                chosen.why,
             )
-        todo = recovery.recover(
-            self.log,
-            self.dispatcher,
-            observer,
-            plan,
-            progress=progress,
-            disagreement=lambda: adoption.disagreement(files, paths, self.log, self.dispatcher),
+        todo = Recovery(self.log, self.dispatcher, observer, chosen)
+        todo.decide(
+            progress, lambda: adoption.disagreement(files, paths, self.log, self.dispatcher)
         )
         rebuild = todo.rebuild
         self.losses, self.last = rebuild.losses, rebuild.last
         self.has_damage = bool(rebuild.damages)
         self.may_lack_queues = todo.may_lack_queues
         self.log.end = (rebuild.end, self.last.store_time_ms)
-        self.log.flushed = (min(plan.start, rebuild.end), 0)
+        self.log.flushed = (min(chosen.start, rebuild.end), 0)
         # Where damage was passed over, not all that is behind the plan's start was good.
-        self.log.trusted_from = rebuild.end if rebuild.damages else min(plan.start, rebuild.end)
+        self.log.trusted_from = rebuild.end if rebuild.damages else min(chosen.start, rebuild.end)
         return _Found(known, saved, disk_failed, todo)
 
     def _plan_after_stop(
@@ -170,12 +167,12 @@ class OpenedStore:
     ) -> Plan:
         """How to go on from the last stop."""
         if self.adoption is not None and self.adoption.log_changed:
-            return recovery.adoption_plan(self.log, saved, self.identity.current.clean)
+            return plan.adoption_plan(self.log, saved, self.identity.current.clean)
         if known is None:
             return Plan(0, "it is new", is_clean=True)
         if known.clean is not None:
-            return recovery.clean_plan(self.log, known.clean)
-        return recovery.crash_plan(
+            return plan.clean_plan(self.log, known.clean)
+        return plan.crash_plan(
             self.log,
             saved,
             same_boot=witness.same_boot(self.files, known),
@@ -183,7 +180,7 @@ class OpenedStore:
         )
 
     def _carry_out(self, found: _Found) -> None:
-        paths, files, known, plan = self.paths, self.files, found.known, found.todo.plan
+        paths, files, known, chosen = self.paths, self.files, found.known, found.todo.plan
         # A full volume is to be opened too: what means nothing goes before anything is written.
         adoption.remove_leftovers(files, paths)
         reserve.use(files, paths.reserve)
@@ -197,7 +194,7 @@ class OpenedStore:
         if self.adoption is not None:
             self._begin_adoption(self.adoption)
         # Behind it the log's files hold zeros; RocketMQ keeps no such account.
-        is_known = found.saved.reach and not plan.is_foreign
+        is_known = found.saved.reach and not chosen.is_foreign
         self.log.reach = found.saved.reach if is_known else layout.OFFSET_MAX
         found.todo.carry_out(files, self._forget_queues)
         found.todo.log_outcome()
@@ -208,10 +205,10 @@ class OpenedStore:
         if known is not None and known.clean is None:
             self._warn_of_memory(known.options)
         # RocketMQ 5's index lacks keys after a crash of its own, and nothing shows it.
-        known_time_ms = 0 if plan.is_foreign else found.saved.index_time_ms
-        self.indexer.settle(known_time_ms, crashed=not plan.is_clean)
+        known_time_ms = 0 if chosen.is_foreign else found.saved.index_time_ms
+        self.indexer.settle(known_time_ms, crashed=not chosen.is_clean)
         if found.disk_failed:
-            self.log.write_again(plan.start)
+            self.log.write_again(chosen.start)
         self.log.flush()
         # What is written from now on stays below what the checkpoint says.
         self.log.reach, self.log.extend = self.log.end[0], self.checkpoint.extend_reach

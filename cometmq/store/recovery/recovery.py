@@ -8,23 +8,18 @@ be read is passed over, not cut. Queues that are not the log's are made anew fro
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cometmq.errors import StoreDamaged, StoreForeignFile
+from cometmq.errors import StoreDamaged
 from cometmq.format import record
-from cometmq.store import layout
 from cometmq.store.disk.files import Files
-from cometmq.store.disk.segments import Segments
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.log.scan import LogScan, find_good, found_at
-from cometmq.store.metadata.checkpoint import Checkpoint
-from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery import witness
+from cometmq.store.recovery.plan import Plan
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer, OutOfStep, Replay
 
 logger = logging.getLogger(__name__)
@@ -34,192 +29,6 @@ logger = logging.getLogger(__name__)
 LOOK_AHEAD_BYTES = 16 * 1024 * 1024
 
 Progress = Callable[[int, int], None]  # bytes read, bytes to read
-
-
-# --- where to begin -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where to begin, and what is known of what should be found."""
-
-    start: int  # a record or a file starts here; before it log and queues are on the disk
-    why: str  # in words
-    is_clean: bool = False  # the log ends at the start, nothing has to be read
-    last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
-    known_end: int = 0  # the log was on the disk at least up to here
-    known_time_ms: int = 0  # … and up to the records of this store time
-    tally: QueueTotals = field(
-        default_factory=QueueTotals
-    )  # what the queues hold of the log before the start
-    process_only: bool = False  # the machine runs on: everything that was written is there
-    kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
-    is_foreign: bool = False  # another program wrote queues, or may have
-    is_crash: bool = True
-    why_anew: str = ""  # the queues are to be made anew, whatever they hold; empty: they are not
-
-    @property
-    def after(self) -> str:
-        """What kind of stop it was, in words."""
-        if not self.is_crash:
-            return "after a clean close"
-        return "after a crash, " + ("of the process" if self.process_only else "or a restart")
-
-
-def _repair_command(log: CommitLog, options: str = "") -> str:
-    return layout.repair_command(layout.root_of(log.segments.directory), options)
-
-
-def refuse_missing_start(log: CommitLog, log_start: int) -> None:
-    """Raise StoreDamaged when the log begins behind ``log_start``, where it began."""
-    segments = log.segments
-    if not len(segments) or not 0 <= log_start < segments.start:
-        return
-    raise StoreDamaged(
-        f"{segments.path(log_start)} is missing: the log began at {log_start}, and nobody removed "
-        f"what stood before {segments.start}. Put it back, from a copy or another member; or let "
-        f"{_repair_command(log)} say what is lost without it"
-    )
-
-
-def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:
-    """After our clean close, when nobody was here since. All is read where the mark does not hold,
-    so that a log that lost its end is not taken for one that ends there, and where it left the
-    queues out.
-    """
-    if mark.last_bytes and mark.last_offset < log.segments.start:
-        refuse_missing_start(log, mark.last_offset - mark.last_offset % log.segments.file_bytes)
-    if not mark.holds(log.segments):
-        if runs_across(log.segments, mark.last_offset):
-            raise StoreForeignFile(
-                f"cometmq.json says that the log in {log.segments.directory} ended with a record "
-                f"at {mark.last_offset}, but good records run across that place: either is another "
-                "store's. Put back what belongs together, from a copy or another member; "
-                f"or let {_repair_command(log)} say what is lost without it"
-            )
-        why = f"its last record, at {mark.last_offset}, is not the one of that close: damaged"
-        logger.error("%s: %s", log.segments.directory, why)
-        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
-    if not mark.tally.is_known:
-        why = "some queue was damaged, so all are made anew"
-        return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
-    return Plan(
-        mark.end,
-        "it was closed cleanly",
-        is_clean=True,
-        last=_last_of(log, mark),
-        known_end=mark.end,
-        tally=mark.tally,
-        is_crash=False,
-    )
-
-
-def crash_plan(
-    log: CommitLog, saved: Checkpoint, *, same_boot: bool, kept_all: bool = False
-) -> Plan:
-    """After any other stop. ``same_boot``: the machine has not been restarted since. ``kept_all``:
-    see :mod:`cometmq.store.recovery.witness`.
-
-    Raises StoreForeignFile when the checkpoint speaks of another log.
-    """
-    mark = saved.mark
-    if mark is not None and mark.last_offset < log.segments.start and mark.last_bytes:
-        mark = None  # retention has been there since
-    last = LastRecord()
-    if mark is None:
-        start = durable_position(log, saved)
-        why = "the checkpoint vouches for no more" if saved.log_time_ms else "without a checkpoint"
-    elif not mark.holds(log.segments):
-        _refuse_foreign_mark(log, mark)
-        start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
-    elif not mark.tally.is_known:
-        start, why = log.segments.start, "the queues have to be made anew"
-    else:
-        start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
-    return Plan(
-        start,
-        why,
-        last=last,
-        known_end=0 if mark is None else mark.end,
-        known_time_ms=saved.known_time_ms,
-        tally=mark.tally if mark is not None and start == mark.end else QueueTotals(),
-        process_only=same_boot,
-        kept_all=kept_all,
-    )
-
-
-def _last_of(log: CommitLog, mark: RecoveryPoint) -> LastRecord:
-    found = mark.last_record(log.segments)
-    time_ms = record.decode(found).store_time_ms if found else 0
-    return LastRecord(mark.last_offset, mark.last_bytes, time_ms)
-
-
-def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
-    """The mark does not hold: is the record damaged, or is it another log's mark?"""
-    segment = log.segments.find(mark.last_offset)
-    if segment is None or mark.end > log.segments.end:
-        raise StoreDamaged(
-            f"the file checkpoint says that the log in {log.segments.directory} was on the disk up "
-            f"to {mark.end}, but it ends at {log.segments.end} at the latest: "
-            f"{log.segments.path(log.segments.end)} is missing, or more. Put it back, from a copy "
-            f"or another member; or let {_repair_command(log)} say what is lost without it"
-        )
-    if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
-        complaint = f"another record stands at {mark.last_offset}"
-    elif runs_across(log.segments, mark.last_offset):
-        complaint = f"good records run across {mark.last_offset}, where its last one should stand"
-    else:
-        return
-    raise StoreForeignFile(
-        f"the file checkpoint says that the log in {log.segments.directory} was on the disk up to "
-        f"{mark.end}, but {complaint}: either is another store's. Put back what belongs together, "
-        f"from a copy or another member; or let {_repair_command(log)} go by the log"
-    )
-
-
-def runs_across(segments: Segments, offset: int) -> bool:
-    """Whether a good record of an unbroken row from its file's start on holds ``offset``, without
-    beginning there: what should, was never damaged, it is not in this file.
-    """
-    segment = segments.find(offset)
-    if segment is None:
-        return False
-    for stretch in LogScan(segments, segment.start):
-        at = stretch.start
-        while at < offset < stretch.end:
-            one = found_at(segment, at).record
-            assert one is not None, at
-            at += one.size
-            if at > offset:
-                return True
-        if stretch.end > offset:
-            break
-    return False
-
-
-def adoption_plan(log: CommitLog, saved: Checkpoint, clean: RecoveryPoint | None) -> Plan:
-    """After another program's stop, in order or not: its checkpoint is of RocketMQ's form, and it
-    leaves our mark in it as it was. Neither takes anything from what was on the disk before, by
-    that mark or by our ``clean`` close: what RocketMQ cuts is behind it, or was damaged.
-    """
-    mark = saved.mark
-    known_end = max((one.end for one in (mark, clean) if one is not None), default=0)
-    if mark is not None and not mark.holds(log.segments):
-        saved = dataclasses.replace(saved, mark=None)
-    plan = crash_plan(log, saved, same_boot=False)
-    time_ms = saved.log_time_ms  # which RocketMQ moves on, unlike our mark
-    return dataclasses.replace(plan, known_end=known_end, known_time_ms=time_ms, is_foreign=True)
-
-
-def durable_position(log: CommitLog, saved: Checkpoint) -> int:
-    """A file's start before which log and queues are on the disk, as RocketMQ finds it after an
-    abnormal stop.
-    """
-    for segment in reversed(log.segments):
-        first = found_at(segment, segment.start).record
-        if first is not None and first.store_time_ms <= saved.restart_time_ms:
-            return segment.start
-    return log.segments.start
 
 
 # --- bringing the queues up to the log ------------------------------------------------------------
@@ -342,13 +151,13 @@ def _ends_too_early(log: CommitLog, scan: LogScan, plan: Plan, missing: list[Los
     return StoreDamaged(
         f"the log in {log.segments.directory} ends at {scan.end} ({scan.reason}), but {known}. "
         f"Nothing was cut.{named} Take the log from a copy or another member; or accept "
-        f"that the rest is lost: {_repair_command(log, '--accept-end')}"
+        f"that the rest is lost: {log.segments.repair_command('--accept-end')}"
     )
 
 
 class Recovery:
-    """Brings log and queues in step, in two steps: what is to be done, which only reads, then the
-    doing, with nothing left to refuse. Made by :func:`recover`.
+    """Brings log and queues in step, in two steps: :meth:`decide` only reads, :meth:`carry_out` has
+    nothing left to refuse.
     """
 
     def __init__(
@@ -365,7 +174,10 @@ class Recovery:
 
     def decide(self, progress: Progress | None, disagreement: Callable[[], str]) -> None:
         """Read what has to be read. What queues will have is in memory then: see
-        :meth:`cometmq.store.queues.dispatch.Dispatcher.load`.
+        :meth:`cometmq.store.queues.dispatch.Dispatcher.load`. ``disagreement`` says why queues that
+        another program wrote cannot be taken as they are.
+
+        Raises StoreDamaged, StoreForeignFile.
         """
         plan = self.plan
         missing = self._load()
@@ -395,7 +207,7 @@ class Recovery:
         except OutOfStep as error:
             raise StoreDamaged(
                 f"{error}. Copy the folder anew from another member; or give that record up: "
-                + _repair_command(self._log, f"--write-off {error.start}-{error.end}")
+                + self._log.segments.repair_command(f"--write-off {error.start}-{error.end}")
             ) from error
 
     def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:
@@ -460,25 +272,6 @@ class Recovery:
             is_anew=bool(self.plan.why_anew),
             held=frozenset() if self._observer is None else self._observer.topics,
         )
-
-
-def recover(
-    log: CommitLog,
-    dispatcher: Dispatcher,
-    observer: Observer | None,
-    plan: Plan,
-    *,
-    progress: Progress | None,
-    disagreement: Callable[[], str],
-) -> Recovery:
-    """Decide how log and queues come in step; changes nothing. ``disagreement`` tells why queues
-    that another program wrote cannot be taken as they are.
-
-    Raises StoreDamaged, StoreForeignFile.
-    """
-    found = Recovery(log, dispatcher, observer, plan)
-    found.decide(progress, disagreement)
-    return found
 
 
 # --- the end --------------------------------------------------------------------------------------

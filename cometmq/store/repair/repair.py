@@ -29,7 +29,8 @@ from cometmq.store.metadata.identity import Identity, LastOptions
 from cometmq.store.metadata.recovery_point import UNKNOWN, RecoveryPoint
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery.opening import OpenedStore, StoreOptions
-from cometmq.store.recovery.recovery import Damage, Plan, Progress, recover
+from cometmq.store.recovery.plan import Plan
+from cometmq.store.recovery.recovery import Damage, Progress, Recovery
 from cometmq.store.recovery.replay import LastRecord, Loss, Observer
 from cometmq.store.repair import holes, losses, smallfiles
 from cometmq.store.repair.holes import Incomplete, write_off
@@ -278,7 +279,7 @@ class _Repair:
         log.segments = row
         dispatcher = Dispatcher(self._paths, self._files, self._options.consume_queue_file_bytes)
         plan = Plan(row.start, "the store is repaired", why_anew="the store is repaired")
-        recover(log, dispatcher, observer, plan, progress=None, disagreement=lambda: "")
+        Recovery(log, dispatcher, observer, plan).decide(None, lambda: "")
         dispatcher.close()
 
     def _mend_epochs(self, log: Segments) -> None:
