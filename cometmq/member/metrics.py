@@ -1,5 +1,4 @@
-"""What a member tells Prometheus, under RocketMQ 5's names where it has one (`rocketmq-facts`
-§1.7).
+"""What a member tells Prometheus, under RocketMQ 5's names where it has one.
 
 Counters are counted per batch, never per message. What can be read off at scrape time is read then,
 by :class:`MemberCollector`; it runs in the scraper's thread and only reads.

@@ -1,4 +1,4 @@
-"""How a member makes itself known to the name servers (`rocketmq-facts` §3.2): with its topics, at
+"""How a member makes itself known to the name servers: with its topics, at
 start, on every change, and every 30 s.
 """
 

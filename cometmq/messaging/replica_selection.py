@@ -1,4 +1,4 @@
-"""From which member a consumer pulls next: RocketMQ's rule (`rocketmq-facts` §3.5, §3.12).
+"""From which member a consumer pulls next: RocketMQ's rule.
 
 Who is so far behind that what it reads has left the writer's memory costs the writer's disk and
 page cache; a follower can answer it as well. Near the end everybody reads from the writer, which

@@ -21,14 +21,16 @@ class LeaseState:
     them calls in sync bounds acknowledgements, whoever one of them calls electable may take over.
     """
 
-    def __init__(self, record: LeaseRecord) -> None:
-        """``record`` was read; how old it is nobody knows, so it is not valid for any time yet."""
+    def __init__(
+        self, record: LeaseRecord, shown: Callable[[], HighWatermarks] = HighWatermarks
+    ) -> None:
+        """``record`` was read; how old it is nobody knows, so it is not valid for any time yet.
+        ``shown`` says by which marks consumers see messages now.
+        """
         assert not record.released, record
         self.record = record
         self.valid_until_s = 0.0
-        self.shown: Callable[[], HighWatermarks] = (
-            HighWatermarks  # by which consumers see messages now
-        )
+        self._shown = shown
         self._epoch = record.epoch  # the highest that we have tried to write
         self._attempts: list[tuple[LeaseRecord, float]] = []  # without an answer, and when sent
         self._releasing: LeaseRecord | None = None
@@ -70,7 +72,7 @@ class LeaseState:
 
     def renewal(self) -> LeaseRecord:
         """What to write to renew."""
-        shown = self.record.shown.raised(self.shown())
+        shown = self.record.shown.raised(self._shown())
         return replace(self.record, renewals=self._next_number(), shown=shown)
 
     def begun(self, own: Sequence[Epoch], address: str) -> LeaseRecord:

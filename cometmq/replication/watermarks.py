@@ -101,7 +101,7 @@ _PLACES = tuple(
 class Watermarks:
     """How far the log has come.
 
-    Invariants: flushed ≤ appended, replicated_flushed ≤ copied ≤ appended, replicated_flushed ≤
+    Invariants: flushed ≤ appended, replicated_flushed ≤ replicated ≤ appended, replicated_flushed ≤
     flushed, and none ever goes back.
     """
 
@@ -141,6 +141,13 @@ class Watermarks:
         )
         assert replicated_flushed <= self.flushed, (replicated_flushed, self.flushed)
         self.marks = self.marks.raised(HighWatermarks(0, replicated, replicated_flushed))
+
+    def validate(self) -> None:
+        """Assert the invariants of the class, but that nothing goes back."""
+        flushed, replicated, replicated_flushed = self.marks
+        assert 0 <= flushed <= self.appended, self
+        assert 0 <= replicated_flushed <= replicated <= self.appended, self
+        assert replicated_flushed <= flushed, self
 
     def ack(self, demands: DurabilityClass) -> int:
         """A batch that ends at or below this position is acknowledged."""

@@ -21,6 +21,7 @@ from cometmq.member.lease.stores import Lease, Reading, open_lease
 from cometmq.member.registration import Registrar
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.servicers import Servicers
+from cometmq.member.state.keeper import StateDemands
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
 from cometmq.model import TopicConfig
@@ -30,6 +31,8 @@ from cometmq.v1 import namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.client_api import ClientApi
 from services.broker.handover import HandOver
+from services.broker.insync import InSyncSet, policy_of
+from services.broker.replicas import FollowerTable
 from services.broker.replication import Replication
 from services.broker.writer_core import WriterCore
 
@@ -153,8 +156,12 @@ class _Parts:
             secret=around.ports.secret,
             overtaken=self._overtaken,
         )
-        self._writing = writing = WriterCore(around, opened, holder, self.registrar.changed)
-        self._copies = copies = Replication(around, writing, holder, ended)
+        followers, demands = FollowerTable(), StateDemands(opened.state.topics)
+        in_sync = InSyncSet(followers, holder, demands, policy_of(config), around.clock)
+        self._writing = writing = WriterCore(
+            around, opened, in_sync, demands, holder, self.registrar.changed
+        )
+        self._copies = copies = Replication(around, writing, followers, in_sync, holder, ended)
         self._clients = clients = ClientApi(around, writing, copies)
         self.hand_over = copies.hand_over
         held, consuming = writing.held, clients.consuming

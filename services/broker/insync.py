@@ -14,12 +14,14 @@ from cometmq.clock import Clock
 from cometmq.errors import SlaveNotAvailable
 from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.lease.lease_holder import LeaseHolder
-from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.member.state.keeper import StateDemands
+from cometmq.member.storage.authority import Replicated
 from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
+from cometmq.replication.watermarks import REPLICATED, Watermarks
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
-from services.broker.replicas import Replicas
+from services.broker.replicas import FollowerTable, Replicas
 
 log = logging.getLogger(__name__)
 
@@ -40,35 +42,64 @@ def policy_of(config: MemberConfig) -> SetPolicy:
 
 
 class InSyncSet:
-    """Belongs to the event loop. ``holder`` is None for a broker that stands alone.
-    ``replicated``: some topic waits for copies, or a change is on its way that will.
+    """The :class:`~cometmq.member.storage.authority.WriteAuthority` of a broker. Belongs to the
+    event loop. ``holder`` is None for a broker that stands alone.
+
+    Invariant: no message counts as replicated that a member lacks which may take the lease, or
+    which a lease that may have been written names in sync.
     """
 
     def __init__(
         self,
-        storage: MemberStorage,
-        replicas: Replicas,
+        followers: FollowerTable,
         holder: LeaseHolder | None,
-        replicated: Callable[[], bool],
+        demands: StateDemands,
         policy: SetPolicy,
         clock: Clock,
     ) -> None:
         self.shrinks = 0  # members that were taken out of the set
-        self._storage = storage
-        self._replicas = replicas
+        self._followers = followers
         self._holder = holder
-        self._replicated = replicated
+        self._demands = demands
         self._policy = policy
         self._clock = clock
         self._since_s = clock.boottime_s()
         self._since_ms = clock.wall_ms()
-        if holder is not None:
-            storage.is_only_writer = lambda: holder.is_valid(replicas.promised_until_s)
-            storage.count_copies = self._count
-            holder.on_change = self.refresh
-            holder.tell_shown(lambda: storage.shown)
-            replicas.on_ack = self.refresh
-            self.refresh()
+
+    # --- what the storage asks ---
+
+    def may_acknowledge(self) -> bool:
+        """Whether no other member can be the writer now."""
+        return self._holder is None or self._holder.is_valid(self._followers.promised_until_s)
+
+    def replicated(self, own: Watermarks) -> Replicated | None:
+        """What every member of the set has; None: too few are in sync."""
+        asked_for = self._is_asked_for()
+        holder = self._holder
+        if asked_for and self.size < self._policy.size_min:
+            return None
+        if holder is None:
+            return Replicated(own.flushed, own.flushed, is_alone=True)
+        must_acknowledge = holder.must_acknowledge()
+        # Without a topic that waits for followers it does not matter which others might lead.
+        others = holder.electable_others() if asked_for else ()
+        ours = self._own(holder, own)
+        found = replicated_positions(must_acknowledge, others, ours, self._followers.by_replica_id)
+        return found and Replicated(*found, is_alone=must_acknowledge == {ours.replica_id})
+
+    def check_copies(self) -> None:
+        """Raise SlaveNotAvailable while too few members are in sync."""
+        if self.size < self._policy.size_min:
+            raise SlaveNotAvailable(
+                f"{self.size} of the broker group's members {'is' if self.size == 1 else 'are'} "
+                f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
+            )
+
+    def _is_asked_for(self) -> bool:
+        """Some topic waits for followers, or a change is on its way that will."""
+        return bool(self._demands.now & REPLICATED)
+
+    # --- what is shown of it ---
 
     @property
     def size(self) -> int:
@@ -78,7 +109,7 @@ class InSyncSet:
     @property
     def expected(self) -> int:
         """How many should be, this member included; 0: nobody knows."""
-        return self._policy.expected(replicated=self._replicated())
+        return self._policy.expected(replicated=self._is_asked_for())
 
     @property
     def electable(self) -> int:
@@ -95,14 +126,6 @@ class InSyncSet:
         """What stands in the lease, as far as is known; None without one."""
         return None if self._holder is None else self._holder.record
 
-    def check_copies(self) -> None:
-        """Raises SlaveNotAvailable while too few members are in sync."""
-        if self.size < self._policy.size_min:
-            raise SlaveNotAvailable(
-                f"{self.size} of the broker group's members {'is' if self.size == 1 else 'are'} "
-                f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
-            )
-
     def writer_status(self) -> member_pb2.WriterStatus | None:
         """What is to be told of it; None without a lease."""
         if self._holder is None:
@@ -112,77 +135,53 @@ class InSyncSet:
             in_sync=[replica_id.member_id for replica_id in record.in_sync],
             electable=[replica_id.member_id for replica_id in record.electable],
             min_in_sync=self._policy.size_min,
-            only_writer=self._storage.is_only_writer(),
+            only_writer=self.may_acknowledge(),
             reason=record.reason,
             since_ms=self._since_ms,
             in_sync_expected=self.expected,
         )
 
-    def refresh(self) -> None:
-        """Something is known that may let acknowledgements go on."""
-        self._count()
-        self._storage.settle()
+    # --- the sets in the lease ---
 
-    def _count(self) -> None:
-        replicated = self._replicated()
-        if replicated and self.size < self._policy.size_min:
-            self._storage.hold_copies()
-        elif self._holder is not None:
-            self._count_copies(self._holder, replicated)
-
-    def _count_copies(self, holder: LeaseHolder, replicated: bool) -> None:
-        must_acknowledge = holder.must_acknowledge()
-        own = self._own(holder)
-        # Where nobody waits for copies, it is no matter who else might lead, nor how many have it.
-        electable_others = holder.electable_others() if replicated else ()
-        positions = replicated_positions(
-            must_acknowledge, electable_others, own, self._replicas.by_replica_id
-        )
-        if positions is None:
-            self._storage.hold_copies()
-        else:
-            self._storage.advance_replicated(*positions, alone=must_acknowledge == {own.replica_id})
-
-    def _own(self, holder: LeaseHolder) -> Own:
-        marks = self._storage.watermarks
-        return Own(holder.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s)
-
-    async def run(self) -> None:
+    async def run(self, replicas: Replicas) -> None:
         """Keep the sets in the lease as they should be, until cancelled; raises Deposed."""
         if self._holder is None:
             return
         while True:  # time alone puts a member out of step: there is no event to wait for
-            pause_s = await self._keep(self._holder)
+            pause_s = await self._keep(self._holder, replicas)
             await asyncio.sleep(pause_s)
 
-    async def _keep(self, holder: LeaseHolder) -> float:
-        self._replicas.let_go(holder.must_acknowledge() | holder.electable_others())
+    async def _keep(self, holder: LeaseHolder, replicas: Replicas) -> float:
+        marks = replicas.storage.watermarks
+        replicas.let_go(holder.must_acknowledge() | holder.electable_others())
         before = holder.record
-        wanted = self._wanted(holder)
-        if holder.settled and wanted == (before.in_sync, before.electable):
+        if holder.settled and self._wanted(holder, marks) == (before.in_sync, before.electable):
             return LOOK_S
-        await holder.put_sets(lambda: self._wanted(holder))
+        await holder.put_sets(lambda: self._wanted(holder, marks))
         if not holder.settled:
             return RETRY_S
-        self._tell(set(before.in_sync), set(holder.record.in_sync))
+        self._log_change(set(before.in_sync), set(holder.record.in_sync))
         return LOOK_S
 
-    def _wanted(self, holder: LeaseHolder) -> tuple[ReplicaIds, ReplicaIds]:
+    def _wanted(self, holder: LeaseHolder, marks: Watermarks) -> tuple[ReplicaIds, ReplicaIds]:
         return wanted_sets(
             holder.record,
-            self._own(holder),
-            self._replicas.by_replica_id,
+            self._own(holder, marks),
+            self._followers.by_replica_id,
             self._policy,
             self._clock.boottime_s(),
-            replicated=self._replicated(),
+            replicated=self._is_asked_for(),
         )
 
-    def _tell(self, before: set[ReplicaId], now: set[ReplicaId]) -> None:
+    def _own(self, holder: LeaseHolder, marks: Watermarks) -> Own:
+        return Own(holder.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s)
+
+    def _log_change(self, before: set[ReplicaId], now: set[ReplicaId]) -> None:
         self.shrinks += len(before - now)
-        told: list[tuple[Callable[..., None], str, set[ReplicaId]]] = [
+        lines: list[tuple[Callable[..., None], str, set[ReplicaId]]] = [
             (log.warning, "no longer in sync", before - now),
             (log.info, "in sync", now - before),
         ]
-        for write, what, members in told:
+        for write, what, members in lines:
             for replica_id in sorted(members):
                 write(what, extra=fields(member=replica_id.member_id, size=len(now)))

@@ -82,5 +82,5 @@ class ReplicationCollector(Collector):
             "cometmq_writer_valid",
             "1 while nobody else can be the writer; 0: acknowledgements wait.",
         )
-        only.add_metric([], int(self._replicas.storage.is_only_writer()))
+        only.add_metric([], int(self._replicas.storage.authority.may_acknowledge()))
         return [size, least, expected, electable, shrinks, only]

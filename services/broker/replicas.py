@@ -55,27 +55,59 @@ class Frame:
     sent_boot_ms: int
 
 
-class Replicas:
-    """All followers that this writer has heard of, by id; of each member one stream at a time: a
-    newer one takes the place of an older.
+class FollowerTable:
+    """All followers that this writer has heard of, connected or not: what each has of the log, and
+    until when it has promised not to take the lease.
     """
 
-    def __init__(self, storage: MemberStorage, pace: CatchUpThrottle, clock: Clock) -> None:
-        self.bytes_sent = 0
-        self.pace = pace  # of those far behind
-        self.changed = Notifier()  # rings when a follower is further, comes or goes
-        self.on_ack: Callable[[], None] = lambda: None  # told before the bell rings
-        self.refusals = Refusals()
-        self.clock = clock
-        self.storage = storage
-        self._by_seat: dict[ReplicaId, Replica] = {}
-        self._streams: dict[int, Sender] = {}  # by member id
-        self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
+    def __init__(self) -> None:
+        self._replicas: dict[ReplicaId, Replica] = {}
 
     @property
     def by_replica_id(self) -> Mapping[ReplicaId, Replica]:
-        """Followers, connected or not."""
-        return self._by_seat
+        return self._replicas
+
+    def promised_until_s(self, replica_id: ReplicaId) -> float:
+        """Until when that follower has promised not to take the lease; 0: it has not."""
+        replica = self._replicas.get(replica_id)
+        return 0.0 if replica is None else replica.promised_until_s
+
+    def join(self, replica_id: ReplicaId, start: int, now_s: float) -> Replica:
+        """The follower connects, and goes on at ``start``."""
+        # A member on another store has lost what it had: what the store before has told of itself,
+        # and promised, is kept only as long as that was connected last.
+        for other in list(self._replicas):
+            if other.member_id == replica_id.member_id and other != replica_id:
+                del self._replicas[other]
+        replica = self._replicas.get(replica_id)
+        if replica is None:
+            replica = self._replicas[replica_id] = Replica(replica_id, start, now_s)
+        else:
+            replica.join(start)
+        return replica
+
+
+class Replicas:
+    """The streams to followers; of each member one at a time: a newer one takes the place of an
+    older.
+    """
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        followers: FollowerTable,
+        pace: CatchUpThrottle,
+        clock: Clock,
+    ) -> None:
+        self.bytes_sent = 0
+        self.pace = pace  # of those far behind
+        self.changed = Notifier()  # rings when a follower is further, comes or goes
+        self.refusals = Refusals()
+        self.clock = clock
+        self.storage = storage
+        self._followers = followers
+        self._streams: dict[int, Sender] = {}  # by member id
+        self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
 
     def connected(self) -> list[Replica]:
         """Followers now, in order of member id."""
@@ -87,11 +119,6 @@ class Replicas:
         """The connected followers, for readers that may be sent to one of them."""
         end = self.storage.store.appended_offset
         return [ReadReplica(r.member_id, r.behind_bytes(end)) for r in self.connected()]
-
-    def promised_until_s(self, replica_id: ReplicaId) -> float:
-        """Until when that follower has promised not to take the lease; 0: it has not."""
-        replica = self._by_seat.get(replica_id)
-        return 0.0 if replica is None else replica.promised_until_s
 
     def view(self) -> LogView:
         """The writer's own log."""
@@ -115,7 +142,7 @@ class Replicas:
     @contextmanager
     def join(self, replica_id: ReplicaId, start: int) -> Iterator[Sender]:
         """A follower, as long as its stream lives."""
-        replica = self._replica(replica_id, start)
+        replica = self._followers.join(replica_id, start, self.clock.boottime_s())
         pins = self.storage.store.cleaner.pins
         with pins.hold(start) as pin:
             sender = self._streams[replica_id.member_id] = Sender(self, replica, pin)
@@ -128,20 +155,6 @@ class Replicas:
                     del self._streams[replica_id.member_id]
                     replica.connected = False
                 self.changed.notify()
-
-    def _replica(self, replica_id: ReplicaId, start: int) -> Replica:
-        # A member on another store has lost what it had: what the store before has told of itself,
-        # and promised, is kept only as long as that was connected last.
-        for other in [other for other in self._by_seat if other.member_id == replica_id.member_id]:
-            if other != replica_id:
-                del self._by_seat[other]
-        replica = self._by_seat.get(replica_id)
-        if replica is None:
-            replica = Replica(replica_id, start, self.clock.boottime_s())
-            self._by_seat[replica_id] = replica
-        else:
-            replica.join(start)
-        return replica
 
     def let_go(self, named: Collection[ReplicaId]) -> None:
         """End the streams of those that have said farewell, but of the replicas ``named``."""
@@ -191,7 +204,7 @@ class Sender:
                 raise InvalidRequest("ack: another stream of this member has come")
             self.replica.acked(ack, end)
         self.wake.set()
-        replicas.on_ack()
+        replicas.storage.settle()
         replicas.changed.notify()
 
     @property

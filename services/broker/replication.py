@@ -14,12 +14,11 @@ from cometmq.member.context import MemberContext
 from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.model import EPOCH_LEAP_MAX
-from cometmq.replication.watermarks import REPLICATED
 from cometmq.telemetry import Rarely, fields
 from services.broker.handover import HandOver
-from services.broker.insync import InSyncSet, policy_of
+from services.broker.insync import InSyncSet
 from services.broker.metrics import ReplicationCollector
-from services.broker.replicas import Replicas
+from services.broker.replicas import FollowerTable, Replicas
 from services.broker.replication_servicer import ReplicationServicer
 from services.broker.writer_core import WriterCore
 
@@ -35,6 +34,8 @@ class Replication:
         self,
         around: MemberContext,
         writing: WriterCore,
+        followers: FollowerTable,
+        in_sync: InSyncSet,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
     ) -> None:
@@ -44,17 +45,10 @@ class Replication:
         self._holder = holder
         self._ended = ended
         self._unregistered = Rarely(log, logging.ERROR, clock)
-        self.replicas = Replicas(storage, CatchUpThrottle(config.copy_bytes_per_s), clock)
-        self.in_sync = InSyncSet(
-            storage,
-            self.replicas,
-            holder,
-            lambda: bool(keeper.demands & REPLICATED),
-            policy_of(config),
-            clock,
+        self.replicas = Replicas(
+            storage, followers, CatchUpThrottle(config.copy_bytes_per_s), clock
         )
-        keeper.check_copies = self.in_sync.check_copies
-        keeper.on_demands = self.in_sync.refresh
+        self.in_sync = in_sync
         self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended)
         self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
         self.servicer = ReplicationServicer(
@@ -94,7 +88,7 @@ class Replication:
         elif await holder.pass_over(error.epoch):
             log.warning("begins again above the epoch of a name server", extra=fields(error=error))
             self._ended("epoch")
-        elif not self._storage.is_only_writer():
+        elif not self._storage.authority.may_acknowledge():
             raise Deposed(str(error))
 
     async def _hold(self, holder: LeaseHolder) -> None:
@@ -102,7 +96,7 @@ class Replication:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(holder.run())
-                tasks.create_task(self.in_sync.run())
+                tasks.create_task(self.in_sync.run(self.replicas))
         except* Deposed:
             self._storage.depose()
             raise

@@ -8,8 +8,9 @@ from typing import Any
 
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.lease_holder import LeaseHolder
-from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.member.state.opening import Opened
+from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.member_storage import MemberStorage, readable_at_start
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
@@ -26,6 +27,8 @@ class WriterCore:
         self,
         around: MemberContext,
         opened: Opened,
+        authority: WriteAuthority,
+        demands: StateDemands,
         holder: LeaseHolder | None,
         on_topics: Callable[[], None],
     ) -> None:
@@ -39,11 +42,13 @@ class WriterCore:
             clock,
             metrics.flush_s.observe,
             _readable_at_start(opened, holder),
-            alone=holder is None,
+            authority,
         )
+        if holder is not None:
+            holder.serve(self.storage)
         host, drop = around.identity.store_host, self._forget_topic
         self.keeper = StateKeeper(
-            opened.state, self.storage, host, clock, on_topics, drop, metrics.forget_group
+            opened.state, self.storage, host, clock, demands, on_topics, drop, metrics.forget_group
         )
         write_snapshot = self.keeper.write_snapshot
         self.held = MemberCore(around, self.storage, opened.state, write_snapshot=write_snapshot)

@@ -1,6 +1,6 @@
 """Route tables: broker groups, their members, their topics. Pure; time is passed in.
 
-The rules are RocketMQ's (rocketmq-facts.md §3.2), with epochs in place of "master wins":
+The rules are RocketMQ's, with epochs in place of "master wins":
 
 - A group's epoch is the highest that any live member of it registered. Older registrations are
   refused, and those far above; a newer one removes a writer of an older epoch.

@@ -1,4 +1,4 @@
-"""The key-value table and its file, ``kvConfig.json`` in RocketMQ's form (rocketmq-facts.md §2.11).
+"""The key-value table and its file, ``kvConfig.json`` in RocketMQ's form.
 
 The file is replaced as a whole (draft, sync, rename, sync of the folder); the content before is
 kept as ``kvConfig.json.bak`` and read when the file itself cannot be. A change is answered when it

@@ -303,6 +303,11 @@ class WriterAndFollower(RuleBasedStateMachine):
     # --- what always holds --------------------------------------------------------------------
 
     @invariant()
+    def the_writers_positions_are_in_order(self) -> None:
+        if self.opened:
+            self.writer.validate()
+
+    @invariant()
     def nothing_is_shown_that_the_writer_does_not_show(self) -> None:
         if not self.opened or not self.connected:
             return

@@ -190,7 +190,9 @@ class Writer(Role):
         disk.start(self.member.boot)
         self.reason = reason_of(record)
         handed_over = handed_over and self.reason is Reason.HANDOVER
-        self.state = LeaseState(record)
+        self.state = LeaseState(
+            record, lambda: self.storage.shown if self.serving else HighWatermarks()
+        )
         self.epoch = disk.begin_epoch(record.epoch)
         clean, disk.recovered = not disk.recovered, False
         raised = not self.reason.keeps_positions or (not clean and not handed_over)
@@ -221,7 +223,6 @@ class Writer(Role):
         disk = self.disk
         before = self.state.record.shown
         self.storage = storage = Storage(disk, self.epoch, self.rules.demands, before)
-        self.state.shown = lambda: storage.shown
         storage.is_only_writer = self.is_valid
         storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
         storage.on_show = lambda: self.group.judge.shown(self)

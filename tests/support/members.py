@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from cometmq.errors import CometError
 from cometmq.format.batch import BatchLimits
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.throttle import CatchUpThrottle
-from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.member.state.opening import Opened, open_writer
+from cometmq.member.storage.authority import Replicated, SoleWriter, WriteAuthority
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.model import FlushMode, TopicConfig
-from cometmq.replication.watermarks import DurabilityClass
+from cometmq.replication.watermarks import DurabilityClass, Watermarks
 from cometmq.store.writer import MessageStore
 from tests.support.broker import config_for, encoded, until
 from tests.support.stores import HOST, WallClock
@@ -32,19 +33,51 @@ def opened(directory: Path, **options: Any) -> Opened:
     return open_writer(config_for(directory, **options), BatchLimits(), HOST, WallClock())
 
 
-class Member:
-    """The parts, put together as the broker does; asyncio stands still unless a test lets go."""
+class SetAuthority(SoleWriter):
+    """Answers what a test has set; a sole writer's answers until then."""
 
-    def __init__(self, found: Opened, policy: FlushPolicy) -> None:
+    def __init__(self) -> None:
+        self.allowed = True
+        self.check: Callable[[], None] = lambda: None
+        self._found: list[Replicated | None] = []
+
+    def set_replicated(self, found: Replicated | None) -> None:
+        self._found = [found]
+
+    def may_acknowledge(self) -> bool:
+        return self.allowed
+
+    def replicated(self, own: Watermarks) -> Replicated | None:
+        return self._found[0] if self._found else super().replicated(own)
+
+    def check_copies(self) -> None:
+        self.check()
+
+
+class Member:
+    """The parts, put together as the broker does; asyncio stands still unless a test lets go.
+    ``authority`` gets what the state demands.
+    """
+
+    def __init__(
+        self,
+        found: Opened,
+        policy: FlushPolicy,
+        authority: Callable[[StateDemands], WriteAuthority] | None = None,
+    ) -> None:
         self.store: MessageStore = found.store
         self.state = found.state
         self.told: list[str] = []  # what the keeper said about topics
-        self.storage = MemberStorage(found.store, policy, WallClock())
+        self.demands = StateDemands(found.state.topics)
+        self.set_authority = SetAuthority()
+        asked = self.set_authority if authority is None else authority(self.demands)
+        self.storage = MemberStorage(found.store, policy, WallClock(), authority=asked)
         self.keeper = StateKeeper(
             found.state,
             self.storage,
             HOST,
             WallClock(),
+            self.demands,
             lambda: self.told.append("changed"),
             lambda topic: self.told.append(f"dropped {topic}"),
         )
@@ -71,10 +104,15 @@ class Member:
 
 @asynccontextmanager
 async def living_member(
-    directory: Path, *, policy: FlushPolicy = AT_ONCE, clean: bool = True, **options: Any
+    directory: Path,
+    *,
+    policy: FlushPolicy = AT_ONCE,
+    clean: bool = True,
+    authority: Callable[[StateDemands], WriteAuthority] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Member]:
     """A member whose flusher runs. ``clean`` False: it ends without a write, as by a crash."""
-    member = Member(opened(directory, **options), policy)
+    member = Member(opened(directory, **options), policy, authority)
     running = asyncio.create_task(member.storage.run(0.01))
     try:
         yield member

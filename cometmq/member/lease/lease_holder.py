@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
@@ -18,7 +19,7 @@ from cometmq.member.lease.stores import Lease, Reading
 from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
-from cometmq.replication.watermarks import HighWatermarks
+from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 from cometmq.telemetry import OutageLogger, fields
 
 log = logging.getLogger(__name__)
@@ -31,16 +32,22 @@ class Deposed(Exception):
     """The lease names another writer."""
 
 
+class ServedStorage(Protocol):
+    """The storage that is written under the lease."""
+
+    shown: HighWatermarks
+
+    def settle(self) -> None: ...
+
+
 class LeaseHolder:
-    """Holds ``lease``, of which ``reading`` shows that it is ours. ``on_change`` is called whenever
-    what stands in it, or may stand there, has changed.
-    """
+    """Holds ``lease``, of which ``reading`` shows that it is ours."""
 
     def __init__(self, lease: Lease, reading: Reading, renew_s: float, clock: Clock) -> None:
         assert reading.record is not None
-        self.on_change: Callable[[], None] = lambda: None
+        self._served: ServedStorage | None = None  # once it is open
         self._lease = lease
-        self._state = LeaseState(reading.record)
+        self._state = LeaseState(reading.record, self._shown)
         self._version = reading.version
         self._renew_s = renew_s
         self._clock = clock
@@ -77,9 +84,19 @@ class LeaseHolder:
 
     # --- what is written --------------------------------------------------------------------------
 
-    def tell_shown(self, shown: Callable[[], HighWatermarks]) -> None:
-        """Write by which marks consumers see messages, whenever something is written."""
-        self._state.shown = shown
+    def serve(self, storage: ServedStorage) -> None:
+        """From now on each write carries by which marks consumers see messages, and ``storage``
+        settles whenever what stands in the lease, or may stand there, has changed.
+        """
+        assert self._served is None, "a lease is held for one storage"
+        self._served = storage
+
+    def _changed(self) -> None:
+        if self._served is not None:
+            self._served.settle()
+
+    def _shown(self) -> HighWatermarks:
+        return NO_WATERMARKS if self._served is None else self._served.shown
 
     async def begin(
         self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False
@@ -190,7 +207,7 @@ class LeaseHolder:
 
     async def _write(self, record: LeaseRecord) -> None:
         self._state.sent(record, self._clock.boottime_s())
-        self.on_change()
+        self._changed()
         try:
             self._version = await self._lease.write(record, self._version)
         except LeaseConflict:
@@ -199,7 +216,7 @@ class LeaseHolder:
         self._state.written(record)
         self.held = True
         self._trouble.recovered()
-        self.on_change()
+        self._changed()
 
     async def _look(self) -> bool:
         """Read, to find out who holds it. True: our release stands there; Deposed: another."""
@@ -212,7 +229,7 @@ class LeaseHolder:
         if not self._state.saw(reading.record, self._clock.boottime_s()):
             raise Deposed(_why(reading.record))
         self._version = reading.version
-        self.on_change()
+        self._changed()
         return False
 
 

@@ -1,7 +1,7 @@
 """The writer's state: plans a change, appends its record, applies it when the record is on disk.
 
 One change at a time: plans enter the log in the order in which they were made. Committed offsets
-are the exception (architecture, "State is a log"): they count at once, and those of one turn of the
+are the exception: they count at once, and those of one turn of the
 loop enter the log together, before any of them is answered.
 """
 
@@ -25,7 +25,7 @@ from cometmq.messaging.state import (
     StateRecord,
     change_records,
 )
-from cometmq.messaging.topics import is_system
+from cometmq.messaging.topics import TopicTable, is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 
@@ -34,6 +34,34 @@ T = TypeVar("T")
 FIRST_COPIES_S_MAX = 3.0  # until followers that are there are in sync
 RETRY_S = 0.05
 OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which who commits gives up
+
+
+class StateDemands:
+    """What a change of the state waits for: all that any topic asks for, also a topic that a change
+    on its way makes. Else a member that has heard nothing of the change could take over.
+    """
+
+    def __init__(self, topics: TopicTable) -> None:
+        self._topics = topics
+        self._coming = DurabilityClass.ASYNC
+
+    @property
+    def of_topics(self) -> DurabilityClass:
+        """What the topics ask for that are there."""
+        return DurabilityClass.of(*self._topics.demands(STATE_TOPIC))
+
+    @property
+    def now(self) -> DurabilityClass:
+        return self._coming | self.of_topics
+
+    @contextmanager
+    def with_coming(self, coming: DurabilityClass) -> Iterator[None]:
+        """While a change is on its way that asks for ``coming``."""
+        self._coming = coming
+        try:
+            yield
+        finally:
+            self._coming = DurabilityClass.ASYNC
 
 
 class StateKeeper:
@@ -48,6 +76,7 @@ class StateKeeper:
         storage: MemberStorage,
         host: bytes,
         clock: Clock,
+        demands: StateDemands | None = None,
         on_topics: Callable[[], None] = lambda: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
         on_drop_group: Callable[[str], None] = lambda _group: None,
@@ -65,10 +94,7 @@ class StateKeeper:
         self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Raises SlaveNotAvailable while what has to be copied would wait without an end.
-        self.check_copies: Callable[[], None] = lambda: None
-        self.on_demands: Callable[[], None] = lambda: None  # what :attr:`demands` says has changed
-        self._coming = DurabilityClass.ASYNC  # demanded by the change that is on its way
+        self._demands = demands or StateDemands(state.topics)
         self._in_flight: list[Change] = []  # appended, not yet applied
         # Due at the end of this turn of the loop; None: nobody has committed in it.
         self._offsets_written: asyncio.Future[None] | None = None
@@ -196,7 +222,7 @@ class StateKeeper:
         demands = self.demands_of(topics)
         if not demands & REPLICATED:
             return await self._storage.stored(self._offsets_end, demands)
-        self.check_copies()
+        self._storage.authority.check_copies()
         try:
             async with asyncio.timeout(OFFSETS_COPIED_S_MAX):
                 await self._storage.stored(self._offsets_end, demands)
@@ -243,47 +269,36 @@ class StateKeeper:
             self._in_flight += changes
             try:
                 # On our disk too: else the next start could do without a change that was answered.
-                await self._storage.stored(end, self.demands | DurabilityClass.FLUSHED)
+                await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)
             finally:
                 for change in changes:
                     self._in_flight.remove(change)
             for change in changes:
                 self.state.apply(change)
 
-    @property
-    def demands(self) -> DurabilityClass:
-        """What a change of the state waits for: all that any topic asks for, also one that the
-        change makes. Who had heard nothing of it could else take over.
-        """
-        return self._coming | self._topics_demand
-
-    @property
-    def _topics_demand(self) -> DurabilityClass:
-        return DurabilityClass.of(*self.state.topics.demands(STATE_TOPIC))
-
     @contextmanager
     def _demanding(self, changes: Sequence[Change]) -> Iterator[None]:
-        self._coming = union(
+        coming = union(
             DurabilityClass.of_topic(c.config) for c in changes if isinstance(c, TopicPut)
         )
-        self.on_demands()
         try:
-            yield
+            with self._demands.with_coming(coming):
+                self._storage.settle()  # what counts as replicated depends on the demands
+                yield
         finally:
-            self._coming = DurabilityClass.ASYNC
-            self.on_demands()
+            self._storage.settle()
 
     async def _check_copies(self, until_s: float) -> None:
         """Raises SlaveNotAvailable where copies cannot be had. Where no topic has asked for any so
         far it takes a while to know, at most ``until_s``: followers that are there may not be in
         sync yet.
         """
-        if not self.demands & REPLICATED:
+        if not self._demands.now & REPLICATED:
             return
-        is_first = not self._topics_demand & REPLICATED
+        is_first = not self._demands.of_topics & REPLICATED
         while True:
             try:
-                return self.check_copies()
+                return self._storage.authority.check_copies()
             except SlaveNotAvailable:
                 if not is_first or self._clock.monotonic_s() >= until_s:
                     raise
@@ -292,7 +307,7 @@ class StateKeeper:
     def _append(
         self, records: Sequence[StateRecord], demands: DurabilityClass | None = None
     ) -> int:
-        demands = self.demands if demands is None else demands
+        demands = self._demands.now if demands is None else demands
         segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
         end = self._storage.store.appended_offset
         for state_record in records:

@@ -36,6 +36,11 @@ class AckQueue:
             if not future.done():  # its caller may have gone away
                 future.set_result(None)
 
+    def validate(self) -> None:
+        """Assert that ends never decrease from the head to the tail."""
+        ends = [end for end, _ in self._waiting]
+        assert ends == sorted(ends), ends
+
     def fail(self, error: Exception) -> None:
         """Nothing will be released any more."""
         while self._waiting:

@@ -4,8 +4,7 @@ result.
 While somebody waits for the disk the flusher runs back to back, so that all who came during one
 fdatasync share the next (group commit); where it can, the thread then syncs without the interpreter
 lock, and the loop hears of each sync through a pipe. Otherwise RocketMQ's intervals rule
-(`rocketmq-facts` §3.12: flushIntervalCommitLog, flushCommitLogLeastPages,
-flushCommitLogThoroughInterval).
+(flushIntervalCommitLog, flushCommitLogLeastPages, flushCommitLogThoroughInterval).
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Flusher:
         self._clock = clock
         self._on_flushed = on_flushed
         self._worker = Worker("flush", self._flush, self._ended, self._is_demanded)
-        self._intercom = NotifyPipe(self._heard)
+        self._pipe = NotifyPipe(self._heard)
         self._failed: asyncio.Future[None] | None = None  # while `run` runs
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -120,7 +119,7 @@ class Flusher:
         """Sync until cancelled."""
         self._failed = asyncio.get_running_loop().create_future()
         try:
-            with self._intercom.listening():
+            with self._pipe.listening():
                 self._plan()
                 await self._failed
         finally:
@@ -130,7 +129,12 @@ class Flusher:
     def close(self) -> None:
         """End the thread; a running sync is waited for, and what is demanded of that appended."""
         self._worker.close()
-        self._intercom.close()
+        self._pipe.close()
+
+    def validate(self) -> None:
+        """Assert the class's invariant."""
+        if self._failed is not None and not self._failed.done() and self._delay_s() is not None:
+            assert self._syncing or self._timer is not None, "what waits for the disk is forgotten"
 
     def _plan(self) -> None:
         """Sync now, or when it is due, if nothing changes before that."""
@@ -145,7 +149,7 @@ class Flusher:
 
     def _flush(self) -> float | None:
         """In the thread: the seconds that it took; None when the loop has heard of them."""
-        if self._store.flush_log_while_wanted(self._intercom.write_fd):
+        if self._store.flush_log_while_wanted(self._pipe.write_fd):
             return None
         started_s = self._clock.monotonic_s()
         self._store.flush_log()

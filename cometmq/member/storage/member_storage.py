@@ -1,7 +1,7 @@
 """An open store with its positions: what is appended, acknowledged, readable.
 
 The event loop owns everything here. It appends; the flush thread says how far the log is on disk;
-from that follow released acknowledgements and readable maxima (architecture: durability classes).
+from that follow released acknowledgements and readable maxima.
 Reads may come from any thread: they use only the store's positional reads and the plain dictionary
 of maxima.
 """
@@ -18,6 +18,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.member.storage.ack_queue import AckQueue
 from cometmq.member.storage.arrivals import Arrivals
+from cometmq.member.storage.authority import SoleWriter, WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
 from cometmq.member.storage.index_thread import IndexThread
 from cometmq.model import QueueKey
@@ -65,7 +66,7 @@ class Notifier:
 
     @contextlib.contextmanager
     def subscribed(self, event: asyncio.Event) -> Iterator[None]:
-        """Set ``event`` at each ring, as long as the block lasts."""
+        """Set ``event`` at each notification, as long as the block lasts."""
         self._events.add(event)
         try:
             yield
@@ -90,7 +91,7 @@ class BaseStorage:
         assert store.flushed_offset == store.appended_offset, "recovery leaves everything on disk"
         self.maxima = maxima
         self.arrivals = Arrivals()  # who is told when a queue's readable maximum rises
-        self.moved = Notifier()  # rings when the log has grown, or more of it is on disk
+        self.moved = Notifier()  # notifies when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
         self.refusal = ""  # why retention lets no sends in; empty: it does
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
@@ -221,10 +222,10 @@ class BaseStorage:
 
 class MemberStorage(BaseStorage):
     """The store of a member that writes. ``maxima``: what is readable from the start, by default
-    everything. ``alone``: nobody else is in sync.
+    everything.
 
-    ``is_only_writer`` is asked whenever something would be acknowledged or shown; while it says no
-    that waits for the next :meth:`settle`.
+    ``authority`` is asked whenever something would be acknowledged or shown; while it says no that
+    waits for the next :meth:`settle`. Invariants: :meth:`validate`.
     """
 
     store: MessageStore
@@ -236,8 +237,7 @@ class MemberStorage(BaseStorage):
         clock: Clock,
         on_flush_s: Callable[[float], None] = lambda _seconds: None,
         maxima: ReadableMaxima | None = None,
-        *,
-        alone: bool = True,
+        authority: WriteAuthority | None = None,
     ) -> None:
         if maxima is None:
             maxima = readable_at_start(
@@ -245,19 +245,13 @@ class MemberStorage(BaseStorage):
             )
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
-        self.is_only_writer: Callable[[], bool] = lambda: True
-        # Called when more is on our disk, which bounds what counts as on everybody's.
-        self.count_copies: Callable[[], None] = lambda: None
-        self.shown = (
-            HighWatermarks()
-        )  # by which consumers see messages: granted while the only writer
+        self.authority = authority or SoleWriter()
+        self.shown = HighWatermarks()  # by which consumers see messages
         self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
         self._deposed = False
-        self._alone = alone  # in sync: then copied means on our disk
+        self._alone = False  # in sync: then replicated means on our disk
         self._acks: dict[DurabilityClass, AckQueue] = {}
-        if alone:
-            self.watermarks.advance_replicated(store.flushed_offset, store.flushed_offset)
         self.settle()
 
     # --- writing ---
@@ -309,7 +303,7 @@ class MemberStorage(BaseStorage):
 
     def _acknowledge(self, demands: DurabilityClass, end: int) -> asyncio.Future[None] | None:
         self._flusher.appended()
-        if self.watermarks.ack(demands) >= end and self.is_only_writer():
+        if self.watermarks.ack(demands) >= end and self.authority.may_acknowledge():
             return None
         return self._wait(demands, end)
 
@@ -330,28 +324,23 @@ class MemberStorage(BaseStorage):
     async def stored(self, position: int, demands: DurabilityClass) -> None:
         """Wait until the log fulfils what is demanded up to ``position``."""
         assert position <= self.watermarks.appended
-        if self.watermarks.ack(demands) < position or not self.is_only_writer():
+        if self.watermarks.ack(demands) < position or not self.authority.may_acknowledge():
             # Ends enter the queue of acknowledgements in order; waiting for all that is appended
             # keeps them so.
             await self._wait(demands, self.watermarks.appended)
 
-    def advance_replicated(self, replicated: int, replicated_flushed: int, *, alone: bool) -> None:
-        """Everybody in sync has the log up to there; ``alone``: that is only this member."""
-        if alone and not self._alone:
-            # Whoever waits for copies now waits for our disk.
-            self._flusher.demand(self.watermarks.appended)
-        self._alone = alone
-        self.watermarks.advance_replicated(replicated, replicated_flushed)
-
-    def hold_copies(self) -> None:
-        """Too few are in sync: nothing counts as copied, until :meth:`advance_replicated` is
-        called.
-        """
-        self._alone = False
-
     def settle(self) -> None:
-        """Acknowledge and show what may be."""
-        if not self.is_only_writer():
+        """Acknowledge and show what may be: after a sync, and whenever the authority may answer
+        otherwise than before.
+        """
+        found = self.authority.replicated(self.watermarks)
+        if found is not None:
+            if found.is_alone and not self._alone:
+                # Sends that wait for followers now wait for our disk.
+                self._flusher.demand(self.watermarks.appended)
+            self.watermarks.advance_replicated(found.appended, found.flushed)
+        self._alone = found is not None and found.is_alone
+        if not self.authority.may_acknowledge():
             return
         for demands, queue in self._acks.items():
             queue.release(self.watermarks.ack(demands))
@@ -374,10 +363,21 @@ class MemberStorage(BaseStorage):
 
     def _flushed(self, position: int) -> None:
         self.watermarks.flush_to(position)
-        if self._alone:
-            self.watermarks.advance_replicated(position, position)
-        self.count_copies()
         self.settle()
+
+    def validate(self) -> None:
+        """Assert what is promised: no position passes another that bounds it, what consumers see
+        never passes what every member of the in-sync set has, and no acknowledgement waits that may
+        go while the authority allows it.
+        """
+        marks, log = self.watermarks, self.store
+        self.watermarks.validate()
+        assert marks.appended == log.appended_offset, (marks.appended, log.appended_offset)
+        assert marks.flushed <= log.flushed_offset, (marks.flushed, log.flushed_offset)
+        assert all(map(int.__le__, self.shown, marks.marks)), (self.shown, marks.marks)
+        for queue in self._acks.values():
+            queue.validate()
+        self._flusher.validate()
 
     def _fail(self, error: Exception) -> None:
         super()._fail(error)

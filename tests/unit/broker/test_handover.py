@@ -12,7 +12,7 @@ from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
 from services.broker.handover import HandOver
-from services.broker.replicas import Replicas, Sender
+from services.broker.replicas import FollowerTable, Replicas, Sender
 from tests.support.broker import until
 from tests.support.leases import HELD, MemoryLease
 from tests.support.members import living_member
@@ -33,7 +33,7 @@ async def test_nobody_waits_with_a_sealed_log_for_a_follower_that_is_silent(
 ) -> None:
     clock, ended = WallClock(), list[str]()
     async with living_member(tmp_path) as member:
-        replicas = Replicas(member.storage, CatchUpThrottle(0), clock)
+        replicas = Replicas(member.storage, FollowerTable(), CatchUpThrottle(0), clock)
         holder = LeaseHolder(MemoryLease(), Reading(HELD, "1"), 1.0, clock)
         hand_over = HandOver(member.storage, member.keeper, replicas, holder, ended.append)
         await member.put("T")
@@ -52,7 +52,7 @@ async def test_nobody_waits_with_a_sealed_log_for_a_follower_that_is_silent(
 async def test_nobody_waits_for_a_follower_that_goes(tmp_path: Path) -> None:
     clock, ended = WallClock(), list[str]()
     async with living_member(tmp_path) as member:
-        replicas = Replicas(member.storage, CatchUpThrottle(0), clock)
+        replicas = Replicas(member.storage, FollowerTable(), CatchUpThrottle(0), clock)
         holder = LeaseHolder(MemoryLease(), Reading(HELD, "1"), 1.0, clock)
         hand_over = HandOver(member.storage, member.keeper, replicas, holder, ended.append)
         await member.put("T")

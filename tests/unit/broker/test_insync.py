@@ -14,13 +14,13 @@ from cometmq.errors import SlaveNotAvailable
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.state.keeper import StateDemands
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import ReplicaId
-from cometmq.replication.watermarks import REPLICATED
 from services.broker.insync import InSyncSet
-from services.broker.replicas import Replicas, Sender
+from services.broker.replicas import FollowerTable, Replicas, Sender
 from tests.support.broker import until
 from tests.support.gates import HeldFlush
 from tests.support.leases import HELD, MemoryLease
@@ -32,25 +32,14 @@ FOLLOWER = ReplicaId(1, "store-1")
 
 @dataclass
 class Writer:
-    """What :class:`InSyncSet` stands between."""
+    """The parts of a writer around its :class:`InSyncSet`."""
 
     member: Member
+    in_sync: InSyncSet
     lease: MemoryLease
     holder: LeaseHolder
     replicas: Replicas
     clock: WallClock
-
-    def in_sync(self, policy: SetPolicy) -> InSyncSet:
-        keeper = self.member.keeper
-
-        def replicated() -> bool:
-            return bool(keeper.demands & REPLICATED)
-
-        made = InSyncSet(
-            self.member.storage, self.replicas, self.holder, replicated, policy, self.clock
-        )
-        keeper.on_demands, keeper.check_copies = made.refresh, made.check_copies
-        return made
 
     def tell(self, sender: Sender, *, appended: int, flushed: int, no_election_ms: int = 0) -> None:
         """The follower has taken everything that was sent, and answers at once."""
@@ -69,20 +58,39 @@ def held(monkeypatch: pytest.MonkeyPatch) -> HeldFlush:
 
 
 @pytest.fixture
-async def writer(tmp_path: Path) -> AsyncIterator[Writer]:
-    clock, lease = WallClock(), MemoryLease()
-    async with living_member(tmp_path) as member:
-        config = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
-        await member.keeper.put_topic(config)
-        replicas = Replicas(member.storage, CatchUpThrottle(0), clock)
-        holder = LeaseHolder(lease, Reading(HELD, "1"), 1.0, clock)
-        await holder.begin([(4, 0)], "host:1")
-        yield Writer(member, lease, holder, replicas, clock)
+def policy() -> SetPolicy:
+    return SetPolicy()
+
+
+@pytest.fixture
+def mode() -> ReplicationMode:
+    """Of topic C."""
+    return ReplicationMode.APPENDED
+
+
+@pytest.fixture
+async def writer(tmp_path: Path, policy: SetPolicy, mode: ReplicationMode) -> AsyncIterator[Writer]:
+    clock, lease, followers = WallClock(), MemoryLease(), FollowerTable()
+    async with living_member(tmp_path) as before:
+        await before.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=mode))
+    holder = LeaseHolder(lease, Reading(HELD, "1"), 1.0, clock)
+    await holder.begin([(4, 0)], "host:1")
+
+    def authority(demands: StateDemands) -> InSyncSet:
+        return InSyncSet(followers, holder, demands, policy, clock)
+
+    async with living_member(tmp_path, authority=authority) as member:
+        in_sync = member.storage.authority
+        assert isinstance(in_sync, InSyncSet)
+        holder.serve(member.storage)
+        replicas = Replicas(member.storage, followers, CatchUpThrottle(0), clock)
+        yield Writer(member, in_sync, lease, holder, replicas, clock)
+        member.storage.validate()
         replicas.close()
 
 
-async def kept(in_sync: InSyncSet) -> asyncio.Task[None]:
-    return asyncio.create_task(in_sync.run())
+async def kept(writer: Writer) -> asyncio.Task[None]:
+    return asyncio.create_task(writer.in_sync.run(writer.replicas))
 
 
 async def ended(task: asyncio.Task[None]) -> None:
@@ -92,8 +100,8 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def test_a_follower_that_keeps_step_is_waited_for(writer: Writer) -> None:
-    in_sync = writer.in_sync(SetPolicy())
-    running = await kept(in_sync)
+    in_sync = writer.in_sync
+    running = await kept(writer)
     end = writer.member.store.appended_offset
     with writer.replicas.join(FOLLOWER, 0) as sender:
         writer.tell(sender, appended=end, flushed=end)
@@ -111,8 +119,8 @@ async def test_a_follower_whose_disk_is_faster_need_not_answer_again(
     held: HeldFlush, writer: Writer
 ) -> None:
     """What it told before our own disk was done counts when it is."""
-    in_sync = writer.in_sync(SetPolicy())
-    running = await kept(in_sync)
+    in_sync = writer.in_sync
+    running = await kept(writer)
     await writer.member.keeper.put_topic(
         TopicConfig("F", 1, 1, replication_mode=ReplicationMode.FLUSHED)
     )
@@ -132,11 +140,12 @@ async def test_a_follower_whose_disk_is_faster_need_not_answer_again(
     await ended(running)
 
 
+@pytest.mark.parametrize("policy", [SetPolicy(lag_s_max=1.0)])
 async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwise(
     writer: Writer,
 ) -> None:
-    in_sync = writer.in_sync(SetPolicy(lag_s_max=1.0))
-    running = await kept(in_sync)
+    in_sync = writer.in_sync
+    running = await kept(writer)
     end = writer.member.store.appended_offset
     with writer.replicas.join(FOLLOWER, 0) as sender:
         writer.tell(sender, appended=end, flushed=end)
@@ -157,7 +166,7 @@ async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwis
 async def test_one_that_may_have_been_added_is_waited_for_until_that_is_known(
     writer: Writer,
 ) -> None:
-    in_sync = writer.in_sync(SetPolicy())
+    in_sync = writer.in_sync
     both = (writer.holder.record.holder, FOLLOWER)
     writer.lease.plan = ["lost"]
     await writer.holder.put_sets(lambda: (both, both))
@@ -165,18 +174,18 @@ async def test_one_that_may_have_been_added_is_waited_for_until_that_is_known(
     assert ticket.acked is not None
     await writer.member.on_disk_alone()
     assert (in_sync.size, ticket.acked.done()) == (2, False)
-    running = await kept(in_sync)  # it has gone: nobody wants to add it any more
+    running = await kept(writer)  # it has gone: nobody wants to add it any more
     await until(ticket.acked.done)
     await ended(running)
 
 
 async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer: Writer) -> None:
-    in_sync, end = writer.in_sync(SetPolicy()), writer.member.store.appended_offset
+    end = writer.member.store.appended_offset
     before = writer.lease.version
     async with writer.holder._one_at_a_time:
         with writer.replicas.join(FOLLOWER, 0) as sender:
             writer.tell(sender, appended=end, flushed=end)
-            running = await kept(in_sync)
+            running = await kept(writer)
             for _ in range(5):
                 await asyncio.sleep(0)
     await until(lambda: writer.lease.version > before)
@@ -185,8 +194,9 @@ async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer
     await ended(running)
 
 
+@pytest.mark.parametrize("policy", [SetPolicy(size_min=2)])
 async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
-    in_sync = writer.in_sync(SetPolicy(size_min=2))
+    in_sync = writer.in_sync
     with pytest.raises(SlaveNotAvailable, match=r"^1 of the broker group's members is in sync, 2 "):
         in_sync.check_copies()
     ticket = writer.member.append("C", 0, b"x")
@@ -198,8 +208,8 @@ async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
 
 
 async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> None:
-    in_sync = writer.in_sync(SetPolicy())
-    running = await kept(in_sync)
+    in_sync = writer.in_sync
+    running = await kept(writer)
     end = writer.member.store.appended_offset
     with writer.replicas.join(FOLLOWER, 0) as sender:
         writer.tell(sender, appended=end, flushed=end)
@@ -218,8 +228,9 @@ async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> No
         assert writer.member.storage.shown.replicated == end
 
 
+@pytest.mark.parametrize("policy", [SetPolicy(size_min=2)])
 async def test_what_is_told_of_it(writer: Writer) -> None:
-    in_sync = writer.in_sync(SetPolicy(size_min=2))
+    in_sync = writer.in_sync
     writer_status = in_sync.writer_status()
     assert writer_status is not None
     assert (list(writer_status.in_sync), writer_status.min_in_sync, writer_status.only_writer) == (
@@ -234,7 +245,6 @@ async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copi
 ) -> None:
     """In a group without copies a follower that lags may lead; then a topic asks for copies."""
     await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
-    writer.in_sync(SetPolicy())
     itself = writer.holder.record.holder
     await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))
     await writer.member.put("C2")
@@ -256,10 +266,10 @@ async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copi
     await ticket.acked
 
 
+@pytest.mark.parametrize("mode", [ReplicationMode.ASYNC])
+@pytest.mark.parametrize("policy", [SetPolicy(size_min=2)])
 async def test_where_nobody_waits_for_copies_there_is_no_floor(writer: Writer) -> None:
     """What a follower has when it starts it shows when that is known to be copied."""
-    await writer.member.keeper.put_topic(TopicConfig("C", 1, 1))
-    writer.in_sync(SetPolicy(size_min=2))
     itself = writer.holder.record.holder
     await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))  # nor who may lead
     writer.member.append("C", 0, b"x")

@@ -18,6 +18,7 @@ from cometmq.errors import (
     TopicNameInvalid,
     TopicNotFound,
 )
+from cometmq.member.storage.authority import Replicated
 from cometmq.member.storage.member_storage import Ticket
 from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePolicy
@@ -142,7 +143,8 @@ async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> No
     await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
     size = len(encoded("C", 0, b"x" * 1_000))
     into = produce(member, room=2 * size + 1, timeout_s=0.0)
-    member.storage.hold_copies()
+    member.set_authority.set_replicated(None)
+    member.storage.settle()
     late = [await accept(into, ("C", 0, 1), body=b"x" * 1_000) for _ in range(2)]
     assert await into.settled(late[0]) is SendStatus.FLUSH_SLAVE_TIMEOUT
     assert into.in_flight_bytes == 2 * size
@@ -152,7 +154,7 @@ async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> No
         await take(into, (topic, 0, 2), body=b"x" * 1_000)
     end = member.store.appended_offset
     await member.on_disk()
-    member.storage.advance_replicated(end, end, alone=True)
+    member.set_authority.set_replicated(Replicated(end, end, is_alone=True))
     member.storage.settle()
     await until(lambda: into.in_flight_bytes == 0)
     await take(into, ("C", 0, 1), body=b"x" * 1_000)
@@ -291,13 +293,14 @@ async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) 
 
 async def test_copies_that_take_too_long_are_told_and_the_batch_stays(member: Member) -> None:
     await put_copied(member)
-    member.storage.advance_replicated(0, 0, alone=False)
+    member.set_authority.set_replicated(Replicated(0, 0, is_alone=False))
+    member.storage.settle()
     into, counter = produce(member, timeout_s=0.01, counter=(counter := Counter())), counter
     accepted = await accept(into, ("C", 0, 1))
     assert await into.settled(accepted) is SendStatus.FLUSH_SLAVE_TIMEOUT
     assert counter.lates == 1
     end = accepted.ticket.appended.end_offset
     await member.on_disk()
-    member.storage.advance_replicated(end, end, alone=False)
+    member.set_authority.set_replicated(Replicated(end, end, is_alone=False))
     member.storage.settle()
     assert await into.settled(accepted) is SendStatus.SEND_OK

@@ -17,7 +17,7 @@ from cometmq.replication.lease import ReplicaId
 from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.log.commitlog import Chunk
 from services.broker import replicas as module
-from services.broker.replicas import MARKS_S, Replicas
+from services.broker.replicas import MARKS_S, FollowerTable, Replicas
 from tests.support.stores import WallClock, append, open_store
 
 
@@ -27,7 +27,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     clock = WallClock()
     store = open_store(tmp_path)
     storage = MemberStorage(store, FlushPolicy(), clock)
-    found = Replicas(storage, CatchUpThrottle(0), clock)
+    found = Replicas(storage, FollowerTable(), CatchUpThrottle(0), clock)
     yield found
     found.close()
     storage.end_threads()

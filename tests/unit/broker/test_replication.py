@@ -20,7 +20,8 @@ class Told:
         self.ended: list[str] = []
         self.copies = Replication.__new__(Replication)
         self.copies._ended = self.ended.append
-        self.copies._storage = mock.Mock(is_only_writer=lambda: only_writer)
+        self.copies._storage = mock.Mock()
+        self.copies._storage.authority.may_acknowledge.return_value = only_writer
         self.copies._storage.store.epoch = 5
         self.copies._holder = mock.Mock(pass_over=mock.AsyncMock(return_value=passes))
 

@@ -48,9 +48,10 @@ def test_an_old_record_in_our_name_takes_no_epoch_back() -> None:
 
 
 def test_every_record_tells_what_consumers_see() -> None:
-    state = LeaseState(replace(HELD, shown=HighWatermarks(9, 4, 4)))
+    shown = [HighWatermarks()]
+    state = LeaseState(replace(HELD, shown=HighWatermarks(9, 4, 4)), lambda: shown[-1])
     assert state.renewal().shown == (9, 4, 4), "of a writer before"
-    state.shown = lambda: HighWatermarks(12, 3, 5)
+    shown.append(HighWatermarks(12, 3, 5))
     for record in (state.renewal(), state.with_sets((W,), (W,)), state.release(1, 100)):
         assert record.shown == (12, 4, 5)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from cometmq.member.lease import lease_holder
 from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.replication.lease import ReplicaId, ReplicaIds
+from cometmq.replication.watermarks import NO_WATERMARKS
 from tests.support.broker import until
 from tests.support.leases import HELD, TAKEN, MemoryLease
 from tests.support.stores import WallClock
@@ -123,7 +125,8 @@ async def test_a_release_that_the_successor_has_taken_already(lease: MemoryLease
 async def test_who_is_in_sync_is_changed_by_a_write(lease: MemoryLease) -> None:
     held = holder(lease)
     changes: list[int] = []
-    held.on_change = lambda: changes.append(len(held.must_acknowledge()))
+    settle = mock.Mock(side_effect=lambda: changes.append(len(held.must_acknowledge())))
+    held.serve(mock.Mock(settle=settle, shown=NO_WATERMARKS))
     both = (HELD.holder, ReplicaId(1, "store-1"))
     await held.put_sets(lambda: (both, both))
     assert (lease.record and lease.record.in_sync) == both

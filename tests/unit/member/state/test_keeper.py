@@ -228,7 +228,7 @@ async def test_commits_that_cannot_be_stored_count_and_are_not_answered(
         def too_few() -> None:
             raise SlaveNotAvailable("alone")
 
-        member.keeper.check_copies = too_few
+        member.set_authority.check = too_few
         commit(member, "g", 1, "R")
         with pytest.raises(SlaveNotAvailable):
             await member.keeper.offsets_stored({"R"})
@@ -293,7 +293,7 @@ async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
     async with living_member(tmp_path) as member:
         replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         await member.keeper.put_topic(replicated)
-        member.keeper.check_copies = refuse
+        member.set_authority.check = refuse
         records = state_records(member)
         with pytest.raises(SlaveNotAvailable):
             await member.put("T")
@@ -308,21 +308,18 @@ async def test_the_first_topic_that_asks_for_copies_waits_for_followers_to_be_co
 ) -> None:
     """Until it comes nobody looks who is in sync; so who is there is not refused at once."""
     monkeypatch.setattr(keeper, "RETRY_S", 0.001)
-    demanded: list[DurabilityClass] = []
 
     def refuse_twice() -> None:
         if len(refusals) < 2:
-            refusals.append(member.keeper.demands)
+            refusals.append(member.demands.now)
             raise SlaveNotAvailable("1 of 2")
 
     refusals: list[DurabilityClass] = []
     async with living_member(tmp_path) as member:
-        member.keeper.check_copies = refuse_twice
-        member.keeper.on_demands = lambda: demanded.append(member.keeper.demands)
+        member.set_authority.check = refuse_twice
         replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         assert await member.keeper.put_topic(replicated)
         assert refusals == [DurabilityClass.REPLICATED] * 2
-        assert demanded == [DurabilityClass.REPLICATED] * 2
 
 
 async def test_first_topics_that_wait_for_followers_wait_together(
@@ -340,7 +337,7 @@ async def test_first_topics_that_wait_for_followers_wait_together(
 
     async with living_member(tmp_path) as member:
         monkeypatch.setattr(member.keeper, "_clock", clock)
-        member.keeper.check_copies = refuse
+        member.set_authority.check = refuse
         copy = TopicConfig("", 1, 1, replication_mode=ReplicationMode.APPENDED)
         replicated = [replace(copy, name=name) for name in "ABCD"]
         asked_s = clock.monotonic_s()
@@ -365,10 +362,10 @@ async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
         raise SlaveNotAvailable("1 of 2")
 
     async with living_member(tmp_path) as member:
-        member.keeper.check_copies = refuse
+        member.set_authority.check = refuse
         records = state_records(member)
         replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         with pytest.raises(SlaveNotAvailable):
             await member.keeper.put_topic(replicated)
-        assert (state_records(member), member.keeper.demands) == (records, DurabilityClass.ASYNC)
+        assert (state_records(member), member.demands.now) == (records, DurabilityClass.ASYNC)
         await member.put("T")

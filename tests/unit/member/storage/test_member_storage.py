@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
+from cometmq.member.storage.authority import Replicated
 from cometmq.member.storage.member_storage import MemberStorage, Segment, readable_at_start
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
 from cometmq.store.writer import MessageStore
 from tests.support.broker import encoded, until
-from tests.support.members import NEVER, Member, living_member, opened
+from tests.support.members import NEVER, Member, SetAuthority, living_member, opened
 from tests.support.stores import HOST, WallClock, open_store
 
 A, C, S = ("A", 0), ("C", 0), ("S", 0)
@@ -80,13 +81,13 @@ async def test_one_sync_releases_all_before_it_and_nothing_behind(still: Member)
 
 
 async def test_nothing_is_acknowledged_while_another_may_write(still: Member) -> None:
-    still.storage.is_only_writer = lambda: False
+    still.set_authority.allowed = False
     ticket = still.append("A", 0, b"a")
     assert ticket.acked is not None
     await sync(still)
     assert not ticket.acked.done()
     assert still.storage.bounds(A) == (0, 0, 1)
-    still.storage.is_only_writer = lambda: True
+    still.set_authority.allowed = True
     still.storage.settle()
     assert ticket.acked.done()
     assert still.storage.bounds(A) == (0, 1, 1)
@@ -98,11 +99,17 @@ async def test_who_is_alone_brings_to_its_disk_what_waits_for_copies(
 ) -> None:
     async with living_member(tmp_path, policy=NEVER) as member:
         storage, on_disk = member.storage, member.store.flushed_offset
-        storage.advance_replicated(on_disk, on_disk, alone=not others_at_first)
+        member.set_authority.set_replicated(Replicated(on_disk, on_disk, not others_at_first))
+        storage.settle()
         segment = Segment("C", 0, 1, DurabilityClass.REPLICATED)
         ticket = storage.append(encoded("C", 0, b"c"), [segment], born_host=HOST, store_host=HOST)
-        storage.advance_replicated(on_disk, on_disk, alone=True)
         assert ticket.acked is not None
+        member.set_authority.set_replicated(Replicated(on_disk, on_disk, is_alone=True))
+        storage.settle()
+        await member.on_disk_alone()
+        end = member.store.appended_offset
+        member.set_authority.set_replicated(Replicated(end, end, is_alone=True))
+        storage.settle()
         await until(ticket.acked.done)
 
 
@@ -158,12 +165,14 @@ async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) 
     unflushed = readable_at_start(found.store, lambda _topic: both, HighWatermarks(shown, end, 0))
     assert unflushed.readable(C) == 2, "the rest had been copied, but was on no writer's disk"
     maxima = readable_at_start(found.store, demands_of, HighWatermarks(0, shown, 0))
-    storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, alone=False)
+    authority = SetAuthority()
+    authority.set_replicated(None)
+    storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, authority=authority)
     assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
-    storage.advance_replicated(end - 1, 0, alone=False)
+    authority.set_replicated(Replicated(end - 1, 0, is_alone=False))
     storage.settle()
     assert storage.bounds(C) == (0, 2, 3)
-    storage.advance_replicated(end, 0, alone=False)
+    authority.set_replicated(Replicated(end, 0, is_alone=False))
     storage.settle()
     assert storage.bounds(C) == (0, 3, 3)
     storage.close()
