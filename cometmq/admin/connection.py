@@ -199,7 +199,7 @@ async def until(condition: Callable[[], Awaitable[bool]], deadline_s: float) -> 
     """Ask until the condition holds; False when it did not in time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):
-            while not await condition():  # noqa: ASYNC110  another process rings no bell
+            while not await condition():  # noqa: ASYNC110  another process notifies nobody
                 await asyncio.sleep(POLL_INTERVAL_S)
             return True
     return False

@@ -90,7 +90,7 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
         troubles=_troubles(observed),
         advice=advice,
     )
-    return _with_reign(_with_lease(view, observed.lease), observed)
+    return _with_writer_status(_with_lease(view, observed.lease), observed)
 
 
 def _with_lease(view: GroupStatusView, lease: member_pb2.LeaseRecord | None) -> GroupStatusView:
@@ -103,7 +103,7 @@ def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:
     return [replica_id.member_id for replica_id in replica_ids]
 
 
-def _with_reign(view: GroupStatusView, observed: GroupObservation) -> GroupStatusView:
+def _with_writer_status(view: GroupStatusView, observed: GroupObservation) -> GroupStatusView:
     writer, writer_status = observed.writer, observed.writer_status
     if writer is None:
         return view

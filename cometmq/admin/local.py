@@ -466,7 +466,7 @@ async def _ready(
     waiting = list(wave)
     try:
         async with asyncio.timeout(deadline_s):
-            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files ring no bell
+            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files notify nobody
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         raise _failed(cluster, waiting[0], f"was not ready within {deadline_s:g} s") from None

@@ -80,7 +80,7 @@ async def _wait_gone(processes: Iterable[ProcessId], patience_s: float) -> list[
     with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while living := [process for process in living if process.alive()]:  # noqa: ASYNC110
-                await asyncio.sleep(POLL_INTERVAL_S)  # the end of another's child rings no bell
+                await asyncio.sleep(POLL_INTERVAL_S)  # the end of another's child notifies nobody
     return living
 
 

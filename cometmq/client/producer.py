@@ -42,19 +42,19 @@ class StickyPartitioner:
     take turns.
     """
 
-    __slots__ = ("batch", "now", "outlets", "pinned", "turn")
+    __slots__ = ("batch", "now", "pinned", "queue_writers", "turn")
 
     def __init__(self) -> None:
-        self.outlets: list[QueueWriter] = []
+        self.queue_writers: list[QueueWriter] = []
         self.pinned: dict[QueueRef, QueueWriter] = {}  # the same queues, for messages that name one
         self.turn = random.randrange(1 << 16)  # producers do not all begin alike
         self.now: QueueWriter | None = None
         self.batch: Batch | None = None  # that `now` was chosen for
 
-    def use(self, outlets: list[QueueWriter]) -> None:
+    def use(self, queue_writers: list[QueueWriter]) -> None:
         """Other queues from now on."""
-        self.outlets = outlets
-        self.pinned = {o.queue: QueueWriter(o.sender, o.queue, pinned=True) for o in outlets}
+        self.queue_writers = queue_writers
+        self.pinned = {o.queue: QueueWriter(o.sender, o.queue, pinned=True) for o in queue_writers}
         self.now = self.batch = None
 
     def choose(self) -> QueueWriter | None:
@@ -62,9 +62,9 @@ class StickyPartitioner:
         is none.
         """
         for connected in (True, False):
-            for _ in self.outlets:
+            for _ in self.queue_writers:
                 self.turn += 1
-                writer = self.outlets[self.turn % len(self.outlets)]
+                writer = self.queue_writers[self.turn % len(self.queue_writers)]
                 if writer.ready() and (writer.sender.connected or not connected):
                     self.now = writer
                     return writer
@@ -215,7 +215,7 @@ class Producer:
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
         if queue is None:
             while (future := target.put(message)) is None:
-                await self._wait_ready(message.topic, target, target.outlets, deadline_s)
+                await self._wait_ready(message.topic, target, target.queue_writers, deadline_s)
             return future
         while not (writer := target.named(queue)).ready():
             await self._wait_ready(message.topic, target, [writer], deadline_s)
@@ -226,7 +226,7 @@ class Producer:
             raise ClientClosed("The producer is not open.")
 
     def _check_queues(self, topic: str, target: StickyPartitioner) -> None:
-        if target.outlets:
+        if target.queue_writers:
             return
         route = self._route(topic)
         if route is None or not writers(route):
@@ -234,10 +234,14 @@ class Producer:
         raise NoPermission(f"Topic {topic!r} is closed for writing.")
 
     async def _wait_ready(
-        self, topic: str, target: StickyPartitioner, outlets: list[QueueWriter], deadline_s: float
+        self,
+        topic: str,
+        target: StickyPartitioner,
+        queue_writers: list[QueueWriter],
+        deadline_s: float,
     ) -> None:
-        """Waits until one of the outlets' lanes has opened its first stream. PeerUnavailable."""
-        lanes = {writer.sender for writer in outlets}
+        """Waits until one of the senders has opened its first stream. PeerUnavailable."""
+        lanes = {writer.sender for writer in queue_writers}
         waits = [asyncio.ensure_future(sender.opened.wait()) for sender in lanes]
         timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
@@ -271,7 +275,7 @@ class Producer:
         come back in time.
         """
         route = self._route(topic)
-        if route is None or (target.outlets and not writers(route)):
+        if route is None or (target.queue_writers and not writers(route)):
             return
         queues = writable_queues(route)
         if route.topic != topic:

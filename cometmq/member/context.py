@@ -64,7 +64,7 @@ class MemberContext:
 
 class MemberCore:
     """The open store, and who looks after it. ``copy``: the store is a follower's.
-    ``write_snapshot`` appends a full copy of the state; a follower has none to write.
+    ``write_snapshot`` appends a snapshot of the state; a follower has none to write.
     """
 
     def __init__(

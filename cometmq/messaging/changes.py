@@ -52,8 +52,8 @@ class TopicDropped:
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """A topic as it stands, in a full copy: settings but for the reserve time, and all histories by
-    queue id.
+    """A topic as it stands, in a state snapshot: settings but for the reserve time, and all
+    histories by queue id.
     """
 
     config: TopicConfig
@@ -62,8 +62,8 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class QueuesCounted:
-    """How far the queues of a topic have counted, in a full copy: the offset of each one's next
-    message, by queue id.
+    """How far the queues of a topic have counted, in a state snapshot: the offset of each one's
+    next message, by queue id.
 
     Changes nothing in the tables. It is for whoever builds queues from a log whose beginning has
     gone, where a queue without younger messages has left no other trace.
@@ -88,7 +88,7 @@ class GenerationsRaised:
 class GenerationsCounted:
     """All generations up to ``last`` have been given out.
 
-    Stands in a full copy, where deleted topics leave no other trace.
+    Stands in a state snapshot, where deleted topics leave no other trace.
     """
 
     last: int

@@ -79,7 +79,7 @@ class History:
         if position.generation in (self.current, 0):
             return None
         if position.generation > self.current:
-            # Not one of ours: given out by a lineage of the log that was lost with its newest
+            # Not one of ours: given out by a branch of the log that was lost with its newest
             # state, so that nothing from the start of the current generation on is sure to be the
             # same.
             return Position(self.current, min(position.offset, self.pairs[-1][1]))
@@ -199,7 +199,7 @@ class GenerationTable:
         self.last = max(self.last, generation)
 
     def put(self, topic: str, histories: Sequence[History]) -> None:
-        """Sets all histories of a topic, from a full copy."""
+        """Sets all histories of a topic, from a state snapshot."""
         self._histories[topic] = list(histories)
         self.last = max(self.last, *(h.current for h in histories))
 

@@ -1,4 +1,4 @@
-"""Few new messages of a queue, as they travel with the news of their arrival; what pulls of them
+"""Few new messages of a queue, as they travel with the arrival; what pulls of them
 would find.
 
 Invariant: :meth:`InlineMessages.pull` answers as a pull at the queue itself does, since both choose

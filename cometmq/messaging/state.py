@@ -2,8 +2,8 @@
 
 Topics, generations, groups and committed offsets are tables in memory; each change of them is a
 record of the topic ``rmq_sys_cometmq_state`` in the same log as the messages
-(``docs/format/state.md``). A full copy of all tables is written now and then, so that the state can
-be rebuilt from the last complete copy and the changes after it.
+(``docs/format/state.md``). A state snapshot of all tables is written now and then, so that the
+state can be rebuilt from the last complete copy and the changes after it.
 
 The writer plans a change (:meth:`BrokerState.plan_topic` and its sisters), appends it, and applies
 it when its record is acknowledged. Two rules make its tables and those rebuilt from the log the
@@ -45,7 +45,8 @@ from cometmq.model import TopicConfig
 STATE_TOPIC = "rmq_sys_cometmq_state"
 STATE_QUEUE_ID = 0
 
-# What a record of the state topic is, as its tag: the queue alone tells where a full copy begins.
+# What a record of the state topic is, as its tag: the queue alone tells where a state snapshot
+# begins.
 CHANGE = "CHANGE"
 SNAPSHOT_FIRST = "COPY_FIRST"
 SNAPSHOT_PART = "COPY"
@@ -59,7 +60,7 @@ NextOffsetOf = Callable[[str, int], int]
 # A record with several changes stays below; a change that is larger has a record of its own.
 RECORD_BYTES_MAX = 256 * 1024
 
-# Of an entry in a full copy, with names of middle length.
+# Of an entry in a state snapshot, with names of middle length.
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
@@ -140,7 +141,7 @@ class BrokerState:
         that its messages stop being those that everybody had.
 
         Due after an unclean start. One change, but for tens of thousands of queues; all have the
-        same generation. They count only together with the full copy that begins the epoch: an
+        same generation. They count only together with the state snapshot that begins the epoch: an
         epoch without a complete copy was cut short while it started, and its successor raises
         again.
         """
@@ -282,7 +283,7 @@ class BrokerState:
         bytes_max: int = RECORD_BYTES_MAX,
         next_offset_of: NextOffsetOf | None = None,
     ) -> list[StateRecord]:
-        """The records of a full copy, to be appended in order; changes may come between them.
+        """The records of a state snapshot, to be appended in order; changes may come between them.
 
         ``in_flight``: changes that are in the log but not yet applied here. They stand before the
         copy, so that whoever begins to read at the copy would miss them; therefore they are part of
@@ -295,7 +296,7 @@ class BrokerState:
         return [StateRecord(tag, body) for tag, body in zip(tags, bodies, strict=True)]
 
     def copy_bytes(self) -> int:
-        """About how long a full copy is on the disk, rather too much than too little, without
+        """About how long a state snapshot is on the disk, rather too much than too little, without
         making one.
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count

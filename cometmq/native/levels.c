@@ -75,7 +75,7 @@ static int linger(levels *self, int64_t stop, reach *next)
 }
 
 /* Syncs while it is wanted; how often, or -1 when the disk refuses. */
-static long sync_all(levels *self, int fd, int64_t stop, int bell)
+static long sync_all(levels *self, int fd, int64_t stop, int write_fd)
 {
     long count = 0;
     reach next;
@@ -84,7 +84,7 @@ static long sync_all(levels *self, int fd, int64_t stop, int bell)
         if (!sync_once(self, fd, next))
             return -1;
         int64_t spent_ns = now_ns() - begun_ns;
-        if (write(bell, &spent_ns, sizeof spent_ns) < 0)
+        if (write(write_fd, &spent_ns, sizeof spent_ns) < 0)
             continue; /* it is full: who listens has been woken long ago */
     }
     return count;
@@ -92,14 +92,14 @@ static long sync_all(levels *self, int fd, int64_t stop, int bell)
 
 static PyObject *levels_sync(PyObject *object, PyObject *arguments)
 {
-    int fd, bell;
+    int fd, write_fd;
     long long stop;
-    if (!PyArg_ParseTuple(arguments, "iLi:sync", &fd, &stop, &bell))
+    if (!PyArg_ParseTuple(arguments, "iLi:sync", &fd, &stop, &write_fd))
         return NULL;
     long count;
     int error;
     Py_BEGIN_ALLOW_THREADS
-    count = sync_all((levels *)object, fd, stop, bell);
+    count = sync_all((levels *)object, fd, stop, write_fd);
     error = errno;
     Py_END_ALLOW_THREADS
     if (count < 0) {

@@ -179,7 +179,7 @@ class Replica:
     def join(self, start: int) -> None:
         """A stream of it begins at ``start``."""
         self.connected = True
-        self.leaving = False  # it has not said farewell on this stream
+        self.leaving = False  # it has not announced its stop on this stream
         self.sent = start
         self.appended = start
         self.flushed = min(self.flushed, start)  # it is the same store: that stays on its disk

@@ -2,7 +2,7 @@
 
 A follower is in step as of a moment when it has acknowledged everything that the writer had then.
 Who has been in step recently is in sync; acknowledgements wait for all of them, so one that falls
-behind, or says farewell, is taken out of the set, in the lease, before they go on without it.
+behind, or announces its stop, is taken out of the set, in the lease, before they go on without it.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Registrar:
                 await self._all_tried.wait()
 
     async def unregister(self) -> None:
-        """Say farewell everywhere; a name server that is away finds out by our silence."""
+        """Announce the stop everywhere; a name server that is away finds out by our silence."""
         addresses = list(self._tasks)
         for task in self._tasks.values():
             task.cancel()

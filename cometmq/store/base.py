@@ -277,7 +277,7 @@ class BaseStore:
 
     def keep_room(self, state_bytes: int) -> None:
         """Keep what the next opening writes free on the volume, while there is plenty of room;
-        ``state_bytes``: how long a full copy of the state is.
+        ``state_bytes``: how long a snapshot of the state is.
         """
         opened = self._opened
         self._guarded(lambda: reserve.keep(opened.files, opened.paths.reserve, state_bytes))

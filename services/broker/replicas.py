@@ -157,7 +157,9 @@ class Replicas:
                 self.changed.notify()
 
     def let_go(self, named: Collection[ReplicaId]) -> None:
-        """End the streams of those that have said farewell, but of the replicas ``named``."""
+        """End the streams of those that have announced their stop, but of the replicas
+        ``named``.
+        """
         for sender in self._streams.values():
             if sender.replica.leaving and sender.replica.replica_id not in named:
                 sender.let_go()
@@ -209,7 +211,7 @@ class Sender:
 
     @property
     def has_let_go(self) -> bool:
-        """The member has said farewell, and nobody waits for it."""
+        """The member has announced its stop, and nobody waits for it."""
         return self._let_go
 
     def let_go(self) -> None:

@@ -1,5 +1,5 @@
-"""What the writer does with its state now and then: offsets and full copies into the log, exports
-into ``config/*.json``.
+"""What the writer does with its state now and then: offsets and state snapshots into the log,
+exports into ``config/*.json``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StateWriter:
         self._exported = -1  # state records that the last export knew of
 
     async def write(self) -> None:
-        """Write commits that a full disk has not taken before, and full copies when they are due,
-        about once a second, until cancelled.
+        """Write commits that a full disk has not taken before, and state snapshots when they are
+        due, about once a second, until cancelled.
         """
         while True:
             await asyncio.sleep(self._config.offset_record_interval_s)

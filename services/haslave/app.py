@@ -43,7 +43,7 @@ from services.haslave.servicer import FollowerServicer
 
 log = logging.getLogger(__name__)
 
-FAREWELL_S_MAX = 2.0  # that a farewell may delay a stop
+LEAVE_S_MAX = 2.0  # that the announcement may delay a stop
 
 
 class App(MemberApp):
@@ -102,11 +102,11 @@ class App(MemberApp):
         return Elector(lease, config.lease_duration_s, status, peers, self._clock)
 
     async def _retire(self) -> None:
-        """Say farewell: else producers would wait until the writer has missed us."""
+        """Announce the stop: else producers would wait until the writer has missed us."""
         if self._following is None:
             return
         try:
-            async with asyncio.timeout(FAREWELL_S_MAX):
+            async with asyncio.timeout(LEAVE_S_MAX):
                 await self._following.leave()
         except TimeoutError:
             log.info("stops without the writer's leave")

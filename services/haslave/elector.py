@@ -87,7 +87,7 @@ class Elector:
         may have happened while this order was on its way.
         """
         known, reading = self.record, await self._lease.read()
-        if _reign(reading.record) != _reign(known):
+        if _holding(reading.record) != _holding(known):
             raise LeaseConflict("the lease has just changed: see who leads, then say it again")
         until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
         self._order = ForcedElection(reading.record, until_s)
@@ -136,6 +136,6 @@ class Elector:
         return self._election.saw(record, me, self._clock.boottime_s(), answers)
 
 
-def _reign(record: LeaseRecord | None) -> object:
+def _holding(record: LeaseRecord | None) -> object:
     """Of whom a record is, however often it was renewed."""
     return record and (record.holder, record.epoch, record.opened, record.released)

@@ -114,8 +114,8 @@ class Following:
             self._readdressed.set()
 
     async def leave(self) -> None:
-        """Say farewell. The copy goes on until the writer ends the stream, because it waits for
-        this member no more; or until nobody waits for that: a writer may not be able to say so.
+        """Announce the stop. The copy goes on until the writer ends the stream, because it waits
+        for this member no more; or until nobody waits for that: a writer may not be able to say so.
         """
         self._leaves = True
         self._taken.set()

@@ -245,13 +245,13 @@ class Link:
             return
         self._metrics.wakes.inc(len(woken))
         if inline_messages is not None:
-            handout = InlineBatch(generation, inline_messages)
-            woken = [hold for hold in woken if not self._answer_inline(handout, hold)]
+            batch = InlineBatch(generation, inline_messages)
+            woken = [hold for hold in woken if not self._answer_inline(batch, hold)]
         self.pulls.pull(woken)
 
-    def _answer_inline(self, handout: InlineBatch, hold: Hold) -> bool:
+    def _answer_inline(self, batch: InlineBatch, hold: Hold) -> bool:
         """Answer a hold with what came; False: it has to be pulled for."""
-        response = None if self._answers.full(hold) else handout.response(hold)
+        response = None if self._answers.full(hold) else batch.response(hold)
         if response is None:
             return False
         if response.status == broker_pb2.PULL_STATUS_FOUND:

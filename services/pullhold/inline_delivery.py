@@ -15,7 +15,7 @@ class InlineBatch:
 
     def __init__(self, generation: int, inline_messages: InlineMessages) -> None:
         self._generation = generation
-        self._news = inline_messages
+        self._inline_messages = inline_messages
         self._responses: dict[
             tuple[int, PullLimits, frozenset[int]], broker_pb2.PullResponse
         ] = {}  # many groups may wait for the same
@@ -24,7 +24,7 @@ class InlineBatch:
         """What a pull for the hold gets, not to be changed; None: the broker has to say."""
         if hold.limits is None or hold.generation not in (0, self._generation):
             return None
-        if hold.offset not in self._news:
+        if hold.offset not in self._inline_messages:
             return None
         wanted = (hold.offset, hold.limits, hold.codes)
         response = self._responses.get(wanted)
@@ -35,7 +35,7 @@ class InlineBatch:
     def _pull(
         self, offset: int, limits: PullLimits, codes: frozenset[int]
     ) -> broker_pb2.PullResponse:
-        records, choice = self._news.pull(offset, *limits, codes)
+        records, choice = self._inline_messages.pull(offset, *limits, codes)
         return broker_pb2.PullResponse(
             status=broker_pb2.PullStatus.ValueType(choice.status.value),
             records=records,
@@ -43,8 +43,8 @@ class InlineBatch:
             next_position=common_pb2.Position(
                 generation=self._generation, offset=choice.next_offset
             ),
-            min_offset=self._news.min_offset,
-            max_offset=self._news.end_offset,
+            min_offset=self._inline_messages.min_offset,
+            max_offset=self._inline_messages.end_offset,
         )
 
 

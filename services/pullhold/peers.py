@@ -269,7 +269,7 @@ class ArrivalStream:
             arrival.generation,
             arrival.max_offset,
             frozenset(arrival.tag_codes),
-            _news(arrival) if arrival.HasField("messages") else None,
+            _inline_messages(arrival) if arrival.HasField("messages") else None,
             from_proto(arrival.error) if arrival.HasField("error") else None,
         )
 
@@ -277,7 +277,7 @@ class ArrivalStream:
         self._call.cancel()
 
 
-def _news(arrival: member_pb2.Arrival) -> InlineMessages | None:
+def _inline_messages(arrival: member_pb2.Arrival) -> InlineMessages | None:
     """None: what does not fit together is pulled."""
     proto = arrival.messages
     inline_messages = InlineMessages(

@@ -47,8 +47,8 @@ flush = store.flush_log_while_wanted
 def say(line):  # of two threads
     os.write(1, line.encode() + b"\\n")
 
-def flush_and_say(bell):
-    done = flush(bell)
+def flush_and_say(write_fd):
+    done = flush(write_fd)
     if done:
         say("by itself")
     return done

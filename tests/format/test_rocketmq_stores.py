@@ -55,7 +55,7 @@ def test_every_message_reads_as_rocketmq_read_it(
         ours = content_of(opened.store)
         mine = ours.units.pop(("rmq_sys_cometmq_state", 0))
         del ours.bounds["rmq_sys_cometmq_state", 0]
-        assert len(mine) == 1, "the epoch's full copy"
+        assert len(mine) == 1, "the epoch's state snapshot"
         assert assert_same(listing, ours, whole_index=name.endswith("stopped")) > 60
     finally:
         opened.store.close()

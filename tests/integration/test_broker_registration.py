@@ -88,7 +88,7 @@ async def test_the_name_server_knows_every_change_at_once(tmp_path: Path) -> Non
             await routes.become("T", [5])
             await broker.drop_topic("T")
             await routes.become("T", [])
-        assert await routes.queues("made") == [], "a stop in order says farewell"
+        assert await routes.queues("made") == [], "a stop in order announces its stop"
 
 
 async def test_a_broker_comes_back(tmp_path: Path) -> None:

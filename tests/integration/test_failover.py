@@ -309,7 +309,7 @@ async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replication", [ReplicationMode.APPENDED, ReplicationMode.ASYNC])
-async def test_nobody_waits_for_a_follower_that_has_said_farewell(
+async def test_nobody_waits_for_a_follower_that_is_leaving(
     tmp_path: Path, replication: ReplicationMode
 ) -> None:
     patient = {**QUICK, "in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
@@ -327,7 +327,7 @@ async def test_nobody_waits_for_a_follower_that_has_said_farewell(
         assert await bodies(group[0]) == [b"a", b"b", b"c"]
 
 
-async def test_a_farewell_that_the_lease_cannot_take_delays_a_stop_only_so_long(
+async def test_a_leave_that_the_lease_cannot_take_delays_a_stop_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -98,7 +98,7 @@ def forged(epoch: int, **about: Any) -> pb.RegisterMemberRequest:
     )
 
 
-def farewell(member_id: int, epoch: int, store_id: str = "") -> pb.UnregisterMemberRequest:
+def unregistration(member_id: int, epoch: int, store_id: str = "") -> pb.UnregisterMemberRequest:
     return pb.UnregisterMemberRequest(
         cluster="DefaultCluster",
         broker_group="g1",
@@ -126,7 +126,7 @@ async def test_a_lone_broker_serves_on_whatever_a_name_server_says(tmp_path: Pat
                 assert await broker.stop() == 0
                 await broker.start()
             assert "internal_secret_file" in broker.output()
-            await stranger.stub.UnregisterMember(farewell(5, epoch))
+            await stranger.stub.UnregisterMember(unregistration(5, epoch))
             await stranger.become([(0, 3)])
             await broker.client.send("orders", 0, b"x")
 
@@ -141,8 +141,8 @@ async def test_an_epoch_that_no_group_has_is_refused(tmp_path: Path, epoch: int)
         await stranger.become([(0, 1)])
         refused = await refusal(stranger.stub.RegisterMember(forged(epoch)))
         assert isinstance(refused, InvalidRequest)
-        farewells = await refusal(stranger.stub.UnregisterMember(farewell(0, epoch)))
-        assert isinstance(farewells, InvalidRequest | StaleEpoch)
+        refused = await refusal(stranger.stub.UnregisterMember(unregistration(0, epoch)))
+        assert isinstance(refused, InvalidRequest | StaleEpoch)
         assert await stranger.members() == [(0, 1)]
         await broker.put_topic("T", 1)
 
@@ -178,7 +178,7 @@ async def test_who_does_not_name_the_store_takes_nobody_out(tmp_path: Path) -> N
             assert isinstance(refused, StaleEpoch)
         for epoch in (1, 2, 1 << 30):
             for store_id in ("", "x"):
-                out = farewell(0, epoch, store_id)
+                out = unregistration(0, epoch, store_id)
                 assert isinstance(await refusal(stranger.stub.UnregisterMember(out)), StaleEpoch)
         assert await stranger.members() == [(0, 1)]
 
@@ -193,12 +193,12 @@ async def test_a_writer_that_was_taken_out_is_back_at_once(tmp_path: Path) -> No
         await broker.put_topic("T", 1)
         await stranger.become([(0, 1)])
         for _ in range(5):
-            out = farewell(0, 1, broker.store.store_id)
+            out = unregistration(0, 1, broker.store.store_id)
             await stranger.stub.UnregisterMember(out)
             await stranger.become([(0, 1)])
             assert await stranger.topics() == ["T"]
         await stranger.stub.RegisterMember(forged(2))
-        await stranger.stub.UnregisterMember(farewell(5, 2))
+        await stranger.stub.UnregisterMember(unregistration(5, 2))
         await stranger.become([(0, 1)])
 
 
@@ -233,7 +233,7 @@ async def test_a_name_server_without_a_secret_says_what_that_means(
 
 CHANGES: dict[str, Callable[[], Any]] = {
     "RegisterMember": lambda: forged(50),
-    "UnregisterMember": lambda: farewell(0, 1),
+    "UnregisterMember": lambda: unregistration(0, 1),
     "WatchRegistration": pb.WatchRegistrationRequest,
     "SetWritePermission": lambda: pb.SetWritePermissionRequest(broker_group="g1"),
     "PutValue": lambda: pb.PutValueRequest(namespace="n", key="k", value="v"),

@@ -196,7 +196,7 @@ async def test_a_stale_epoch_is_refused(config: NamesrvConfig) -> None:
         with pytest.raises(errors.StaleEpoch):
             await running.register("x", epoch=1)
         with pytest.raises(errors.StaleEpoch):
-            await running.call("UnregisterMember", _farewell(epoch=1))
+            await running.call("UnregisterMember", _announce_stop(epoch=1))
         assert (await running.route("t")).groups[0].members[0].epoch == 2
 
 
@@ -222,7 +222,7 @@ async def test_a_take_over_is_told_at_once_and_the_old_writer_is_gone(
         watch.cancel()
 
 
-def _farewell(epoch: int = 1) -> pb.UnregisterMemberRequest:
+def _announce_stop(epoch: int = 1) -> pb.UnregisterMemberRequest:
     return pb.UnregisterMemberRequest(cluster="c", broker_group="g", member_id=0, epoch=epoch)
 
 
@@ -230,7 +230,7 @@ async def test_an_unregistered_member_is_gone_at_once(config: NamesrvConfig) -> 
     async with _running(config) as running:
         await running.register("t")
         for _ in range(2):
-            await running.call("UnregisterMember", _farewell())
+            await running.call("UnregisterMember", _announce_stop())
         with pytest.raises(errors.TopicNotFound):
             await running.route("t")
 

@@ -76,7 +76,7 @@ class Stage:
             await self.writer.crash()
 
     async def hide_writer(self) -> None:
-        """Name servers believe that the group has none; it lives, and says so when it has news."""
+        """Name servers believe that the group has none; it lives, and says so when that changes."""
         self.stack.enter_context(mock.patch.object(registrar, "AGAIN_S", 3_600.0))
         epoch = (await self.writer.client.admin.DescribeBroker(pb.DescribeBrokerRequest())).epoch
         request = namesrv_pb2.UnregisterMemberRequest(

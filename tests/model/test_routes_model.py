@@ -74,7 +74,9 @@ class Forgers(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, silently=st.booleans())
     def take_over(self, number: int, silently: bool) -> None:
-        """The next life of the role, here or elsewhere; the old one may say farewell first."""
+        """The next life of the role, here or elsewhere; the old one may announces its stop
+        first.
+        """
         old, self.life = self.life, Life(number, self.life.epoch + 1)
         self.said.append(
             lambda: self.table.unregister("c", "g", old.number, old.epoch, old.store_id)
@@ -101,7 +103,7 @@ class Forgers(RuleBasedStateMachine):
             self._register(member, "another" if store else "")
 
     @rule(number=NUMBERS, ahead=st.integers(0, EPOCH_LEAP_MAX), store=st.booleans())
-    def forge_farewell(self, number: int, ahead: int, store: bool) -> None:
+    def forge_unregistration(self, number: int, ahead: int, store: bool) -> None:
         if (known := self.table.member("c", "g", number)) is None:
             return
         if known == self.life.member and self.registered:

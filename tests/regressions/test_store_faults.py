@@ -198,7 +198,7 @@ def test_a_store_time_that_no_clock_gave_ends_nobody(
 def test_a_log_file_behind_all_offsets_is_refused_before_anything_is_changed(
     tmp_path: Path, start: int, name: str
 ) -> None:
-    """It was an error of struct, after a takeover had been noted in the folder."""
+    """It was an error of struct, after an adoption had been noted in the folder."""
     open_store(tmp_path).close()
     log = tmp_path / "commitlog"
     (log / offset_name(0)).rename(log / offset_name(start - start % LOG_FILE_BYTES))

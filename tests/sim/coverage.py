@@ -11,7 +11,7 @@ WANTED = (
     *(f"epochs by {reason}" for reason in ELECTIONS),
     "truncations",
     "set shrinks",
-    "farewells",
+    "leaves",
     "generations raised",
     "positions fenced",
     "lease writes without an answer",

@@ -282,7 +282,7 @@ class Follower(Role):
             self._told = now
             no_election_ms = self.elector.promise(self._promise_ms)
             self._stream.send(self._end, Ack(*now, no_election_ms, self._leaves))
-            self.world.counts["farewells"] += self._leaves
+            self.world.counts["leaves"] += self._leaves
 
     # --- the disk, and what is seen ---------------------------------------------------------------
 

@@ -59,14 +59,14 @@ def test_a_dead_process_does_nothing() -> None:
     world = World(1)
     process = Process(Machine(world))
     done: list[float] = []
-    bell = Notifier(process)
+    notifier = Notifier(process)
 
     async def wait() -> None:
-        await bell.heard(None)
+        await notifier.heard(None)
         done.append(world.now)
 
     process.spawn(wait())
     process.alive = False
-    bell.notify()
+    notifier.notify()
     world.run(5.0)
     assert not done

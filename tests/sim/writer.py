@@ -137,7 +137,7 @@ class Writer(Role):
         self.senders: dict[int, Sender] = {}
         self.reason = reason  # why it was started
         self.before: LeaseRecord | None = None  # what the lease said when it was started
-        self._by_seat: dict[ReplicaId, Replica] = {}
+        self._by_replica_id: dict[ReplicaId, Replica] = {}
         self._lease = LeaseClient(self.group.lease, self, member.id)
         self._version = ""
         self._busy = False  # somebody writes to the lease
@@ -243,7 +243,7 @@ class Writer(Role):
         return self.state.is_valid(self.clock.boottime_s(), self._promised_until_s)
 
     def _promised_until_s(self, replica_id: ReplicaId) -> float:
-        replica = self._by_seat.get(replica_id)
+        replica = self._by_replica_id.get(replica_id)
         return 0.0 if replica is None else replica.promised_until_s
 
     # --- the lease --------------------------------------------------------------------------------
@@ -328,7 +328,9 @@ class Writer(Role):
         else:
             own = self._own()
             electable_others = self.state.electable_others() if self.rules.replicated else ()
-            found = replicated_positions(must_acknowledge, electable_others, own, self._by_seat)
+            found = replicated_positions(
+                must_acknowledge, electable_others, own, self._by_replica_id
+            )
             if found is not None:
                 self.storage.advance_replicated(*found, alone=must_acknowledge == {own.replica_id})
         self._flush()
@@ -365,7 +367,7 @@ class Writer(Role):
         return wanted_sets(
             self.state.record,
             self._own(),
-            self._by_seat,
+            self._by_replica_id,
             self.rules.policy,
             self.clock.boottime_s(),
             replicated=self.rules.replicated,
@@ -408,12 +410,14 @@ class Writer(Role):
         return [sender.replica for sender in self.senders.values()]
 
     def _replica(self, replica_id: ReplicaId, start: int) -> Replica:
-        for other in [other for other in self._by_seat if other.member_id == replica_id.member_id]:
+        for other in [
+            other for other in self._by_replica_id if other.member_id == replica_id.member_id
+        ]:
             if other != replica_id:
-                del self._by_seat[other]
-        replica = self._by_seat.get(replica_id)
+                del self._by_replica_id[other]
+        replica = self._by_replica_id.get(replica_id)
         if replica is None:
-            replica = self._by_seat[replica_id] = Replica(
+            replica = self._by_replica_id[replica_id] = Replica(
                 replica_id, start, self.clock.boottime_s()
             )
         else:

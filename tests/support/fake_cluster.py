@@ -89,11 +89,11 @@ class FakeNameServer(_Servicer):
         asking = asyncio.create_task(self._hear(context, topics, told))
         try:
             while True:
-                news = [r for t in topics if self._is_new(r := self._route(t), told)]
-                if news and not self.silent:
-                    await context.write(namesrv_pb2.WatchRoutesResponse(routes=news))
+                changed = [r for t in topics if self._is_new(r := self._route(t), told)]
+                if changed and not self.silent:
+                    await context.write(namesrv_pb2.WatchRoutesResponse(routes=changed))
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._has_news(topics, told))
+                    await self._changed.wait_for(lambda: self._has_changed(topics, told))
         finally:
             asking.cancel()
 
@@ -115,7 +115,7 @@ class FakeNameServer(_Servicer):
         told[route.topic] = data
         return new
 
-    def _has_news(self, topics: set[str], told: dict[str, bytes]) -> bool:
+    def _has_changed(self, topics: set[str], told: dict[str, bytes]) -> bool:
         return any(
             told.get(t) != self._route(t).SerializeToString(deterministic=True) for t in topics
         )

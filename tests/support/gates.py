@@ -32,7 +32,7 @@ class HeldFlush:
                     self.waiting += 1
                 assert self._gate.wait(30), "the test forgot to let the flush go"
 
-        def not_by_itself(store: MessageStore, bell: int) -> bool:
+        def not_by_itself(store: MessageStore, write_fd: int) -> bool:
             return False  # each sync is asked for, so that each can be held
 
         monkeypatch.setattr(MessageStore, "flush_log", flush_log)

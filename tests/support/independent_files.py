@@ -149,7 +149,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Identity:
-    """``cometmq.json``; ``clean`` is None after a crash, ``foreign`` once a takeover is done."""
+    """``cometmq.json``; ``clean`` is None after a crash, ``foreign`` once an adoption is done."""
 
     store_id: str
     boot_id: str

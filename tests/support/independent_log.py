@@ -84,7 +84,7 @@ class Log:
         self.deleted: Counter[str] = Counter()  # messages of deleted topics, by topic
         self.dropped: set[str] = set()  # topics that were deleted at some place of the log
         self.foreign: set[QueueKey] = set()  # queues that another program wrote to
-        self.takeovers: set[int] = set()  # where our epochs behind another program's begin
+        self.adoptions: set[int] = set()  # where our epochs behind another program's begin
         self.lost: list[range] = []  # log offsets of what repairs wrote off
         self.last: Message | None = None
         self.times: set[int] = set()  # of all records
@@ -163,7 +163,7 @@ class Log:
         copies = message.topic == STATE_QUEUE[0] and message.tag in COPY_BEGINS
         expect(copies or bool(self._epochs), f"epoch {begun.number}", "begins without a copy")
         if copies and self._is_foreign:
-            self.takeovers.add(begun.start)
+            self.adoptions.add(begun.start)
         self._is_foreign = not copies
         if self._is_foreign:
             self.state.forget()

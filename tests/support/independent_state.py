@@ -194,8 +194,8 @@ def _newest_copy(tags: Sequence[str]) -> tuple[int | None, int]:
 
 
 def expect_copy(replicated: State, running: State, place: object) -> None:
-    """A full copy equals the writer's state at its instant. Commits take effect before they are
-    written to the log, so that a copy may know later ones.
+    """A state snapshot equals the writer's state at its instant. Commits take effect before they
+    are written to the log, so that a copy may know later ones.
     """
     expect(replicated.topics == running.topics, place, "the copy has other topics than the changes")
     expect(replicated.groups == running.groups, place, "the copy has other groups than the changes")

@@ -138,7 +138,7 @@ class Tables:
             if self._starts[epoch] <= record.log_offset < position and record.tag == "CHANGE":
                 kinds = [change["k"] for change in changes_of(record)]
                 begun.topic_changes += sum(kind in TOPIC_KINDS for kind in kinds)
-        more = self._starts[epoch] in self._log.takeovers and counter > begun.topic_changes
+        more = self._starts[epoch] in self._log.adoptions and counter > begun.topic_changes
         right = counter == begun.topic_changes or more
         expect(right, path, f"counter {counter} of {begun.topic_changes}")
 

@@ -273,7 +273,7 @@ class SimulatedFile:
             return
         self._files.sync(self.path, self._opened())
 
-    def sync_while_wanted(self, levels: SharedOffsets, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, levels: SharedOffsets, stop: int, write_fd: int) -> bool:
         return False  # so :meth:`sync` is called, every time
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -115,7 +115,7 @@ class FaultyFile:
         self._disk.synced.append(self.path)
         self._file.sync()
 
-    def sync_while_wanted(self, levels: SharedOffsets, stop: int, bell: int) -> bool:
+    def sync_while_wanted(self, levels: SharedOffsets, stop: int, write_fd: int) -> bool:
         return False  # so :meth:`sync` is called, every time
 
     def data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:

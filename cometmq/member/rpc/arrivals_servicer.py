@@ -23,7 +23,7 @@ from cometmq.v1 import common_pb2, member_pb2
 ARRIVALS_PER_MESSAGE_MAX = 4_096
 # Above it a message of the stream ends: what is not sent yet is told as it stands later, so this is
 # all that a slow stream has in memory.
-NEWS_BYTES_PER_MESSAGE_MAX = 256 * 1024
+INLINE_BYTES_PER_MESSAGE_MAX = 256 * 1024
 DELIVERED_MAX = 2**32  # told at once of one topic and group
 DELIVERED_BYTES_MAX = 2**48
 
@@ -95,17 +95,19 @@ class ArrivalsServicer:
         while True:
             await woken.wait()
             woken.clear()
-            await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
+            await context.room(INLINE_BYTES_PER_MESSAGE_MAX)
             while arrivals := self._next(watch):
                 await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
-                await context.room(NEWS_BYTES_PER_MESSAGE_MAX)
+                await context.room(INLINE_BYTES_PER_MESSAGE_MAX)
             context.leave_room()
 
     def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
         """As many as one message takes."""
         arrivals: list[member_pb2.Arrival] = []
         size_bytes = 0
-        while len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < NEWS_BYTES_PER_MESSAGE_MAX:
+        while (
+            len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < INLINE_BYTES_PER_MESSAGE_MAX
+        ):
             arrival = self._arrivals.next_arrival(watch, self._queues)
             if arrival is None:
                 break
@@ -141,11 +143,11 @@ def _arrival_proto(arrival: Arrival) -> member_pb2.Arrival:
     proto.max_offset = arrival.max_offset
     proto.tag_codes.extend(sorted(arrival.codes))
     if arrival.inline_messages is not None:
-        proto.messages.CopyFrom(_news_proto(arrival.inline_messages))
+        proto.messages.CopyFrom(_inline_messages_proto(arrival.inline_messages))
     return proto
 
 
-def _news_proto(inline_messages: InlineMessages) -> member_pb2.InlineMessages:
+def _inline_messages_proto(inline_messages: InlineMessages) -> member_pb2.InlineMessages:
     return member_pb2.InlineMessages(
         first_offset=inline_messages.first_offset,
         min_offset=inline_messages.min_offset,

@@ -96,7 +96,7 @@ def _reads(content: bytes) -> bool:
 
 
 def settle(store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock) -> None:
-    """The state's full copy is on the disk: write the exports, so that the tables are not taken for
+    """The state's snapshot is on the disk: write the exports, so that the tables are not taken for
     RocketMQ's once more, and note that all is ours. Raises StoreFailed.
     """
     mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)

@@ -100,7 +100,7 @@ class FollowerStorage(BaseStorage):
     def _sync_as_the_writer(self) -> None:
         # What the writer has on disk we sync at once too: somebody waited for it there, or its
         # interval was over. So a follower needs no rule of its own. What is seen because it was
-        # copied, without anybody's disk, is synced when a reader here is hungry for it.
+        # copied, without anybody's disk, is synced when a reader here waits for it.
         told = self.watermarks.told_on_disk
         self._flusher.demand(min(told, self.store.appended_offset))
 
@@ -181,8 +181,8 @@ def _unseen(store: BaseStore) -> ReadableMaxima:
 class FollowerState:
     """The state of a follower: records wait until they are visible, then ``state`` changes.
 
-    ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a full
-    copy has come.
+    ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a state
+    snapshot has come.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class StateKeeper:
         self._offsets_end = storage.store.appended_offset  # of the newest that were written
         self._copied_at = (
             storage.store.appended_offset
-        )  # end of the last full copy, as a log offset
+        )  # end of the last state snapshot, as a log offset
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
@@ -248,14 +248,14 @@ class StateKeeper:
         return union(DurabilityClass.of_topic(config) for config in known if config is not None)
 
     def write_copy_if_due(self, interval_bytes: int) -> None:
-        """Append a full copy when the log has grown by ``interval_bytes`` since the last. May
+        """Append a state snapshot when the log has grown by ``interval_bytes`` since the last. May
         raise DiskFull.
         """
         if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
             self.write_snapshot()
 
     def write_snapshot(self) -> None:
-        """Append a full copy. May raise DiskFull, BrokerDraining."""
+        """Append a state snapshot. May raise DiskFull, BrokerDraining."""
         self._append(self.state.snapshot_records(self._in_flight, next_offset_of=self._next_offset))
         self._copied_at = self._storage.store.appended_offset
 

@@ -1,4 +1,4 @@
-"""From a folder to an open store with its state: recovery, generations, the epoch's full copy.
+"""From a folder to an open store with its state: recovery, generations, the epoch's state snapshot.
 Blocking.
 """
 
@@ -318,7 +318,7 @@ def _rebuild(
 
 def _raise_generations(store: MessageStore, state: BrokerState, common: int) -> None:
     # What was appended but not flushed may be gone, and its offsets are about to be given to other
-    # messages. The full copy that follows carries the new generation: no change of its own is
+    # messages. The state snapshot that follows carries the new generation: no change of its own is
     # needed, and before the copy is complete nobody has been answered with it.
 
     def maximum_of(topic: str, queue_id: int) -> int:

@@ -100,7 +100,7 @@ def _what_helps(verdict: Verdict) -> str:
 
 
 class Retention:
-    """``write_snapshot`` appends a full copy of the state; a follower has none to write.
+    """``write_snapshot`` appends a snapshot of the state; a follower has none to write.
     ``pause_s`` lies between two files that are removed.
     """
 

@@ -29,7 +29,7 @@ WATCHES_MAX = 1_024
 # Above it the tags of what arrived are not looked at: a reader that far behind pulls anyway.
 TAG_UNITS_MAX = 256
 TAG_CODES_MAX = 16
-SHARED_NEWS_MAX = 64  # kept at most, while more than one stream is to be told: 1 MiB
+SHARED_INLINE_MAX = 64  # kept at most, while more than one stream is to be told: 1 MiB
 
 ANY_TAG: frozenset[int] = frozenset()
 
@@ -226,16 +226,18 @@ class Arrivals:
             return Arrival(key, *now)
         assert told[1] < now[1], "a maximum never goes back within a generation"
         span = (key, told[1], now[1])
-        inline_messages = self._news(queues, *span) if wanted else None
+        inline_messages = self._inline_messages(queues, *span) if wanted else None
         return Arrival(key, *now, _codes(queues, *span, inline_messages), inline_messages)
 
-    def _news(self, queues: Queues, key: QueueKey, first: int, end: int) -> InlineMessages | None:
+    def _inline_messages(
+        self, queues: Queues, key: QueueKey, first: int, end: int
+    ) -> InlineMessages | None:
         """Read once, however many streams are to be told."""
         if len(self._by_queue[key]) == 1:
             return queues.inline_messages(*key, first, end)
         span = (key, first, end)
         if span not in self._shared:
-            if len(self._shared) >= SHARED_NEWS_MAX:
+            if len(self._shared) >= SHARED_INLINE_MAX:
                 self._shared.clear()
             self._shared[span] = queues.inline_messages(*key, first, end)
         return self._shared[span]

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 PAGE_BYTES = 4096
 # A reader that found nothing this recently makes the flusher run back to back: what it waits for
 # becomes visible one fdatasync after it was appended.
-HUNGRY_S = 1.0
+PROMPT_S = 1.0
 SHORTAGE_RETRY_S = 1.0
 
 
@@ -93,7 +93,7 @@ class Flusher:
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
         self._demanded = 0  # highest log offset that somebody waits for
-        self._hungry_until_s = 0.0
+        self._prompt_until_s = 0.0
         self._last_sync_s = clock.monotonic_s()
 
     def demand(self, position: int) -> None:
@@ -105,12 +105,12 @@ class Flusher:
 
     def flush_promptly(self) -> None:
         """A reader found nothing: for the next second whatever arrives is synced at once."""
-        self._hungry_until_s = self._clock.monotonic_s() + HUNGRY_S
+        self._prompt_until_s = self._clock.monotonic_s() + PROMPT_S
         self.demand(self._store.appended_offset)
 
     def appended(self) -> None:
         """The log has grown: there may now be something to sync."""
-        if self._clock.monotonic_s() < self._hungry_until_s:
+        if self._clock.monotonic_s() < self._prompt_until_s:
             self.demand(self._store.appended_offset)
         else:
             self._plan()

@@ -1,8 +1,8 @@
 """Room that the next opening will need: ``docs/format/store-layout.md`` §4.
 
-An opening writes before anything is served: whose store it is, its epoch, ``abort``, and a full
-copy of the state, which the log may need a file for. On a volume that is full to the last byte it
-could not; and what makes room, retention, runs only in a store that is open. So while there is
+An opening writes before anything is served: whose store it is, its epoch, ``abort``, and a state
+snapshot of the state, which the log may need a file for. On a volume that is full to the last byte
+it could not; and what makes room, retention, runs only in a store that is open. So while there is
 plenty, a file of zeros keeps some.
 """
 

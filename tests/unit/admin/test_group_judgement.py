@@ -166,7 +166,7 @@ def seated(
 BOTH = lease((0, "s0"), (1, "s1"))
 
 
-def test_every_seat_in_sync_is_there() -> None:
+def test_every_replica_in_sync_is_there() -> None:
     found = view(seated(0, "s0", BOTH, writer_status=HEALTHY), seated(1, "s1"))
     assert (found.status, found.troubles) == ("ok", [])
 

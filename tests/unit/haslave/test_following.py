@@ -65,6 +65,6 @@ async def test_who_was_let_in_may_soon_come_again(chunks: int) -> None:
     assert backoff.reset.call_count == chunks
 
 
-async def test_who_follows_nobody_has_nobody_to_say_farewell_to() -> None:
+async def test_a_follower_without_a_writer_leaves_nobody() -> None:
     following = Following(mock.Mock(), Follower("c", "g1", 1, 4096), lambda ms: ms, WallClock())
     await following.leave()

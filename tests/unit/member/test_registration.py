@@ -23,7 +23,7 @@ class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):
 
     def __init__(self) -> None:
         self.counters: list[int] = []
-        self.farewells: list[int] = []
+        self.unregistered: list[int] = []
         self.error: Exception | None = None
         self.told: namesrv_pb2.Member | None = None  # what it says is registered
         self.changed = asyncio.Event()
@@ -36,7 +36,7 @@ class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):
         return namesrv_pb2.RegisterMemberResponse()
 
     async def UnregisterMember(self, request: Any, context: Any) -> Any:
-        self.farewells.append(request.epoch)
+        self.unregistered.append(request.epoch)
         return namesrv_pb2.UnregisterMemberResponse()
 
     async def WatchRegistration(  # type: ignore[override]  # answers with context.write
@@ -117,13 +117,13 @@ async def registering(
             await task
 
 
-async def test_registers_everywhere_and_says_farewell_everywhere() -> None:
+async def test_registers_everywhere_and_unregisters_everywhere() -> None:
     a, b = recording(), recording()
     async with serving(a, b) as addresses, registering(addresses, Teller()) as registrar:
         await registrar.tried(10)
         await until(lambda: a.counters and b.counters)
         await registrar.unregister()
-        assert (a.farewells, b.farewells) == ([5], [5])
+        assert (a.unregistered, b.unregistered) == ([5], [5])
 
 
 async def test_a_change_is_told_at_once() -> None:
@@ -205,7 +205,7 @@ async def test_one_that_is_away_does_not_hold_up_the_others() -> None:
         async with registering(everyone, Teller(), 0.01) as registrar:
             await until(lambda: len(namesrv.counters) >= 3)
             await registrar.unregister()
-            assert namesrv.farewells == [5]
+            assert namesrv.unregistered == [5]
 
 
 async def test_one_that_comes_back_is_told_again() -> None:

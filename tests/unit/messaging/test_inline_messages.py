@@ -1,4 +1,4 @@
-"""News answer pulls as the queue itself does: against the rule message by message."""
+"""Inline messages answer pulls as the queue itself does: against the rule message by message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ messages = st.lists(
 )
 
 
-def news_of(found: list[tuple[bytes, int]], first: int = 0) -> InlineMessages:
+def inline_messages_of(found: list[tuple[bytes, int]], first: int = 0) -> InlineMessages:
     records = [record for record, _ in found]
     return InlineMessages(
         first, 0, b"".join(records), list(map(len, records)), [code for _, code in found]
@@ -46,7 +46,7 @@ def naive_pull(
     bytes_max=st.integers(1, 300),
     codes=st.frozensets(st.sampled_from(CODES), max_size=3),
 )
-def test_a_pull_of_news_is_the_loop(
+def test_a_pull_of_inline_messages_is_the_loop(
     found: list[tuple[bytes, int]],
     first: int,
     skip: int,
@@ -55,14 +55,16 @@ def test_a_pull_of_news_is_the_loop(
     codes: frozenset[int],
 ) -> None:
     skip %= len(found)
-    records, choice = news_of(found, first).pull(first + skip, count_max, bytes_max, codes)
+    records, choice = inline_messages_of(found, first).pull(
+        first + skip, count_max, bytes_max, codes
+    )
     expected, count, looked_at = naive_pull(found[skip:], count_max, bytes_max, codes)
     assert (records, choice.count) == (expected, count)
     assert choice.next_offset == first + skip + looked_at
 
 
 def test_what_is_among_them() -> None:
-    inline_messages = news_of([(b"a", 0), (b"b", 0)], first=5)
+    inline_messages = inline_messages_of([(b"a", 0), (b"b", 0)], first=5)
     assert [offset in inline_messages for offset in (4, 5, 6, 7)] == [False, True, True, False]
     assert inline_messages.end_offset == 7
 

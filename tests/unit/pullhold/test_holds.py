@@ -118,7 +118,7 @@ def test_a_position_of_another_generation_is_for_the_broker_to_decide() -> None:
     assert park(holds, want(offset=9, generation=7)).state is HoldState.PULLING
 
 
-def test_old_news_change_nothing() -> None:
+def test_an_old_status_changes_nothing() -> None:
     holds = holds_with(A0, maximum=5)
     park(holds, want(offset=5))
     assert holds.observe_arrival(A0, 1, 4, ANY, 0.0) == []

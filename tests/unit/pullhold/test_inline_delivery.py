@@ -12,7 +12,7 @@ from services.pullhold.inline_delivery import Deliveries, InlineBatch
 from services.pullhold.model import ClusterQueue, Hold, HoldSpec, Session
 
 RED, BLUE = 1, 2
-NEWS = InlineMessages(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
+MESSAGES = InlineMessages(5, 2, b"r1b22r333", [2, 3, 4], [RED, BLUE, RED])
 LIMITS = (32, 1_000)
 
 
@@ -51,11 +51,11 @@ def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullRespon
     ],
 )
 def test_what_a_pull_would_answer(a_hold: Hold, response: broker_pb2.PullResponse) -> None:
-    assert InlineBatch(3, NEWS).response(a_hold) == response
+    assert InlineBatch(3, MESSAGES).response(a_hold) == response
 
 
 def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
-    response = InlineBatch(3, NEWS).response(hold(6, codes=(9,)))
+    response = InlineBatch(3, MESSAGES).response(hold(6, codes=(9,)))
     assert response is not None
     assert response.status == broker_pb2.PULL_STATUS_NO_MATCHED_MESSAGE
     assert (response.count, response.next_position.offset) == (0, 8)
@@ -72,14 +72,14 @@ def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
     ],
 )
 def test_what_only_the_broker_can_answer(a_hold: Hold) -> None:
-    assert InlineBatch(3, NEWS).response(a_hold) is None
+    assert InlineBatch(3, MESSAGES).response(a_hold) is None
 
 
 def test_who_wants_the_same_gets_the_same() -> None:
-    handout = InlineBatch(3, NEWS)
-    first, second = handout.response(hold(group="a")), handout.response(hold(group="b"))
+    batch = InlineBatch(3, MESSAGES)
+    first, second = batch.response(hold(group="a")), batch.response(hold(group="b"))
     assert first is second
-    assert handout.response(hold(codes=(RED,))) is not first
+    assert batch.response(hold(codes=(RED,))) is not first
 
 
 def test_deliveries_are_summed_by_topic_and_group_until_they_are_told() -> None:

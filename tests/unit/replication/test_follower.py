@@ -261,7 +261,7 @@ def test_the_successor_is_who_has_come_furthest_or_who_was_named() -> None:
 
 
 @pytest.mark.parametrize("wanted", [None, 1])
-def test_who_has_said_farewell_takes_nothing_over(wanted: int | None) -> None:
+def test_a_leaving_follower_takes_nothing_over(wanted: int | None) -> None:
     leaving = replica(1, 100, 100)
     leaving.acked(Ack(100, 100, 0, 0, leaving=True), 100)
     with pytest.raises(NoFollower):

@@ -126,7 +126,7 @@ def test_how_many_should_be_in_sync() -> None:
     assert found == [3, 1, 3, 3, 0, 0]
 
 
-def test_a_member_sits_on_one_seat() -> None:
+def test_a_member_has_one_replica_id() -> None:
     new = ReplicaId(1, "new")
     assert wanted(SHARED, replica(), replica(new))[0] == (W, A)
     assert wanted(ALONE, replica(new))[0] == (W, new)
@@ -156,7 +156,7 @@ def test_while_somebody_may_lead_who_is_not_waited_for_nothing_counts() -> None:
 
 @pytest.mark.parametrize("record", [ALONE, SHARED, replace(ALONE, electable=(W, A))])
 @pytest.mark.parametrize("replicated", [True, False])
-def test_who_has_said_farewell_is_in_no_set_until_it_comes_again(
+def test_a_leaving_follower_is_in_no_set_until_it_reconnects(
     record: LeaseRecord, replicated: bool
 ) -> None:
     leaving = replica()

@@ -80,7 +80,7 @@ def test_a_record_that_contradicts_itself_is_refused(change: dict[str, object]) 
         record_from({**HELD.fields(), **change})
 
 
-def test_seats_stand_in_order_and_once() -> None:
+def test_replica_ids_are_in_order_and_unique() -> None:
     one, two = ReplicaId(1, "a"), ReplicaId(2, "b")
     assert replica_ids([two, one, two]) == (one, two)
 

@@ -200,10 +200,11 @@ async def test_a_reader_that_finds_nothing_makes_the_flusher_hurry(member: Membe
     await until(lambda: member.storage.bounds(("T", 0))[1] == 1)
 
 
-# --- news -----------------------------------------------------------------------------------------
+# --- inline messages
+# -----------------------------------------------------------------------------------------
 
 
-async def test_news_are_what_a_pull_finds(member: Member) -> None:
+async def test_inline_messages_are_what_a_pull_finds(member: Member) -> None:
     member.append("T", 0, b"a", b"b", tag="x")
     member.append("T", 1, b"between them in the log")
     member.append("T", 0, b"c", tag="y")
@@ -218,7 +219,7 @@ async def test_news_are_what_a_pull_finds(member: Member) -> None:
     assert found.codes == [tags_code(tag) & 0xFFFFFFFF for tag in (b"x", b"y")]
 
 
-async def test_news_are_few(tmp_path: Path) -> None:
+async def test_inline_messages_are_few(tmp_path: Path) -> None:
     async with living_member(tmp_path, mapped_file_size_consume_queue=6_000) as member:
         await member.put("T")
         for _ in range(inline_messages.COUNT_MAX + 1):
@@ -231,7 +232,7 @@ async def test_news_are_few(tmp_path: Path) -> None:
         assert member.reader.inline_messages("T", 0, 1, 1) is None, "none"
 
 
-async def test_what_is_no_news(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_inline_message(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     member.append("T", 0, b"a", b"b")
     member.append("T", 1, bytes(inline_messages.BYTES_MAX))
     await member.on_disk()

@@ -126,7 +126,7 @@ def spans(member: Member, queue_id: int) -> list[tuple[int, int]]:
 async def test_a_slow_stream_has_one_bounded_message_under_way(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals_servicer, "NEWS_BYTES_PER_MESSAGE_MAX", 3_000)
+    monkeypatch.setattr(arrivals_servicer, "INLINE_BYTES_PER_MESSAGE_MAX", 3_000)
     every = queues(*range(QUEUES))
     await watched.say(add=every, inline_wanted=every)
     await watched.told(dict.fromkeys(range(QUEUES), 0))

@@ -145,7 +145,9 @@ def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path
 
 
 def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) -> None:
-    """A new writer's full copy waits for all in sync; an asynchronous topic's messages do not."""
+    """A new writer's state snapshot waits for all in sync; an asynchronous topic's messages do
+    not.
+    """
     pair = Pair(tmp_path)
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
     pair.follow()
@@ -221,7 +223,9 @@ def test_a_cut_that_takes_a_deletion_back_begins_anew(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> None:
-    """A queue that nobody writes to any more has left no message; the full copy tells of it."""
+    """A queue that nobody writes to any more has left no message; the state snapshot tells of
+    it.
+    """
     pair = Pair(tmp_path)
     pair.change(pair.state.plan_topic(TopicConfig("idle", 2, 2)))
     pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))

@@ -46,7 +46,7 @@ async def test_a_change_counts_when_its_record_is_on_disk(
         putting = asyncio.create_task(member.put("T"))
         await until(lambda: held.waiting)
         assert "T" not in member.state.topics
-        assert state_records(member) == 2  # the full copy and the change
+        assert state_records(member) == 2  # the state snapshot and the change
         held.release()
         assert await putting
         assert "T" in member.state.topics

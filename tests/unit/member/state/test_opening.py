@@ -138,7 +138,7 @@ async def test_committed_offsets_survive(tmp_path: Path, clean: bool) -> None:
 async def test_everything_is_on_disk_before_anybody_is_served(tmp_path: Path) -> None:
     found = opened(tmp_path)
     assert found.store.flushed_offset == found.store.appended_offset > 0
-    assert found.store.queue_bounds(STATE_TOPIC, 0) == (0, 1)  # the epoch's full copy
+    assert found.store.queue_bounds(STATE_TOPIC, 0) == (0, 1)  # the epoch's state snapshot
     found.store.abandon()
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cometmq.errors import LimitExceeded, QueueNotFound
 from cometmq.member.storage.arrivals import (
-    SHARED_NEWS_MAX,
+    SHARED_INLINE_MAX,
     TAG_CODES_MAX,
     TAG_UNITS_MAX,
     Arrival,
@@ -61,10 +61,10 @@ class Shelf:
         self.reads += 1
         if self.cold or end - first > inline_messages.COUNT_MAX:
             return None
-        return news_of(first, self.states[topic, queue_id].codes[first:end])
+        return inline_messages_of(first, self.states[topic, queue_id].codes[first:end])
 
 
-def news_of(first: int, codes: list[int]) -> InlineMessages:
+def inline_messages_of(first: int, codes: list[int]) -> InlineMessages:
     """A message is two bytes: its tag code twice."""
     return InlineMessages(
         first, 0, bytes(code for code in codes for _ in "ab"), [2] * len(codes), codes
@@ -93,10 +93,10 @@ def append(arrivals: Arrivals, shelf: Shelf, key: tuple[str, int], *codes: int) 
 
 
 def test_adding_a_queue_tells_it_at_once_and_again() -> None:
-    arrivals, shelf, bell = Arrivals(), Shelf(A), Notifier()
-    watch = arrivals.open(bell)
+    arrivals, shelf, notifier = Arrivals(), Shelf(A), Notifier()
+    watch = arrivals.open(notifier)
     arrivals.add(watch, [A])
-    assert bell.rings == 1
+    assert notifier.rings == 1
     assert told(arrivals, watch, shelf) == [Arrival(A, 1, 0)]
     assert told(arrivals, watch, shelf) == []
     arrivals.add(watch, [A])
@@ -151,7 +151,7 @@ def test_messages_come_along_where_they_are_wanted() -> None:
     append(arrivals, shelf, A, 7, 8)
     append(arrivals, shelf, B, 9)
     assert told(arrivals, watch, shelf) == [
-        Arrival(A, 1, 2, frozenset({7, 8}), news_of(0, [7, 8])),
+        Arrival(A, 1, 2, frozenset({7, 8}), inline_messages_of(0, [7, 8])),
         Arrival(B, 1, 1, frozenset({9})),
     ]
 
@@ -164,14 +164,14 @@ def test_messages_begin_where_the_last_telling_ended_however_slow_the_stream() -
     append(arrivals, shelf, A, 8)
     append(arrivals, shelf, A, 9)
     assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
-        news_of(1, [8, 9])
+        inline_messages_of(1, [8, 9])
     ]
     for _ in range(inline_messages.COUNT_MAX + 1):  # more than come along: the stream took nothing
         append(arrivals, shelf, A, 7)
     assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [None]
     append(arrivals, shelf, A, 7)
     assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
-        news_of(36, [7])
+        inline_messages_of(36, [7])
     ]
 
 
@@ -209,7 +209,7 @@ def test_a_new_generation_comes_without_messages() -> None:
     assert told(arrivals, watch, shelf) == [Arrival(A, 2, 1)]
     append(arrivals, shelf, A, 6)
     assert [arrival.inline_messages for arrival in told(arrivals, watch, shelf)] == [
-        news_of(1, [6])
+        inline_messages_of(1, [6])
     ]
 
 
@@ -224,12 +224,12 @@ def test_what_many_streams_want_is_read_once() -> None:
     for place in range(3):
         append(arrivals, shelf, A, 7)
         for watch in (first, *others):
-            assert told(arrivals, watch, shelf)[0].inline_messages == news_of(place, [7])
+            assert told(arrivals, watch, shelf)[0].inline_messages == inline_messages_of(place, [7])
         assert shelf.reads == place + 1
 
 
 def test_what_is_kept_for_other_streams_is_bounded() -> None:
-    keys = [("t", number) for number in range(2 * SHARED_NEWS_MAX)]
+    keys = [("t", number) for number in range(2 * SHARED_INLINE_MAX)]
     shelf = Shelf(*keys)
     arrivals, watch = wanting(shelf, *keys)
     arrivals.add(arrivals.open(Notifier()), keys)
@@ -237,7 +237,7 @@ def test_what_is_kept_for_other_streams_is_bounded() -> None:
         shelf.states[key].codes.append(7)
     arrivals.advanced([(key, 1) for key in keys])
     told(arrivals, watch, shelf)
-    assert 0 < len(arrivals._shared) <= SHARED_NEWS_MAX
+    assert 0 < len(arrivals._shared) <= SHARED_INLINE_MAX
 
 
 # --- limits and ends ------------------------------------------------------------------------------
@@ -280,15 +280,15 @@ def test_a_queue_that_is_gone_ends_its_watch() -> None:
 
 
 def test_what_nobody_watches_costs_nobody_anything() -> None:
-    arrivals, shelf, bell = Arrivals(), Shelf(A, B), Notifier()
-    watch = arrivals.open(bell)
+    arrivals, shelf, notifier = Arrivals(), Shelf(A, B), Notifier()
+    watch = arrivals.open(notifier)
     arrivals.add(watch, [A])
     told(arrivals, watch, shelf)
-    rings, looks = bell.rings, shelf.looks
+    rings, looks = notifier.rings, shelf.looks
     append(arrivals, shelf, B, 1)
     arrivals.remove(watch, [A, B])
     append(arrivals, shelf, A, 1)
-    assert (bell.rings, shelf.looks, arrivals.queue_count) == (rings, looks, 0)
+    assert (notifier.rings, shelf.looks, arrivals.queue_count) == (rings, looks, 0)
 
 
 def test_a_closed_stream_is_forgotten() -> None:
@@ -323,8 +323,8 @@ class ArrivalsMachine(RuleBasedStateMachine):
         super().__init__()
         self.arrivals = Arrivals()
         self.shelf = Shelf(A, B, ("u", 0))
-        self.bells = [Notifier(), Notifier()]
-        self.watches = [self.arrivals.open(bell) for bell in self.bells]
+        self.notifiers = [Notifier(), Notifier()]
+        self.watches = [self.arrivals.open(notifier) for notifier in self.notifiers]
         self.seen: list[dict[tuple[str, int], tuple[int, int] | None]] = [{}, {}]
 
     @rule(which=which, key=keys)
@@ -367,7 +367,9 @@ class ArrivalsMachine(RuleBasedStateMachine):
                 assert arrival.codes == set(state.codes[before[1] : arrival.max_offset])
             if arrival.inline_messages is not None:
                 assert before is not None
-                assert arrival.inline_messages == news_of(before[1], state.codes[before[1] :])
+                assert arrival.inline_messages == inline_messages_of(
+                    before[1], state.codes[before[1] :]
+                )
                 assert arrival.inline_messages.end_offset == arrival.max_offset
             seen[arrival.key] = (arrival.generation, arrival.max_offset)
         for key, last in seen.items():

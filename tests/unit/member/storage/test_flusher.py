@@ -29,12 +29,12 @@ class FakeLog:
     def demand(self, position: int) -> None:
         assert position <= self.appended_offset
 
-    def flush_log_while_wanted(self, bell: int) -> bool:
-        assert bell >= 0
+    def flush_log_while_wanted(self, write_fd: int) -> bool:
+        assert write_fd >= 0
         if self.alone:
             for position in range(self.flushed_offset + 1, self.appended_offset + 1):
                 self.flushed_offset = position
-                os.write(bell, (position * 10**9).to_bytes(8, sys.byteorder))
+                os.write(write_fd, (position * 10**9).to_bytes(8, sys.byteorder))
         return self.alone
 
     def flush_log(self) -> int:
@@ -111,7 +111,7 @@ async def test_those_who_come_during_a_sync_share_the_next_one() -> None:
         assert log.syncs <= 2
 
 
-async def test_a_hungry_reader_makes_an_append_visible_at_once() -> None:
+async def test_a_waiting_reader_makes_an_append_visible_at_once() -> None:
     log = FakeLog()
     log.gate.release(100)
     async with flushing(log, NEVER) as (flusher, seen):

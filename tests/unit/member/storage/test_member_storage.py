@@ -190,7 +190,7 @@ async def test_dropping_a_topic_takes_what_waits_with_it(still: Member) -> None:
 async def test_a_failed_sync_ends_it_and_fails_all_who_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(store: MessageStore, bell: int = -1) -> int:
+    def fail(store: MessageStore, write_fd: int = -1) -> int:
         raise StoreFailed("fdatasync: Input/output error")
 
     store = open_store(tmp_path)

@@ -19,34 +19,34 @@ async def test_numbers_are_heard_in_their_order() -> None:
         if -1 in some:
             enough.set()
 
-    intercom = NotifyPipe(hear)
-    with intercom.listening():
-        os.write(intercom.write_fd, numbers)
+    pipe = NotifyPipe(hear)
+    with pipe.listening():
+        os.write(pipe.write_fd, numbers)
         await asyncio.wait_for(enough.wait(), 5)
     assert heard == list(numbers)
-    intercom.close()
+    pipe.close()
 
 
 async def test_what_comes_while_nobody_listens_is_heard_later() -> None:
     heard: asyncio.Queue[list[int]] = asyncio.Queue()
-    intercom = NotifyPipe(lambda some: heard.put_nowait(some.tolist()))
-    with intercom.listening():
-        write_fd = intercom.write_fd
+    pipe = NotifyPipe(lambda some: heard.put_nowait(some.tolist()))
+    with pipe.listening():
+        write_fd = pipe.write_fd
     os.write(write_fd, array("q", [7]))
     await asyncio.sleep(0)
     assert heard.empty()
-    with intercom.listening():
-        assert intercom.write_fd == write_fd
+    with pipe.listening():
+        assert pipe.write_fd == write_fd
         assert await asyncio.wait_for(heard.get(), 5) == [7]
-    intercom.close()
+    pipe.close()
 
 
 async def test_its_descriptors_are_closed_once() -> None:
-    intercom = NotifyPipe(lambda _: None)
-    intercom.close()  # it has none
-    with intercom.listening():
-        write_fd = intercom.write_fd
-    intercom.close()
-    intercom.close()
+    pipe = NotifyPipe(lambda _: None)
+    pipe.close()  # it has none
+    with pipe.listening():
+        write_fd = pipe.write_fd
+    pipe.close()
+    pipe.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.write(write_fd, bytes(8))

@@ -25,20 +25,20 @@ needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C exte
 
 
 class Pipe:
-    """A bell and who listens to it."""
+    """A pipe for notifications, and what reads it."""
 
     def __init__(self) -> None:
-        self._ear, self.bell = os.pipe2(os.O_NONBLOCK)
+        self._read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK)
 
     def heard(self) -> list[int]:
         try:
-            return list(array("q", os.read(self._ear, 1 << 16)))
+            return list(array("q", os.read(self._read_fd, 1 << 16)))
         except BlockingIOError:
             return []
 
     def close(self) -> None:
-        os.close(self._ear)
-        os.close(self.bell)
+        os.close(self._read_fd)
+        os.close(self.write_fd)
 
 
 @pytest.fixture
@@ -104,17 +104,17 @@ def test_they_begin_at_the_start_and_keep_what_is_flushed() -> None:
 )
 def test_nothing_is_synced(fd: int, pipe: Pipe, appended: int, demanded: int, flushed: int) -> None:
     offsets = levels_of(appended, demanded, flushed)
-    assert offsets.sync(fd, 100, pipe.bell) == 0
+    assert offsets.sync(fd, 100, pipe.write_fd) == 0
     assert (offsets.flushed(), pipe.heard()) == ((flushed, 1), [])
 
 
 @pytest.mark.usefixtures("implementation")
 def test_a_log_is_flushed_in_either_way(log: CommitLog, pipe: Pipe) -> None:
     end = put(log, 100)
-    count = int(log.flush_while_wanted(pipe.bell))
+    count = int(log.flush_while_wanted(pipe.write_fd))
     assert (count or log.flush()) in (1, end)
     assert log.flushed == log.end == (end, 7)
-    assert not log.flush_while_wanted(pipe.bell), "nobody waits any more"
+    assert not log.flush_while_wanted(pipe.write_fd), "nobody waits any more"
     durations = pipe.heard()
     assert len(durations) == count
     assert all(0 < duration < 60e9 for duration in durations)
@@ -127,10 +127,10 @@ calls = st.tuples(st.sampled_from(["append_to", "demand", "flush_to", "sync"]), 
 @given(st.lists(calls))
 def test_any_calls_in_any_order(drawn: list[tuple[str, int]]) -> None:
     with TemporaryFile() as file, closing(Pipe()) as pipe:
-        play(drawn, file.fileno(), pipe.bell)
+        play(drawn, file.fileno(), pipe.write_fd)
 
 
-def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
+def play(drawn: list[tuple[str, int]], fd: int, write_fd: int) -> None:
     """Levels against a few numbers; plain Python never syncs by itself."""
     offsets = new_shared_offsets()
     appended = flushed = (0, 0)
@@ -147,7 +147,7 @@ def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
             offsets.flush_to(*flushed)
         else:
             due = demanded > flushed[0] and flushed[0] < appended[0] <= position
-            count = offsets.sync(fd, position, bell)
+            count = offsets.sync(fd, position, write_fd)
             assert count == (due and not isinstance(offsets, PlainSharedOffsets))
             flushed = appended if count else flushed
         assert offsets.flushed() == flushed
@@ -159,7 +159,7 @@ def play(drawn: list[tuple[str, int]], fd: int, bell: int) -> None:
 @needs_native
 def test_one_sync_is_for_all_who_wait(fd: int, pipe: Pipe) -> None:
     offsets = levels_of(100, 30, 10)
-    assert offsets.sync(fd, 100, pipe.bell) == 1
+    assert offsets.sync(fd, 100, pipe.write_fd) == 1
     assert offsets.flushed() == (100, 2), "up to what was appended, with its time"
     assert len(pipe.heard()) == 1
 
@@ -182,7 +182,7 @@ def test_it_goes_on_while_others_append(log: CommitLog, pipe: Pipe) -> None:
     appending.start()
     syncs = 0
     while appending.is_alive() or log.flushed != log.end:
-        syncs += log.flush_while_wanted(pipe.bell)
+        syncs += log.flush_while_wanted(pipe.write_fd)
     appending.join()
     assert log.flushed == log.end == ((count + 1) * 8, 7)
     assert len(heard) + len(pipe.heard()) >= count >= syncs > 0
@@ -191,13 +191,13 @@ def test_it_goes_on_while_others_append(log: CommitLog, pipe: Pipe) -> None:
 @needs_native
 def test_it_leaves_a_log_that_goes_on_in_another_file(log: CommitLog, pipe: Pipe) -> None:
     put(log, SIZE - 100)
-    assert log.flush_while_wanted(pipe.bell)
+    assert log.flush_while_wanted(pipe.write_fd)
     end = put(log, 200)
-    assert not log.flush_while_wanted(pipe.bell)
+    assert not log.flush_while_wanted(pipe.write_fd)
     assert log.flushed[0] == SIZE - 100, "the first file has got its end mark since"
     assert log.flush() == end
     end = put(log, 200)
-    assert log.flush_while_wanted(pipe.bell)
+    assert log.flush_while_wanted(pipe.write_fd)
     assert log.flushed[0] == end
 
 
@@ -215,9 +215,9 @@ def test_a_log_may_go_on_in_another_file_at_any_moment(fd: int, pipe: Pipe) -> N
     appending = threading.Thread(target=append)
     appending.start()
     while appending.is_alive():
-        offsets.sync(fd, stop, pipe.bell)
+        offsets.sync(fd, stop, pipe.write_fd)
     appending.join()
-    offsets.sync(fd, stop, pipe.bell)
+    offsets.sync(fd, stop, pipe.write_fd)
     assert offsets.flushed()[0] == stop - 1
 
 
@@ -226,21 +226,21 @@ def test_it_goes_up_to_the_end_of_a_file(log: CommitLog, pipe: Pipe) -> None:
     put(log, 100)
     log.end_file()
     log.offsets.demand(SIZE)
-    assert log.flush_while_wanted(pipe.bell)
+    assert log.flush_while_wanted(pipe.write_fd)
     assert log.flushed[0] == SIZE
-    assert not log.flush_while_wanted(pipe.bell), "the next file is not there yet"
+    assert not log.flush_while_wanted(pipe.write_fd), "the next file is not there yet"
 
 
 @needs_native
 def test_a_refusal_of_the_disk_ends_it(log: CommitLog, pipe: Pipe) -> None:
     put(log, 100)
-    assert log.flush_while_wanted(pipe.bell)
+    assert log.flush_while_wanted(pipe.write_fd)
     put(log, 100)
     [segment] = log.segments
     assert isinstance(segment.file, OsFile)
-    os.dup2(pipe.bell, segment.file._fd)  # a pipe cannot be synced
+    os.dup2(pipe.write_fd, segment.file._fd)  # a pipe cannot be synced
     with pytest.raises(StoreFailed, match=r"cannot sync .*: Invalid argument"):
-        log.flush_while_wanted(pipe.bell)
+        log.flush_while_wanted(pipe.write_fd)
     assert log.flushed[0] == 100
     assert len(pipe.heard()) == 1
 
@@ -249,7 +249,7 @@ def test_a_refusal_of_the_disk_ends_it(log: CommitLog, pipe: Pipe) -> None:
 def test_a_file_that_is_closed_is_not_synced(log: CommitLog, pipe: Pipe) -> None:
     put(log, 100)
     log.close()
-    assert not log.flush_while_wanted(pipe.bell)
+    assert not log.flush_while_wanted(pipe.write_fd)
     assert log.flushed[0] == 0
 
 
@@ -259,6 +259,6 @@ def test_a_bell_that_nobody_hears_stops_nothing(fd: int, pipe: Pipe) -> None:
     for position in range(1, 10_000):
         offsets.append_to(position, position)
         offsets.demand(position)
-        assert offsets.sync(fd, 10_000, pipe.bell) == 1
+        assert offsets.sync(fd, 10_000, pipe.write_fd) == 1
     assert offsets.flushed() == (9_999, 9_999)
     assert len(pipe.heard()) == (1 << 16) // 8

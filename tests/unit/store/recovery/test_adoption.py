@@ -95,7 +95,7 @@ def test_a_store_without_our_mark_is_taken_over_whole(
     store.abandon()
 
 
-def test_an_interrupted_takeover_is_done_again_from_the_same_place(tmp_path: Path) -> None:
+def test_an_interrupted_adoption_is_done_again_from_the_same_place(tmp_path: Path) -> None:
     end = filled(tmp_path)
     appended_by_another(tmp_path)
     store = open_store(tmp_path)
@@ -127,7 +127,7 @@ def test_damage_before_what_another_program_appended_costs_nothing_else(tmp_path
 
 
 @pytest.mark.parametrize("step", ["queues", "log"])
-def test_a_takeover_that_is_refused_or_cut_short_forgets_no_clean_close(
+def test_an_adoption_that_is_refused_or_cut_short_forgets_no_clean_close(
     tmp_path: Path, step: str
 ) -> None:
     filled(tmp_path)
