@@ -44,7 +44,6 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 CELL_WORDS_MAX = 40
-LONG_CELLS = {"bugs.md", "testing.md"}  # still to be shortened
 
 
 @document
@@ -52,7 +51,7 @@ def test_no_table_cell_is_a_paragraph(path: Path) -> None:
     rows = re.findall(r"^\|.*\|$", prose(path), flags=re.M)
     cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     long = [cell for cell in cells if len(cell.split()) > CELL_WORDS_MAX]
-    assert path.name in LONG_CELLS or not long
+    assert not long
 
 
 @document
