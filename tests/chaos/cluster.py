@@ -5,7 +5,6 @@ one) at an address of its own, so that it can be cut off from anybody.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Collection
@@ -32,6 +31,7 @@ from tests.support.history import Recorder
 from tests.support.lease_api import lease_api
 from tests.support.network import Network
 from tests.support.proxies import ProxyNetwork
+from tests.support.waiting import until_async
 
 CLIENTS, BRIEF, LEASE = "clients", "brief", "lease"
 PREFIX = "cometmq.io/"  # of the lease's annotations
@@ -199,9 +199,7 @@ class Cluster:
         self, what: str, condition: Callable[[], Awaitable[bool]], within_s: float = HEALED_S
     ) -> None:
         try:
-            async with asyncio.timeout(within_s):
-                while not await condition():  # noqa: ASYNC110 - of any kind
-                    await asyncio.sleep(0.1)
+            await until_async(condition, within_s, poll_s=0.1)
         except TimeoutError:
             raise AssertionError(
                 f"{what}: not within {within_s:g} s; {await self.views()}"

@@ -30,8 +30,8 @@ from tests.support.broker import (
     StreamEnded,
     batch,
     running_namesrv,
-    until,
 )
+from tests.support.waiting import until
 
 QUEUES = [("A", 0), ("A", 1), ("S", 0), ("S", 1)]  # A is flushed in the background, S before an ack
 PIPELINE = 8

@@ -5,7 +5,6 @@ removed, read by a program that knows only ``docs/format``.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from cometmq.client import Message
 from tests.support.cluster_story import Cluster, Kept, expect_equal, found_in
 from tests.support.independent_state import rebuild
+from tests.support.waiting import wait_until
 
 # A dozen commands, each of them a process.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -41,10 +41,7 @@ def numbered(topic: str, count: int) -> list[Message]:
 
 def until(cluster: Cluster, true: Callable[[list[Any]], bool]) -> None:
     """Wait until it is true of what the command says of the members."""
-    deadline = time.monotonic() + WAIT_S_MAX
-    while not true(view := cluster.command("broker", "status")):
-        assert time.monotonic() < deadline, view
-        time.sleep(0.1)
+    wait_until("members", lambda: true(cluster.command("broker", "status")), WAIT_S_MAX)
 
 
 def in_step(members: list[Any]) -> bool:

@@ -28,10 +28,10 @@ from tests.support.broker import (
     batch,
     refusal,
     running_broker,
-    until,
 )
 from tests.support.small_disk import fill, small_disk
 from tests.support.stores import read_queue
+from tests.support.waiting import until
 
 DISK_BYTES = 3 * 1024 * 1024
 

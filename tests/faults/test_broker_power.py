@@ -12,8 +12,9 @@ import pytest
 from cometmq.errors import StoreFailed
 from cometmq.rpc.interceptors import from_proto
 from tests.support import tally
-from tests.support.broker import SYNC, BrokerProcess, SendLane, StreamEnded, batch, until
+from tests.support.broker import SYNC, BrokerProcess, SendLane, StreamEnded, batch
 from tests.support.loop_disk import KINDS, LoopDisk, loop_disk
+from tests.support.waiting import until
 
 # A machine that restarts has another boot id; here the file that tells it is covered by another,
 # for the broker alone.

@@ -10,8 +10,9 @@ from cometmq.admin import brokers, group_status, ops
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
 from cometmq.v1 import member_pb2
-from tests.support.broker import SYNC, running_namesrv, until_async
+from tests.support.broker import SYNC, running_namesrv
 from tests.support.live_group import live_group
+from tests.support.waiting import until_async
 
 
 async def test_status_hand_over_checksum(tmp_path: Path) -> None:

@@ -15,17 +15,9 @@ from cometmq.messaging.rocketmq_tables import mark_of, parse
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import (
-    DEADLINE_S,
-    SYNC,
-    BrokerClient,
-    batch,
-    encoded,
-    refusal,
-    running_broker,
-    until,
-)
+from tests.support.broker import SYNC, BrokerClient, batch, encoded, refusal, running_broker
 from tests.support.gates import ColdDisk
+from tests.support.waiting import DEADLINE_S, until
 
 FOUND, NO_MATCH = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NO_MATCHED_MESSAGE
 NOT_FOUND, MOVED = pb.PULL_STATUS_NOT_FOUND, pb.PULL_STATUS_OFFSET_MOVED

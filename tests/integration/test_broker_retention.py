@@ -22,10 +22,9 @@ from tests.support.broker import (
     batch,
     refusal,
     running_broker,
-    until,
-    until_async,
 )
 from tests.support.small_disk import small_disk
+from tests.support.waiting import until, until_async
 
 FILE_BYTES = 64 * 1024
 HOUR_MS = 3_600_000

@@ -22,17 +22,9 @@ from cometmq.format import ids, record
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import (
-    SYNC,
-    LiveBroker,
-    SendLane,
-    batch,
-    encoded,
-    refusal,
-    running_broker,
-    until,
-)
+from tests.support.broker import SYNC, LiveBroker, SendLane, batch, encoded, refusal, running_broker
 from tests.support.gates import HeldFlush
+from tests.support.waiting import until
 
 
 async def test_the_stream_opens_with_what_a_producer_must_know(tmp_path: Path) -> None:

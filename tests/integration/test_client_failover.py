@@ -31,8 +31,9 @@ from cometmq.client.tasks import Tasks
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import channel_pool
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from tests.support.fake_cluster import FakeBroker, FakeNameServer, until
+from tests.support.fake_cluster import FakeBroker, FakeNameServer
 from tests.support.names import Names, Relay, dialled_by, silent_socket
+from tests.support.waiting import until
 
 QUEUE = QueueRef("T", 0, "g1")
 QUICK: dict[str, Any] = {"retry_backoff_ms": 2, "retry_backoff_max_ms": 10}

@@ -19,8 +19,9 @@ from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, l
 from cometmq.client.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
-from tests.support.broker import LiveBroker, running_broker, running_namesrv, until, until_async
+from tests.support.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.pullhold import LivePullhold, rpc_count, running_pullhold
+from tests.support.waiting import until, until_async
 
 QUEUES = 2
 POLL = {"poll_backoff_ms": 5, "poll_backoff_max_ms": 20}

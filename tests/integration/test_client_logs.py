@@ -25,7 +25,8 @@ from cometmq.client import (
     ReceivedMessage,
 )
 from cometmq.errors import FlowControl, TopicNotFound
-from tests.support.fake_cluster import fake_cluster, until
+from tests.support.fake_cluster import fake_cluster
+from tests.support.waiting import until
 
 CLIENT = Path(__file__).parents[2] / "cometmq" / "client"
 NOBODY = "127.0.0.1:1"

@@ -21,7 +21,8 @@ from cometmq.client import (
     membership,
 )
 from cometmq.errors import ClientClosed, FilterInvalid, FlowControl, GroupNameInvalid
-from tests.support.fake_cluster import FakeBroker, fake_cluster, until
+from tests.support.fake_cluster import FakeBroker, fake_cluster
+from tests.support.waiting import until
 
 FAST: dict[str, Any] = {
     "rebalance_delay_ms": 1,

@@ -12,9 +12,10 @@ from tests.integration.test_failover import (
     acknowledged,
     reasons,
 )
-from tests.support.broker import ASYNC, until
+from tests.support.broker import ASYNC
 from tests.support.live_group import LiveMember, live_group
 from tests.support.pullhold import sample
+from tests.support.waiting import until
 
 
 async def told(member: LiveMember, name: str, label: str = "") -> float:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,10 @@ from services.namesrv.app import App
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import SERVICE, new_server
 from services.namesrv.routes import RouteTable
+from tests.support.waiting import DEADLINE_S, until_async
 
 if TYPE_CHECKING:  # the generated module has the class only for type checkers
     from cometmq.v1.namesrv_pb2_grpc import NameServiceAsyncStub
-
-DEADLINE_S = 20.0
 
 
 class ManualClock:
@@ -129,12 +128,6 @@ async def _running(config: NamesrvConfig) -> AsyncIterator[Running]:
             yield Running(app, channel, clock)
     finally:
         await server.stop(0)
-
-
-async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not await condition():  # noqa: ASYNC110 (the state is on the other side)
-            await asyncio.sleep(0.005)
 
 
 Watch = Any  # grpc.aio.StreamStreamCall of the generated stub
@@ -323,7 +316,7 @@ async def test_a_slow_watcher_gets_only_the_latest(
     monkeypatch.setattr(servicer.NameServicer, "_send_changes", send_slowly)
     async with _running(config) as running:
         watch = await _watch(running, "t")
-        await _until(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 1))
+        await until_async(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 1))
         for version in range(1, 51):
             await running.register("t", version=version, queues=version)
         write_may_go_on.set()
@@ -361,7 +354,7 @@ async def test_a_stream_that_ends_is_forgotten(config: NamesrvConfig) -> None:
         await _next(gone)
         await _next(stays)
         gone.cancel()
-        await _until(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 1))
+        await until_async(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 1))
         await running.register("t")
         assert len((await _next(stays)).routes[0].groups) == 1
 
@@ -479,7 +472,7 @@ async def test_limits_end_a_watch(config: NamesrvConfig) -> None:
     async with _running(tight) as running:
         with pytest.raises(errors.LimitExceeded):
             await _next(await _watch(running, "a", "b", "c"))
-        await _until(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 0))
+        await until_async(lambda: _gauge_is(running, "cometmq_namesrv_watch_streams", 0))
         await _next(await _watch(running, "a", "b"))
         with pytest.raises(errors.LimitExceeded):
             await _next(await _watch(running, "a"))

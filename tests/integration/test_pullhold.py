@@ -17,15 +17,7 @@ from cometmq.messaging import inline_messages
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import (
-    LiveBroker,
-    encoded,
-    refusal,
-    running_broker,
-    running_namesrv,
-    until,
-    until_async,
-)
+from tests.support.broker import LiveBroker, encoded, refusal, running_broker, running_namesrv
 from tests.support.pullhold import (
     HoldLane,
     LivePullhold,
@@ -34,6 +26,7 @@ from tests.support.pullhold import (
     running_pullhold,
     sample,
 )
+from tests.support.waiting import until, until_async
 
 FOUND, NOT_FOUND = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NOT_FOUND
 ARRIVAL_BYTES = "cometmq_arrival_bytes_total"

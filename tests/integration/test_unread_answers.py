@@ -31,7 +31,8 @@ from cometmq.v1 import (
 )
 from tests.support.broker import ANY_DISK
 from tests.support.hostile_http2 import HostileConnection, hostile_connections, rss_mib
-from tests.support.processes import Processes, Service, wait_until
+from tests.support.processes import Processes, Service
+from tests.support.waiting import wait_until
 
 MIB = 1024 * 1024
 TOPICS = 5_000

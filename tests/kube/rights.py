@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.chart import NAMESPACE, rendered
 from tests.support.kube import Body, KubeServer
-from tests.support.processes import wait_until
+from tests.support.waiting import wait_until
 
 LEASE = "prod-broker-a"  # as the chart calls it, and the service account
 KINDS = ("ServiceAccount", "Role", "RoleBinding")

@@ -27,10 +27,11 @@ from tests.support.dashboards import (
     rules,
     variables,
 )
-from tests.support.processes import Service, wait_until
+from tests.support.processes import Service
 from tests.support.prometheus import program, promtool
 from tests.support.promql import selectors, substituted, unshifted
 from tests.support.scene import CLUSTER, NAMESPACE, Scene, playing
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(150)
 

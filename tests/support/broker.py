@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -37,8 +37,8 @@ from services.broker import app as broker_app
 from services.namesrv.app import App as NamesrvApp
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import new_server
+from tests.support.waiting import DEADLINE_S, until
 
-DEADLINE_S = 20.0
 SMALL_FILES = {
     "mapped_file_size_commit_log": 256 * 1024,
     "mapped_file_size_consume_queue": 400,
@@ -61,22 +61,6 @@ ASYNC, SYNC = common.FLUSH_MODE_ASYNC, common.FLUSH_MODE_SYNC
 HOST = record.host_bytes("127.0.0.1", 1)  # what a producer writes: only its length matters
 
 Run = tuple[str, int, Sequence[bytes]]  # topic, queue, bodies
-
-
-async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until ``condition()`` holds."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - tests look at many kinds of things
-            await asyncio.sleep(0.002)
-
-
-async def until_async(
-    condition: Callable[[], Awaitable[object]], deadline_s: float = DEADLINE_S
-) -> None:
-    """Wait until ``await condition()`` holds."""
-    async with asyncio.timeout(deadline_s):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def refusal(call: Awaitable[object]) -> CometError:

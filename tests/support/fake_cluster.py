@@ -523,10 +523,3 @@ async def fake_cluster(
         await namesrv.stop()
         for broker in brokers:
             await broker.stop()
-
-
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
-    """Waits for a condition to hold, turn by turn; TimeoutError when it never does."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - of any kind, so nobody could set an event
-            await asyncio.sleep(0.002)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from scripts.kube import kube
-from tests.support.processes import wait_until
+from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
 ADMIN = "administrator"  # its token, too

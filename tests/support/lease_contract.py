@@ -23,7 +23,7 @@ from cometmq.member.lease import stores
 from cometmq.member.lease.stores import NOT_THERE, KubernetesLease, Lease, Reading
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
-from tests.support.broker import until_async
+from tests.support.waiting import until_async
 
 T = TypeVar("T")
 

@@ -26,7 +26,8 @@ from cometmq.store.base import BaseStore
 from cometmq.v1 import member_pb2, member_pb2_grpc
 from services.broker import app as broker_app
 from services.haslave import app as haslave_app
-from tests.support.broker import BrokerClient, config_for, until, until_async
+from tests.support.broker import BrokerClient, config_for
+from tests.support.waiting import until, until_async
 
 APPS: dict[str, type[MemberApp]] = {
     "services.broker": broker_app.App,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import wait_until
+from tests.support.waiting import wait_until
 
 MIB = 1024 * 1024
 # xfs is never smaller; the file is sparse

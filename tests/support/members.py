@@ -21,8 +21,9 @@ from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, Watermarks
 from cometmq.store.writer import MessageStore
-from tests.support.broker import config_for, encoded, until
+from tests.support.broker import config_for, encoded
 from tests.support.stores import HOST, WallClock
+from tests.support.waiting import until
 
 NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
 AT_ONCE = FlushPolicy(interval_s=0.0, least_bytes=0, thorough_s=0.0)

@@ -6,24 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-DEADLINE_S = 40.0
-POLL_S = 0.02
+from tests.support.waiting import wait_until
+
 GRACE_S = 15.0
-
-
-def wait_until(what: str, condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    """Wait until ``condition()`` holds; fails with ``what``."""
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"{what}: not within {deadline_s:g} s"
-        time.sleep(POLL_S)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import Processes, wait_until
+from tests.support.processes import Processes
+from tests.support.waiting import wait_until
 
 SCRAPE_INTERVAL_S = 1
 TOOL_S_MAX = 100

@@ -16,7 +16,7 @@ from services.pullhold.app import App
 from services.pullhold.config import PullholdConfig
 from services.pullhold.listen import new_server
 from services.pullhold.model import ClusterQueue
-from tests.support.broker import DEADLINE_S
+from tests.support.waiting import DEADLINE_S
 
 
 def hold_request(

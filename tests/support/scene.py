@@ -21,9 +21,10 @@ from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
 from cometmq.rpc.channels import open_channel
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import ASYNC, SYNC, BrokerClient, until_async
-from tests.support.processes import Processes, Service, wait_until
+from tests.support.broker import ASYNC, SYNC, BrokerClient
+from tests.support.processes import Processes, Service
 from tests.support.prometheus import Prometheus
+from tests.support.waiting import until_async, wait_until
 
 CLUSTER = "shop"
 NAMESPACE = "queues"

@@ -13,10 +13,10 @@ from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
 from services.broker.handover import HandOver
 from services.broker.replicas import FollowerTable, Replicas, Sender
-from tests.support.broker import until
 from tests.support.leases import HELD, MemoryLease
 from tests.support.members import living_member
 from tests.support.stores import WallClock
+from tests.support.waiting import until
 
 
 def answer(sender: Sender, end: int, clock: WallClock) -> None:

@@ -21,11 +21,11 @@ from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import ReplicaId
 from services.broker.insync import InSyncSet
 from services.broker.replicas import FollowerTable, Replicas, Sender
-from tests.support.broker import until
 from tests.support.gates import HeldFlush
 from tests.support.leases import HELD, MemoryLease
 from tests.support.members import Member, living_member
 from tests.support.stores import WallClock
+from tests.support.waiting import until
 
 FOLLOWER = ReplicaId(1, "store-1")
 

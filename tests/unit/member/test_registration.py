@@ -15,7 +15,7 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.registrar import Registrar as AnyRegistrar
 from cometmq.rpc.server import RpcServer
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import until
+from tests.support.waiting import until
 
 
 class RecordingNamesrv(namesrv_pb2_grpc.NameServiceServicer):

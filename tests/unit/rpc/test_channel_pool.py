@@ -17,8 +17,8 @@ from cometmq.rpc.channels import open_channel
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.server import RpcServer
-from tests.support.broker import until
 from tests.support.names import Names, dialled_by, silent_socket
+from tests.support.waiting import until
 
 # gRPC looks a name up again after 30 s.
 SOON_S = 15.0

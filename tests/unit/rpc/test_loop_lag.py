@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from cometmq.rpc import loop_lag
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.loop_lag import LoopLagMonitor
-from tests.support.broker import until
+from tests.support.waiting import until
 
 
 class Late:

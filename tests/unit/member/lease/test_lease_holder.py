@@ -12,9 +12,9 @@ from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.replication.lease import ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import NO_WATERMARKS
-from tests.support.broker import until
 from tests.support.leases import HELD, TAKEN, MemoryLease
 from tests.support.stores import WallClock
+from tests.support.waiting import until
 
 
 @pytest.fixture

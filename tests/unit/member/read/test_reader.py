@@ -20,9 +20,9 @@ from cometmq.member.read.reader import PullAnswer, PullQuery
 from cometmq.messaging import inline_messages
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position, TopicConfig
-from tests.support.broker import until
 from tests.support.gates import ColdDisk
 from tests.support.members import NEVER, Member, living_member
+from tests.support.waiting import until
 
 
 @pytest.fixture

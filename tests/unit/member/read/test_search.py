@@ -15,8 +15,8 @@ from cometmq.member.read import search
 from cometmq.member.read.search import Finder, KeyQuery
 from cometmq.store.queries import PIECE_READS, Boundary
 from cometmq.store.writer import MessageStore
-from tests.support.broker import until
 from tests.support.members import Member, living_member
+from tests.support.waiting import until
 
 COUNT = 500  # messages of one key
 HOT = KeyQuery("T", "hot", False, 0, TIME_MS_MAX, 0)

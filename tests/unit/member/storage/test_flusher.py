@@ -13,6 +13,7 @@ from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
 from tests.support.stores import WallClock
+from tests.support.waiting import until
 
 
 class FakeLog:
@@ -65,15 +66,6 @@ async def flushing(
         with contextlib.suppress(asyncio.CancelledError, StoreFailed):
             await task
         flusher.close()
-
-
-async def until(condition: object, *, turns: int = 20_000) -> None:
-    assert callable(condition)
-    for _ in range(turns):
-        if condition():
-            return
-        await asyncio.sleep(0.0005)
-    raise AssertionError("the condition never held")
 
 
 NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
@@ -259,7 +251,11 @@ async def test_the_loop_hears_of_every_sync_that_the_thread_began_by_itself() ->
     for first, end in ((0, 3), (3, 5)):
         log.appended_offset = end
         flusher.demand(end)
-        await until(lambda end=end: len(seen) == end and not flusher._syncing)
+
+        def all_seen(end: int = end) -> bool:
+            return len(seen) == end and not flusher._syncing
+
+        await until(all_seen)
         assert [seconds for _, seconds in seen[first:]] == list(range(first + 1, end + 1))
         assert seen[-1][0] == end
     assert log.syncs == 0

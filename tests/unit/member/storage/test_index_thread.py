@@ -12,8 +12,8 @@ from cometmq.errors import StoreFailed
 from cometmq.member.storage import index_thread
 from cometmq.member.storage.index_thread import IndexThread
 from cometmq.store.writer import MessageStore
-from tests.support.broker import until
 from tests.support.stores import FaultyFiles, append_keyed, open_store
+from tests.support.waiting import until
 
 
 @pytest.fixture
