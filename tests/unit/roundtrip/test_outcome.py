@@ -1,80 +1,95 @@
-"""The job's exit status depends on this."""
+"""The judge of `make run` refuses a falsified result folder."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cometmq.admin.views import LogChecksumView
-from examples.roundtrip.duplicates import Explained
-from examples.roundtrip.lagging import Lag
+from examples.roundtrip.comparing import compare, write_back
+from examples.roundtrip.duplicates import Sightings
+from examples.roundtrip.lagging import Count, Lag, QueueLag
 from examples.roundtrip.logs import LogCopy
 from examples.roundtrip.metrics import Expectation, Movement
-from examples.roundtrip.outcome import COMPLAINTS_MAX, Outcome, Trip
+from examples.roundtrip.outcome import Outcome, Trip
+from examples.roundtrip.placing import Placer
+from examples.roundtrip.sources import plan, split
+from examples.roundtrip.spool import Arrival, SpoolReader, pack
 
-TRIP = Trip(
-    file_count=2,
-    line_count=10,
-    byte_count=100,
-    message_count=10,
-    duplicates=Explained(sent_again=2, delivered_again=1),
-    strays=0,
-    missing=0,
-    produce_seconds=2.0,
-    consume_seconds=0.0,
-    p50_ms=1,
-    p99_ms=2,
-    uncommitted=0,
-    hand_over_ms=1_234,
-    take_over_ms=4_567,
-)
-LAG = Lag((), progress_sum=5, spark_sum=5, spark_s=1.0, report=Path("report.txt"))
-WANTED = Expectation("m", "all", ("g1",), 1)
-COPIES = [LogCopy(LogChecksumView("g1", n, "writer", 0, 9, "aa", True), "aa") for n in (0, 1)]
-GOOD = Outcome(TRIP, LAG, COPIES, movements=[Movement(WANTED, (1,))])
+KILLED_MS = 1_000
+FILES = {"empty.py": b"", "pkg/no end.txt": b"one\r\ntwo", "many.py": b"a\nb\nc\n"}
 
 
-def test_duplicates_are_counted_and_forgiven() -> None:
-    assert GOOD.good
-    assert ("duplicates", "3") in TRIP.rows()
+def arrivals(root: Path) -> list[Arrival]:
+    """Each line once, all before the writer was killed."""
+    lines = [
+        (file.name, number, line)
+        for file in plan(root, 1)
+        for number, line in enumerate(
+            split((root / file.name.replace("%20", " ")).read_bytes()) or [b""],
+            start=1 if file.line_count else 0,
+        )
+    ]
+    return [
+        Arrival(name, number, body, 20, 10, 15, "g1", 0, offset)
+        for offset, (name, number, body) in enumerate(lines)
+    ]
 
 
-def test_lag_may_be_left_out() -> None:
-    assert replace(GOOD, lag=None).good
+def judged(root: Path, folder: Path, came: list[Arrival], spark_lag: int = 5) -> Outcome:
+    """The outcome of a folder with these arrivals in its spool, and this lag by Spark."""
+    folder.mkdir()
+    spool = folder / "consumer-0.spool"
+    spool.write_bytes(b"".join(map(pack, came)))
+    files = plan(root, 1)
+    placer, sightings = Placer(files, partial(write_back, folder / "files")), Sightings(files)
+    for arrival in (one for piece in SpoolReader(spool).read() for one in piece):
+        placer.place(*arrival[:3])
+        sightings.note(arrival)
+    missing = placer.expected - placer.placed
+    explained = sightings.explained("g1", KILLED_MS)
+    trip = Trip(3, 5, 18, 6, explained, placer.strays, missing, 1.0, 1.0, 1, 2, 0, 1, 1)
+    queue = QueueLag("g1/0", Count(0, 5, 5), Count(0, 5, spark_lag), 1)
+    lag = Lag([queue], 5, spark_lag, 1.0, folder / "report.txt")
+    logs = [LogCopy(LogChecksumView("g1", n, "writer", 0, 9, "aa", True), "aa") for n in (0, 1)]
+    moved = [Movement(Expectation("m", "all", ("g1",), 1), (1,))]
+    return Outcome(trip, lag, logs, moved, compare(files, root, folder / "files"))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        replace(GOOD, trip=replace(TRIP, strays=1)),
-        replace(GOOD, trip=replace(TRIP, missing=1)),
-        replace(GOOD, trip=replace(TRIP, uncommitted=1)),
-        replace(GOOD, trip=replace(TRIP, hand_over_ms=None)),
-        replace(GOOD, trip=replace(TRIP, take_over_ms=None)),
-        replace(GOOD, trip=replace(TRIP, duplicates=Explained(unexplained=1))),
-        replace(GOOD, lag=replace(LAG, spark_sum=4)),
-        replace(GOOD, logs=[]),
-        replace(GOOD, logs=[COPIES[0], replace(COPIES[1], file_sha256="bb")]),
-        replace(GOOD, differences=["a differs"]),
-        replace(GOOD, movements=[Movement(WANTED, (0,))]),
-        replace(GOOD, movements=[Movement(replace(WANTED, still=True), (1,))]),
-    ],
-)
-def test_everything_else_is_not(bad: Outcome) -> None:
-    assert not bad.good
-    assert len(bad.complaints()) == 1
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        write_back(tmp_path / "lib", name.replace(" ", "%20"), content)
+    return tmp_path / "lib"
 
 
-def test_many_bad_files_do_not_flood_the_screen() -> None:
-    bad = replace(GOOD, differences=[f"file {n} differs" for n in range(1000)])
-    assert len(bad.complaints()) == COMPLAINTS_MAX + 1
-    assert "980 more" in bad.complaints()[-1]
-
-
-def test_rates_and_the_pause() -> None:
-    rows = dict(TRIP.rows())
-    assert rows["in"] == "5 messages/s"
-    assert rows["out"] == "0 messages/s"
-    assert {"1.23 s", "4.57 s"} <= set(rows.values())
+def test_a_falsified_result_is_refused(root: Path, tmp_path: Path) -> None:
+    came = arrivals(root)
+    good = judged(root, tmp_path / "good", came)
+    assert good.complaints() == []
+    (lost,) = [one for one in came if (one.name, one.line_number) == ("many.py", 2)]
+    others = [one for one in came if one != lost]
+    wrong = {
+        "did not come back": judged(root, tmp_path / "lost", others),
+        "came twice": judged(root, tmp_path / "doubled", [*came, lost]),
+        "many.py differs": judged(
+            root, tmp_path / "changed", [*others, lost._replace(body=b"B\n")]
+        ),
+        "that nobody sent": judged(
+            root, tmp_path / "stray", [*came, lost._replace(line_number=99)]
+        ),
+        "by Spark": judged(root, tmp_path / "lag", came, spark_lag=4),
+        "the logs of g1 differ": replace(
+            good, logs=[good.logs[0], replace(good.logs[1], file_sha256="bb")]
+        ),
+        "uncommitted": replace(good, trip=replace(good.trip, uncommitted=1)),
+        "after the hand-over": replace(good, trip=replace(good.trip, hand_over_ms=None)),
+        "after the take-over": replace(good, trip=replace(good.trip, take_over_ms=None)),
+        "m rose by 0": replace(good, movements=[Movement(good.movements[0].wanted, (0,))]),
+    }
+    for complaint, outcome in wrong.items():
+        assert complaint in " ".join(outcome.complaints()), complaint
+        assert not outcome.good
