@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from cometmq import native
 from cometmq.store.disk.files import OsFiles, StrPath, Usage
-from tests.support import tally
+from tests.support.faults import tally
 
 DEFAULT_SEED = 20260101
 _SLOW_MACHINES = [HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -24,8 +24,8 @@ from pathlib import Path
 from tests.chaos.acts import ACTS
 from tests.chaos.listing import FAULTS
 from tests.chaos.play import command
-from tests.support import network
-from tests.support.checkers import Verdict
+from tests.support.cluster import network
+from tests.support.faults.checkers import Verdict
 
 AT_ONCE = 2
 SHOWN_MAX = 20  # broken promises

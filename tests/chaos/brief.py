@@ -15,7 +15,7 @@ from pathlib import Path
 from cometmq.client import Producer, ProducerOptions, PushConsumer
 from tests.chaos.topics import queues_of
 from tests.chaos.workload import PUSH, Pushed, Sender, cancel, send_steadily, until_told
-from tests.support.history import Recorder
+from tests.support.faults.history import Recorder
 
 WORK_S = 0.5  # long enough that there is always something unfinished when the process is killed
 

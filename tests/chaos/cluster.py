@@ -26,11 +26,11 @@ from tests.chaos.machines import (
     write_kubeconfig,
 )
 from tests.chaos.topics import GROUP
-from tests.support.broker import ANY_DISK, BrokerClient
-from tests.support.history import Recorder
-from tests.support.lease_api import lease_api
-from tests.support.network import Network
-from tests.support.proxies import ProxyNetwork
+from tests.support.cluster.broker import ANY_DISK, BrokerClient
+from tests.support.cluster.network import Network
+from tests.support.cluster.proxies import ProxyNetwork
+from tests.support.faults.history import Recorder
+from tests.support.kube.lease_api import lease_api
 from tests.support.waiting import until_async
 
 CLIENTS, BRIEF, LEASE = "clients", "brief", "lease"

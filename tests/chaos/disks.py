@@ -10,7 +10,7 @@ from tests.chaos import damage, slowness
 from tests.chaos.cluster import Cluster
 from tests.chaos.listing import fault, follower_of
 from tests.chaos.machines import Member
-from tests.support.small_disk import fill
+from tests.support.stores.small_disk import fill
 
 # --- disks ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.machines import Member
-from tests.support import loop_disk, network
+from tests.support.cluster import network
+from tests.support.stores import loop_disk
 
 Inject = Callable[[Cluster, random.Random], AbstractAsyncContextManager[None]]
 Steps = Callable[[Cluster, random.Random], AsyncIterator[None]]

@@ -10,9 +10,9 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from tests.support.loop_disk import LoopDisk
-from tests.support.network import Network
-from tests.support.proxies import ProxyNetwork
+from tests.support.cluster.network import Network
+from tests.support.cluster.proxies import ProxyNetwork
+from tests.support.stores.loop_disk import LoopDisk
 
 AnyNetwork = Network | ProxyNetwork
 

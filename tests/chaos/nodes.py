@@ -14,7 +14,7 @@ from tests.chaos.cluster import BRIEF, CLIENTS, LEASE, Cluster
 from tests.chaos.listing import fault, follower_of
 from tests.chaos.machines import Machine, Service
 from tests.chaos.topics import GROUP
-from tests.support import network
+from tests.support.cluster import network
 
 HAND_OVER_TRIES = 20
 

@@ -20,8 +20,8 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.listing import fault
 from tests.chaos.nodes import dead
 from tests.chaos.topics import FLEETING, QUEUES, config_of
-from tests.support import network
-from tests.support.broker import BrokerClient
+from tests.support.cluster import network
+from tests.support.cluster.broker import BrokerClient
 
 OUTDATED_S = 3.0
 CALL_S = 10.0

@@ -24,8 +24,8 @@ from tests.chaos.listing import Fault
 from tests.chaos.machines import Member
 from tests.chaos.topics import TOPICS, config_of, queues_of
 from tests.chaos.workload import EAGER
-from tests.support.broker import BrokerClient
-from tests.support.checkers import (
+from tests.support.cluster.broker import BrokerClient
+from tests.support.faults.checkers import (
     Held,
     Opening,
     Verdict,
@@ -34,15 +34,15 @@ from tests.support.checkers import (
     judge,
     two_writers,
 )
-from tests.support.extremes import (
+from tests.support.faults.extremes import (
     bygone,
     lost_from_disk,
     on_disk_before,
     reused_generations,
     revenants,
 )
-from tests.support.history import Disturbance, History, Outcome, Queue
-from tests.support.independent_files import Row, read_epochs
+from tests.support.faults.history import Disturbance, History, Outcome, Queue
+from tests.support.independent.files import Row, read_epochs
 
 SETTLE_S = 1.0  # between two faults
 Tell = Callable[[str], None]

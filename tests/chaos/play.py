@@ -18,8 +18,9 @@ from tests.chaos.acts import ACTS, RANDOM_SIZES, Act, at_random, steps_of
 from tests.chaos.cluster import Cluster
 from tests.chaos.listing import FAULTS
 from tests.chaos.performance import Step, perform
-from tests.support import loop_disk, network
-from tests.support.checkers import Verdict
+from tests.support.cluster import network
+from tests.support.faults.checkers import Verdict
+from tests.support.stores import loop_disk
 
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 

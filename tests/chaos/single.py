@@ -17,8 +17,8 @@ from cometmq.errors import CometError, DiskFull, FlowControl, SlaveNotAvailable,
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from tests.chaos.topics import GROUP, queues_of
-from tests.support.broker import BrokerClient, SendLane, StreamEnded, batch
-from tests.support.history import Outcome, Queue, Recorder
+from tests.support.cluster.broker import BrokerClient, SendLane, StreamEnded, batch
+from tests.support.faults.history import Outcome, Queue, Recorder
 
 PAUSE_S, AGAIN_S = 0.2, 0.3
 # Told before anything is appended. Another error may be the answer to what was appended already.

@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from tests.support.checkers import (
+from tests.support.faults.checkers import (
     COMMIT_LOSABLE_S,
     HEALING_S,
     RETRIES_S,
@@ -20,8 +20,8 @@ from tests.support.checkers import (
     judge,
     two_writers,
 )
-from tests.support.extremes import lost_from_disk, reused_generations, revenants
-from tests.support.history import (
+from tests.support.faults.extremes import lost_from_disk, reused_generations, revenants
+from tests.support.faults.history import (
     Darkness,
     Disturbance,
     History,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
-from tests.support.history import Disturbance, History, Outcome, Recorder, Seen, Step
+from tests.support.faults.history import Disturbance, History, Outcome, Recorder, Seen, Step
 
 QUEUE = ("T", 1)
 

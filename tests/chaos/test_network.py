@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.play import NAMESPACES
-from tests.support.network import Network, why_no_loss, why_not
+from tests.support.cluster.network import Network, why_no_loss, why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 5000

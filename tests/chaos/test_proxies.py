@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.support.proxies import PORTS, ProxyNetwork, owner
+from tests.support.cluster.proxies import PORTS, ProxyNetwork, owner
 
 PORT = PORTS[0]
 SOON_S, NEVER_S = 5.0, 0.2

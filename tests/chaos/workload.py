@@ -37,7 +37,7 @@ from cometmq.client import (
 from cometmq.errors import CometError, PositionFenced
 from tests.chaos.single import send_once
 from tests.chaos.topics import GROUP, queues_of
-from tests.support.history import Outcome, Queue, Recorder, Step
+from tests.support.faults.history import Outcome, Queue, Recorder, Step
 
 ORDERLY, EAGER = "orderly", "eager"  # the producers
 EAGER_BURST = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.chart import VALUES_FILES, Rendered, rendered
+from tests.support.kube.chart import VALUES_FILES, Rendered, rendered
 
 
 @pytest.fixture(params=VALUES_FILES)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cometmq.member.config import MemberConfig
-from tests.support.chart import (
+from tests.support.kube.chart import (
     CHART,
     HELMS,
     NAMESPACE,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.support.chart import ROOT, containers, default_values, rendered
-from tests.support.dockerfile import parse, sources
+from tests.support.kube.chart import ROOT, containers, default_values, rendered
+from tests.support.kube.dockerfile import parse, sources
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 TARGETS = ("service", "lag")

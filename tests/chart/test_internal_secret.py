@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cometmq.rpc.secret import read_secrets
-from tests.support.chart import (
+from tests.support.kube.chart import (
     CHART,
     HELMS,
     WORKLOADS,

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from kubernetes_validate import utils  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
-from tests.support.chart import HELMS, VALUES_FILES, Object, label, rendered
+from tests.support.kube.chart import HELMS, VALUES_FILES, Object, label, rendered
 
 KUBERNETES = tuple(f"1.{minor}" for minor in range(30, 38))
 OPERATOR = "monitoring.coreos.com/v1"  # the Prometheus operator's; Kubernetes has no schema for it

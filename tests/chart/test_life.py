@@ -8,7 +8,7 @@ from cometmq.config import ServiceConfig, load
 from cometmq.member.config import MemberConfig
 from services.namesrv.config import NamesrvConfig
 from services.pullhold.config import PullholdConfig
-from tests.support.chart import (
+from tests.support.kube.chart import (
     HELMS,
     NAMESPACE,
     SERVERS,

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.chart import NAMESPACE, VALUES_FILES, notes
+from tests.support.kube.chart import NAMESPACE, VALUES_FILES, notes
 
 
 @pytest.mark.parametrize("values", VALUES_FILES)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cometmq.admin.cli import cli
-from tests.support.chart import ROOT, Object, containers, pod_template, rendered, template
+from tests.support.kube.chart import ROOT, Object, containers, pod_template, rendered, template
 
 PAGES = "\n".join(
     page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/how-to").glob("*.md"))

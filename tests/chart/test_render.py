@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chart import (
+from tests.support.kube.chart import (
     CHART,
     HELMS,
     NAMESPACE,

@@ -18,7 +18,7 @@ from cometmq.format.queueunit import UNIT_BYTES
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.retention import rules_of
 from cometmq.store.retention import LogFile, Look, Space, decide
-from tests.support.chart import HELMS, Rendered, notes, rendered, template
+from tests.support.kube.chart import HELMS, Rendered, notes, rendered, template
 
 GIB = 2**30
 FILE_SYSTEM_SHARE = 0.05  # what a file system keeps of its volume

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.chart import CHART, HELMS, ROOT, VALUES, run_helm
+from tests.support.kube.chart import CHART, HELMS, ROOT, VALUES, run_helm
 
 # Named like the chart, the release makes Kubernetes' own variables look like options of ours.
 RELEASE, NAMESPACE, DOMAIN = "cometmq", "queues", "cluster.local"

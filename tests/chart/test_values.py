@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.chart_schema import CHART_OWNED, CONFIGS, SCHEMA, updated
-from tests.support.chart import (
+from tests.support.kube.chart import (
     CHART,
     HELMS,
     default_values,

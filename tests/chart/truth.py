@@ -18,9 +18,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from tests.support.chart import Object
-from tests.support.pods import Cluster, job_pod, schedule
-from tests.support.sandbox import Container, Sandbox, await_true
+from tests.support.kube.chart import Object
+from tests.support.kube.pods import Cluster, job_pod, schedule
+from tests.support.kube.sandbox import Container, Sandbox, await_true
 
 READY_S_MAX = 60.0
 COMMAND_S_MAX = 60.0

@@ -15,7 +15,7 @@ from cometmq.format.indexfile import Sizes
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore, StoreOptions
 from tests.compat.rocketmq import Listing, RocketMq
-from tests.support.stores import find_by_key
+from tests.support.stores.small_stores import find_by_key
 
 LOG_FILE_BYTES = 64 * 1024
 QUEUE_FILE_BYTES = 400

@@ -15,7 +15,7 @@ from cometmq.store.follower import FollowerStore
 from cometmq.store.writer import MessageStore
 from tests.compat.listing import LOG_FILE_BYTES, OPTIONS, open_ours
 from tests.compat.rocketmq import Command, batch, put
-from tests.support.copies import Watcher
+from tests.support.stores.copies import Watcher
 
 V4 = record.host_bytes("127.0.0.1", 10911)
 V6 = record.host_bytes("2001:db8::7", 10911)

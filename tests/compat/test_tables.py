@@ -13,7 +13,7 @@ from cometmq.format import fastjson
 from cometmq.messaging import rocketmq_tables
 from tests.compat.listing import INDEX
 from tests.compat.rocketmq import RocketMq, group, offset, put, topic
-from tests.support.broker import SMALL_FILES, BrokerProcess
+from tests.support.cluster.broker import SMALL_FILES, BrokerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ import pytest
 from cometmq.client import Message, Producer, SendReceipt
 from cometmq.format import record
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.broker import (
+from tests.support.cluster.broker import (
     SYNC,
     BrokerClient,
     BrokerProcess,

@@ -23,8 +23,8 @@ from cometmq.client import (
     ReceivedMessage,
     SendReceipt,
 )
-from tests.support.broker import ASYNC, SYNC
-from tests.support.groups import LocalGroup, local_group
+from tests.support.cluster.broker import ASYNC, SYNC
+from tests.support.cluster.groups import LocalGroup, local_group
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(180)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cometmq.client import Message
-from tests.support.cluster_story import Cluster, Kept, expect_equal, found_in
-from tests.support.independent_state import rebuild
+from tests.support.cluster.cluster_story import Cluster, Kept, expect_equal, found_in
+from tests.support.independent.state import rebuild
 from tests.support.waiting import wait_until
 
 # A dozen commands, each of them a process.

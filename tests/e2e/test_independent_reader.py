@@ -24,19 +24,19 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from cometmq.client import Message, QueueRef
-from tests.support.cluster_story import (
+from tests.support.cluster.cluster_story import (
     INDEX_SHAPE,
     Cluster,
     Kept,
     expect_equal,
     found_in,
 )
-from tests.support.independent_changes import STATE_QUEUE
-from tests.support.independent_index import Shape
-from tests.support.independent_reader import Store
-from tests.support.independent_record import Broken, tag_hash
-from tests.support.independent_state import State, raise_history
-from tests.support.independent_tables import EXPORTS
+from tests.support.independent.changes import STATE_QUEUE
+from tests.support.independent.index import Shape
+from tests.support.independent.reader import Store
+from tests.support.independent.record import Broken, tag_hash
+from tests.support.independent.state import State, raise_history
+from tests.support.independent.tables import EXPORTS
 
 pytestmark = pytest.mark.timeout(180)  # a dozen commands, each of them a process
 

@@ -13,8 +13,8 @@ import pytest
 
 from cometmq.admin import processes
 from cometmq.client import Message, Producer, ProducerOptions, PushConsumer, ReceivedMessage
-from tests.support.broker import SYNC
-from tests.support.groups import local_group
+from tests.support.cluster.broker import SYNC
+from tests.support.cluster.groups import local_group
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]

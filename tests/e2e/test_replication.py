@@ -13,8 +13,8 @@ import pytest
 from cometmq.errors import NotWriter
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import SYNC, BrokerClient, batch, refusal
-from tests.support.groups import LocalGroup, local_group
+from tests.support.cluster.broker import SYNC, BrokerClient, batch, refusal
+from tests.support.cluster.groups import LocalGroup, local_group
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.timeout(120)

@@ -25,8 +25,8 @@ from cometmq.errors import TopicNameInvalid, TopicNotFound
 from cometmq.format import record, taghash
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import BrokerClient
-from tests.support.processes import Processes, Service
+from tests.support.cluster.broker import BrokerClient
+from tests.support.cluster.processes import Processes, Service
 
 PROJECT = Path(__file__).resolve().parents[2]
 EXAMPLES = PROJECT / "examples"

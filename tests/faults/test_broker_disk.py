@@ -20,7 +20,7 @@ from cometmq.errors import (
 )
 from cometmq.store.writer import MessageStore
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.broker import (
+from tests.support.cluster.broker import (
     SYNC,
     BrokerProcess,
     LiveBroker,
@@ -29,8 +29,8 @@ from tests.support.broker import (
     refusal,
     running_broker,
 )
-from tests.support.small_disk import fill, small_disk
-from tests.support.stores import read_queue
+from tests.support.stores.small_disk import fill, small_disk
+from tests.support.stores.small_stores import read_queue
 from tests.support.waiting import until
 
 DISK_BYTES = 3 * 1024 * 1024

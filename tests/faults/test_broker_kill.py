@@ -12,8 +12,8 @@ import pytest
 
 from cometmq.errors import PositionFenced
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.broker import ASYNC, SYNC, BrokerProcess, batch, refusal
-from tests.support.forgeries import FORGERIES, TOPIC, Forgery
+from tests.support.cluster.broker import ASYNC, SYNC, BrokerProcess, batch, refusal
+from tests.support.faults.forgeries import FORGERIES, TOPIC, Forgery
 from tests.support.waiting import until
 
 # Log files that hold even the largest forgery, so that it is refused for what it is.

@@ -11,9 +11,9 @@ import pytest
 
 from cometmq.errors import StoreFailed
 from cometmq.rpc.interceptors import from_proto
-from tests.support import tally
-from tests.support.broker import SYNC, BrokerProcess, SendLane, StreamEnded, batch
-from tests.support.loop_disk import KINDS, LoopDisk, loop_disk
+from tests.support.cluster.broker import SYNC, BrokerProcess, SendLane, StreamEnded, batch
+from tests.support.faults import tally
+from tests.support.stores.loop_disk import KINDS, LoopDisk, loop_disk
 from tests.support.waiting import until
 
 # A machine that restarts has another boot id; here the file that tells it is covered by another,

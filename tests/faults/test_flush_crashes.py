@@ -1,6 +1,6 @@
 """The flush thread beside callers that wait for the disk, over the worst disk that keeps its
-promises (``tests/support/worst_disk.c``): with the C extension, whose thread syncs by itself, and
-in plain Python.
+promises (``tests/support/faults/worst_disk.c``): with the C extension, whose thread syncs by
+itself, and in plain Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from cometmq import native
 from cometmq.store.writer import StoreOptions
-from tests.support.stores import FaultyFiles, append, bodies, open_store
+from tests.support.stores.small_stores import FaultyFiles, append, bodies, open_store
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = StoreOptions(commit_log_file_bytes=64 * 1024, consume_queue_file_bytes=20 * 300)
@@ -38,7 +38,7 @@ from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
 from tests.faults.test_flush_crashes import OPTIONS
-from tests.support.stores import HOST, encoded
+from tests.support.stores.small_stores import HOST, encoded
 
 store = MessageStore.open(Path(sys.argv[1]), OPTIONS, clock=SystemClock())
 storage = MemberStorage(store, FlushPolicy(), SystemClock())
@@ -85,7 +85,7 @@ storage.close()
 def worst_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that makes a disk the worst one."""
     built = tmp_path_factory.mktemp("worst-disk") / "worst_disk.so"
-    source = ROOT / "tests/support/worst_disk.c"
+    source = ROOT / "tests/support/faults/worst_disk.c"
     assert COMPILER is not None
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", built, source], check=True)
     return built

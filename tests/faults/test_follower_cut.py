@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.store.disk.files import Buffer, File, OsFiles, StrPath
-from tests.support.copies import (
+from tests.support.stores.copies import (
     assert_copied,
     copy_all,
     open_copy,
@@ -16,7 +16,7 @@ from tests.support.copies import (
     two_epochs,
     whole_log,
 )
-from tests.support.stores import bodies
+from tests.support.stores.small_stores import bodies
 
 
 class Crash(Exception):

@@ -29,11 +29,11 @@ from cometmq.messaging.state import change_records
 from cometmq.model import Position, TopicConfig
 from cometmq.store.disk.files import Files, OsFiles
 from cometmq.store.retention import RetentionRules
-from tests.support import tally
-from tests.support.disk_model import DiskModel
-from tests.support.simulated_files import SimulatedFiles
-from tests.support.small_disk import small_disk
-from tests.support.stores import HOST, WallClock, encoded, read_queue
+from tests.support.faults import tally
+from tests.support.stores.disk_model import DiskModel
+from tests.support.stores.simulated_files import SimulatedFiles
+from tests.support.stores.small_disk import small_disk
+from tests.support.stores.small_stores import HOST, WallClock, encoded, read_queue
 
 MIB = 1024 * 1024
 STARTS = 3

@@ -21,8 +21,8 @@ from cometmq.member.state.opening import Opened, open_copy, open_writer
 from cometmq.model import Position
 from cometmq.store.layout import offset_name
 from tests.faults.test_refused_starts import FILE_BYTES, MESSAGES, config_of, grown, log_files
-from tests.support.refusals import fingerprint
-from tests.support.stores import HOST, WallClock
+from tests.support.stores.refusals import fingerprint
+from tests.support.stores.small_stores import HOST, WallClock
 
 STEPS_MAX = 6
 OPTION = re.compile(r"--(write-off) (\d+-\d+)|--(accept-end) (\d+)|--(rebuild-tables)")

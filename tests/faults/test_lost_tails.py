@@ -18,7 +18,7 @@ from cometmq.format import queueunit
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.repair.verify import verify
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     SMALL,
     Deletions,

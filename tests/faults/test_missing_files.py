@@ -13,7 +13,7 @@ from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.store.layout import offset_name
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.repair.verify import verify
-from tests.support.stores import LOG_FILE_BYTES, append, bodies, open_store
+from tests.support.stores.small_stores import LOG_FILE_BYTES, append, bodies, open_store
 
 MESSAGES = 50
 PADDING = bytes(1000)

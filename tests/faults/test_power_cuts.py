@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import tally
-from tests.support.doomed_writer import OPTIONS, DoomedWriter
-from tests.support.ledger import Ledger
-from tests.support.loop_disk import KINDS, LoopDisk, loop_disk
-from tests.support.stores import FaultyFiles, open_store
+from tests.support.faults import tally
+from tests.support.faults.doomed_writer import OPTIONS, DoomedWriter
+from tests.support.stores.ledger import Ledger
+from tests.support.stores.loop_disk import KINDS, LoopDisk, loop_disk
+from tests.support.stores.small_stores import FaultyFiles, open_store
 
 LIVES_OF_A_STORE = 10  # then an empty one: what a store has, is read in every life
 

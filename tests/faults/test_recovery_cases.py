@@ -24,7 +24,7 @@ from cometmq.store.metadata import checkpoint, identity
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.repair.verify import verify
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SMALL,

@@ -29,10 +29,10 @@ from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.writer import MessageStore
 from tests.compat.golden import GOLDEN, LOG_FILE_BYTES, STORES
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
-from tests.support.broker import config_for
-from tests.support.members import living_member
-from tests.support.refusals import fingerprint
-from tests.support.stores import HOST, WallClock
+from tests.support.cluster.broker import config_for
+from tests.support.cluster.members import living_member
+from tests.support.stores.refusals import fingerprint
+from tests.support.stores.small_stores import HOST, WallClock
 from tests.support.waiting import until
 
 FILE_BYTES = 16 * 1024

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cometmq.store.writer import MessageStore
-from tests.support.disk_model import DiskModel
-from tests.support.simulated_files import Fault, Gone, Kind, SimulatedFiles
-from tests.support.stores import SMALL, WallClock, append, read_queue
+from tests.support.stores.disk_model import DiskModel
+from tests.support.stores.simulated_files import Fault, Gone, Kind, SimulatedFiles
+from tests.support.stores.small_stores import SMALL, WallClock, append, read_queue
 
 BODY = b"." * 1_500
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

@@ -17,10 +17,10 @@ from cometmq.format import queueunit, record
 from cometmq.format.indexfile import Sizes
 from cometmq.store import layout
 from cometmq.store.writer import MessageStore, StoreOptions
-from tests.support import tally
-from tests.support.disk_model import DiskModel, FileNode, FolderNode
-from tests.support.simulated_files import SimulatedFiles
-from tests.support.stores import WallClock, append, encoded, find_by_key
+from tests.support.faults import tally
+from tests.support.stores.disk_model import DiskModel, FileNode, FolderNode
+from tests.support.stores.simulated_files import SimulatedFiles
+from tests.support.stores.small_stores import WallClock, append, encoded, find_by_key
 
 OPTIONS = StoreOptions(8192, 20 * 20, index_sizes=Sizes(hash_slots=4, entries=20))
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

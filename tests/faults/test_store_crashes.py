@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.simulated_files import Fault, Gone, Kind
-from tests.support.trials import OPTIONS, Trial
+from tests.support.faults.trials import OPTIONS, Trial
+from tests.support.stores.simulated_files import Fault, Gone, Kind
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import pytest
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.format.indexfile import Sizes
 from cometmq.store.writer import StoreOptions
-from tests.support import tally
-from tests.support.simulated_files import Fault, Gone, Kind
-from tests.support.trials import Trial, must_stay_failed
+from tests.support.faults import tally
+from tests.support.faults.trials import Trial, must_stay_failed
+from tests.support.stores.simulated_files import Fault, Gone, Kind
 
 OPTIONS = StoreOptions(
     commit_log_file_bytes=4096, consume_queue_file_bytes=20 * 5, index_sizes=Sizes(4, 20)

@@ -18,7 +18,7 @@ from cometmq.errors import CometError, DiskFull, StoreDamaged, StoreForeignFile,
 from cometmq.format import record
 from cometmq.store.layout import offset_name
 from cometmq.store.writer import MessageStore, StoreOptions
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     HOST,
     LOG_FILE_BYTES,
     SMALL,
@@ -87,7 +87,7 @@ import sys
 from pathlib import Path
 from cometmq.clock import SystemClock
 from cometmq.store.writer import MessageStore
-from tests.support.stores import SMALL, append
+from tests.support.stores.small_stores import SMALL, append
 store = MessageStore.open(Path(sys.argv[1]), SMALL, clock=SystemClock())
 first = sum(store.queue_bounds("A", queue)[1] for queue in range(3))
 print("epoch", store.epoch, flush=True)

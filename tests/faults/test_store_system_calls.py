@@ -12,7 +12,7 @@ import pytest
 
 from cometmq.errors import StoreFailed
 from cometmq.store.disk.files import Buffer
-from tests.support.stores import append, bodies, open_store
+from tests.support.stores.small_stores import append, bodies, open_store
 
 
 def test_every_write_writes_a_part(

@@ -1,7 +1,7 @@
 """Random lives of stores, random damage, and what the store says of it obeyed word by word: nothing
 that was synced is lost without being named, every refusal leaves the folder as it was and leads on.
 
-``python -m tests.support.witness SEED`` tells one life.
+``python -m tests.support.faults.witness SEED`` tells one life.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from tests.support import tally
-from tests.support.witness import PROBLEMS, play
+from tests.support.faults import tally
+from tests.support.faults.witness import PROBLEMS, play
 
 LIVES = 2000
 AT_ONCE = 125

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import fastjson
-from tests.support.independent_fastjson import read_fastjson
-from tests.support.independent_record import Broken
+from tests.support.independent.fastjson import read_fastjson
+from tests.support.independent.record import Broken
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "format" / "fastjson.md"
 PIECES = (

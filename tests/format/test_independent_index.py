@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.independent_files import Row
-from tests.support.independent_index import IndexFile, Keyed, KeyIndex, Shape, key_hash, keyed
-from tests.support.independent_log import MAGIC_BLANK
-from tests.support.independent_record import Broken, Message, decode
-from tests.support.stores import (
+from tests.support.independent.files import Row
+from tests.support.independent.index import IndexFile, Keyed, KeyIndex, Shape, key_hash, keyed
+from tests.support.independent.log import MAGIC_BLANK
+from tests.support.independent.record import Broken, Message, decode
+from tests.support.stores.small_stores import (
     INDEX_SIZES,
     WallClock,
     append,

@@ -12,15 +12,15 @@ import pytest
 
 from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES
 from tests.compat.rocketmq import Listing
-from tests.support.broker import running_broker
-from tests.support.independent_changes import STATE_QUEUE
-from tests.support.independent_fastjson import read_fastjson
-from tests.support.independent_files import Row, read_checkpoint
-from tests.support.independent_index import IndexFile, Shape, key_hash
-from tests.support.independent_log import UNIT, Log
-from tests.support.independent_queues import Queues
-from tests.support.independent_reader import Store
-from tests.support.independent_record import QueueKey, decode
+from tests.support.cluster.broker import running_broker
+from tests.support.independent.changes import STATE_QUEUE
+from tests.support.independent.fastjson import read_fastjson
+from tests.support.independent.files import Row, read_checkpoint
+from tests.support.independent.index import IndexFile, Shape, key_hash
+from tests.support.independent.log import UNIT, Log
+from tests.support.independent.queues import Queues
+from tests.support.independent.reader import Store
+from tests.support.independent.record import QueueKey, decode
 
 pytestmark = pytest.mark.parametrize("name", STORES)
 

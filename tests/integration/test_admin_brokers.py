@@ -10,8 +10,8 @@ from cometmq.admin import brokers, group_status, ops
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
 from cometmq.v1 import member_pb2
-from tests.support.broker import SYNC, running_namesrv
-from tests.support.live_group import live_group
+from tests.support.cluster.broker import SYNC, running_namesrv
+from tests.support.cluster.live_group import live_group
 from tests.support.waiting import until_async
 
 

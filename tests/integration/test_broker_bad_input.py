@@ -15,8 +15,15 @@ from cometmq.errors import CometError
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import BrokerClient, LiveBroker, SendLane, batch, refusal, running_broker
-from tests.support.forgeries import FORGERIES, TOPIC, Forgery
+from tests.support.cluster.broker import (
+    BrokerClient,
+    LiveBroker,
+    SendLane,
+    batch,
+    refusal,
+    running_broker,
+)
+from tests.support.faults.forgeries import FORGERIES, TOPIC, Forgery
 
 BAD_TOPICS = ["../x", "x\n", "a" * 128, "", ".", "a b", "Tü", "a/b", "a\0"]
 

@@ -15,8 +15,8 @@ from cometmq.messaging.rocketmq_tables import mark_of, parse
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import SYNC, BrokerClient, batch, encoded, refusal, running_broker
-from tests.support.gates import ColdDisk
+from tests.support.cluster.broker import SYNC, BrokerClient, batch, encoded, refusal, running_broker
+from tests.support.stores.gates import ColdDisk
 from tests.support.waiting import DEADLINE_S, until
 
 FOUND, NO_MATCH = pb.PULL_STATUS_FOUND, pb.PULL_STATUS_NO_MATCHED_MESSAGE

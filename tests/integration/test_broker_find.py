@@ -13,9 +13,9 @@ from cometmq.rpc.interceptors import from_proto
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import BrokerClient, SendLane, encoded, refusal, running_broker
-from tests.support.live_group import live_group
-from tests.support.small_disk import small_disk
+from tests.support.cluster.broker import BrokerClient, SendLane, encoded, refusal, running_broker
+from tests.support.cluster.live_group import live_group
+from tests.support.stores.small_disk import small_disk
 from tests.support.waiting import until, until_async
 
 

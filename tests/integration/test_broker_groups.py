@@ -12,8 +12,8 @@ import pytest
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.broker import BrokerClient, LiveBroker, running_broker
-from tests.support.gates import HeldFlush
+from tests.support.cluster.broker import BrokerClient, LiveBroker, running_broker
+from tests.support.stores.gates import HeldFlush
 from tests.support.waiting import until, until_async
 
 

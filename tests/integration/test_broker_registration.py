@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import LiveBroker, running_broker, running_namesrv
-from tests.support.pullhold import LivePullhold, running_pullhold
+from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.cluster.pullhold import LivePullhold, running_pullhold
 from tests.support.waiting import until, until_async
 
 

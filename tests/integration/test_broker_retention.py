@@ -14,7 +14,7 @@ from cometmq.errors import DiskFull, InvalidRequest
 from cometmq.format import record
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import (
+from tests.support.cluster.broker import (
     RATIOS,
     LaterClock,
     LiveBroker,
@@ -23,7 +23,7 @@ from tests.support.broker import (
     refusal,
     running_broker,
 )
-from tests.support.small_disk import small_disk
+from tests.support.stores.small_disk import small_disk
 from tests.support.waiting import until, until_async
 
 FILE_BYTES = 64 * 1024

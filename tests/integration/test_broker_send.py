@@ -22,8 +22,16 @@ from cometmq.format import ids, record
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import SYNC, LiveBroker, SendLane, batch, encoded, refusal, running_broker
-from tests.support.gates import HeldFlush
+from tests.support.cluster.broker import (
+    SYNC,
+    LiveBroker,
+    SendLane,
+    batch,
+    encoded,
+    refusal,
+    running_broker,
+)
+from tests.support.stores.gates import HeldFlush
 from tests.support.waiting import until
 
 

@@ -31,8 +31,8 @@ from cometmq.client.tasks import Tasks
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import channel_pool
 from cometmq.rpc.retry import Backoff, BackoffPolicy
-from tests.support.fake_cluster import FakeBroker, FakeNameServer
-from tests.support.names import Names, Relay, dialled_by, silent_socket
+from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer
+from tests.support.cluster.names import Names, Relay, dialled_by, silent_socket
 from tests.support.waiting import until
 
 QUEUE = QueueRef("T", 0, "g1")

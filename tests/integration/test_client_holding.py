@@ -19,8 +19,8 @@ from cometmq.client import PushConsumer, PushConsumerOptions, ReceivedMessage, l
 from cometmq.client.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
-from tests.support.broker import LiveBroker, running_broker, running_namesrv
-from tests.support.pullhold import LivePullhold, rpc_count, running_pullhold
+from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.cluster.pullhold import LivePullhold, rpc_count, running_pullhold
 from tests.support.waiting import until, until_async
 
 QUEUES = 2

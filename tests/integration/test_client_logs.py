@@ -25,7 +25,7 @@ from cometmq.client import (
     ReceivedMessage,
 )
 from cometmq.errors import FlowControl, TopicNotFound
-from tests.support.fake_cluster import fake_cluster
+from tests.support.cluster.fake_cluster import fake_cluster
 from tests.support.waiting import until
 
 CLIENT = Path(__file__).parents[2] / "cometmq" / "client"

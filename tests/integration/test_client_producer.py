@@ -32,7 +32,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, SendBatchResult
-from tests.support.fake_cluster import FakeBroker, FakeNameServer, fake_cluster
+from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer, fake_cluster
 from tests.support.waiting import until
 
 

@@ -27,7 +27,7 @@ from cometmq.errors import (
     QueueNotFound,
     TopicNotFound,
 )
-from tests.support.fake_cluster import FakeBroker, fake_cluster
+from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 
 QUEUE = QueueRef("T", 0, "g1")
 FAST: dict[str, Any] = {

@@ -21,7 +21,7 @@ from cometmq.client import (
     membership,
 )
 from cometmq.errors import ClientClosed, FilterInvalid, FlowControl, GroupNameInvalid
-from tests.support.fake_cluster import FakeBroker, fake_cluster
+from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 from tests.support.waiting import until
 
 FAST: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cometmq.client
-from tests.support.broker import running_broker, running_namesrv
+from tests.support.cluster.broker import running_broker, running_namesrv
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/client.md").read_text(encoding="utf-8")
 EXAMPLES = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S))

@@ -22,8 +22,8 @@ from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
 from services.haslave import app as haslave_app
-from tests.support.broker import ASYNC, refusal, running_namesrv
-from tests.support.live_group import LiveMember, live_group
+from tests.support.cluster.broker import ASYNC, refusal, running_namesrv
+from tests.support.cluster.live_group import LiveMember, live_group
 from tests.support.waiting import until, until_async
 
 QUICK: dict[str, Any] = {

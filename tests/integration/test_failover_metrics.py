@@ -12,9 +12,9 @@ from tests.integration.test_failover import (
     acknowledged,
     reasons,
 )
-from tests.support.broker import ASYNC
-from tests.support.live_group import LiveMember, live_group
-from tests.support.pullhold import sample
+from tests.support.cluster.broker import ASYNC
+from tests.support.cluster.live_group import LiveMember, live_group
+from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until
 
 

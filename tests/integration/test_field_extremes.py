@@ -29,10 +29,10 @@ from cometmq.rpc.interceptors import ERROR_METADATA
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.server import RpcServer
 from cometmq.v1 import common_pb2, member_pb2
-from tests.support.border import services, usual_request, variants
-from tests.support.broker import batch, running_namesrv
-from tests.support.live_group import LiveGroup, live_group
-from tests.support.pullhold import running_pullhold
+from tests.support.cluster.broker import batch, running_namesrv
+from tests.support.cluster.live_group import LiveGroup, live_group
+from tests.support.cluster.pullhold import running_pullhold
+from tests.support.faults.border import services, usual_request, variants
 
 AT_A_TIME = 64
 PATIENCE_S = 60.0

@@ -22,8 +22,8 @@ from cometmq.v1 import auth_pb2, auth_pb2_grpc, common_pb2, namesrv_pb2
 from cometmq.v1 import namesrv_pb2 as pb
 from cometmq.v1.namesrv_pb2_grpc import NameServiceStub
 from services.namesrv.listen import PROVEN, SERVICE
-from tests.support.broker import BrokerProcess, refusal, running_broker, running_namesrv
-from tests.support.pullhold import running_pullhold
+from tests.support.cluster.broker import BrokerProcess, refusal, running_broker, running_namesrv
+from tests.support.cluster.pullhold import running_pullhold
 from tests.support.waiting import until, until_async
 
 SECRET = "correct-horse-battery"

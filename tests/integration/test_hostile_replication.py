@@ -21,9 +21,9 @@ from cometmq.errors import CometError
 from cometmq.replication.follower import FORMAT_VERSION, PROTOCOL_VERSION
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import member_pb2, member_pb2_grpc
-from tests.support.broker import SYNC
-from tests.support.live_group import LiveGroup, LiveMember, live_group
-from tests.support.pullhold import sample
+from tests.support.cluster.broker import SYNC
+from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
+from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
 
 Call = Any  # grpc.aio.StreamStreamCall of the method's messages

@@ -29,10 +29,10 @@ from cometmq.v1 import (
     namesrv_pb2,
     namesrv_pb2_grpc,
 )
-from tests.support.broker import config_for, refusal, running_namesrv
-from tests.support.eavesdropping import CHALLENGE, eavesdropping, fake_member
-from tests.support.live_group import LiveMember, live_group
-from tests.support.pullhold import running_pullhold, sample
+from tests.support.cluster.broker import config_for, refusal, running_namesrv
+from tests.support.cluster.live_group import LiveMember, live_group
+from tests.support.cluster.pullhold import running_pullhold, sample
+from tests.support.faults.eavesdropping import CHALLENGE, eavesdropping, fake_member
 from tests.support.waiting import until, until_async
 
 SECRET, OTHER = "correct-horse-battery", "wrong-horse-battery-x"

@@ -17,8 +17,14 @@ from cometmq.messaging import inline_messages
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
-from tests.support.broker import LiveBroker, encoded, refusal, running_broker, running_namesrv
-from tests.support.pullhold import (
+from tests.support.cluster.broker import (
+    LiveBroker,
+    encoded,
+    refusal,
+    running_broker,
+    running_namesrv,
+)
+from tests.support.cluster.pullhold import (
     HoldLane,
     LivePullhold,
     hold_request,

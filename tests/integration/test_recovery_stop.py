@@ -16,8 +16,8 @@ from cometmq.member.recovery import RecoveryProgress
 from cometmq.rpc.process import StopSignal
 from services.broker import app as broker_app
 from services.haslave import app as haslave_app
-from tests.support.broker import config_for
-from tests.support.members import living_member, opened
+from tests.support.cluster.broker import config_for
+from tests.support.cluster.members import living_member, opened
 
 MESSAGES = 20
 

@@ -18,8 +18,8 @@ from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
 from services.broker import handover
-from tests.support.broker import ASYNC, SYNC, refusal, running_namesrv
-from tests.support.live_group import LiveGroup, LiveMember, live_group
+from tests.support.cluster.broker import ASYNC, SYNC, refusal, running_namesrv
+from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.waiting import until, until_async
 
 NEVER_MS = 3_600_000

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.support.broker import RATIOS, SYNC, BrokerClient, batch
-from tests.support.live_group import LiveGroup, LiveMember, live_group
+from tests.support.cluster.broker import RATIOS, SYNC, BrokerClient, batch
+from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.waiting import until, until_async
 
 FILE_BYTES = 64 * 1024

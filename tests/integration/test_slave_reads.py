@@ -30,9 +30,9 @@ from cometmq.rpc.registrar import Registrar
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, namesrv_pb2, namesrv_pb2_grpc
 from services.pullhold import broker_link
-from tests.support.broker import SYNC, refusal, running_namesrv
-from tests.support.live_group import LiveGroup, LiveMember, live_group
-from tests.support.pullhold import running_pullhold, sample
+from tests.support.cluster.broker import SYNC, refusal, running_namesrv
+from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
+from tests.support.cluster.pullhold import running_pullhold, sample
 from tests.support.waiting import until, until_async
 
 QUEUE = QueueRef("T", 0, "g1")

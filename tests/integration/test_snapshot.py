@@ -12,7 +12,7 @@ from cometmq.member.rpc import offset_snapshot
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.broker import SYNC, BrokerClient, LiveBroker, running_broker
+from tests.support.cluster.broker import SYNC, BrokerClient, LiveBroker, running_broker
 from tests.support.waiting import until
 
 Rows = dict[tuple[str, int], pb.QueueSnapshot]

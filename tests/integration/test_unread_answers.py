@@ -1,6 +1,6 @@
 """Clients that ask and do not read: every service stays small, serves the others, and says little.
 
-The client is our own, on bare sockets (``tests/support/hostile_http2.py``).
+The client is our own, on bare sockets (``tests/support/faults/hostile_http2.py``).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cometmq.v1 import (
     namesrv_pb2,
     namesrv_pb2_grpc,
 )
-from tests.support.broker import ANY_DISK
-from tests.support.hostile_http2 import HostileConnection, hostile_connections, rss_mib
-from tests.support.processes import Processes, Service
+from tests.support.cluster.broker import ANY_DISK
+from tests.support.cluster.processes import Processes, Service
+from tests.support.faults.hostile_http2 import HostileConnection, hostile_connections, rss_mib
 from tests.support.waiting import wait_until
 
 MIB = 1024 * 1024

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.kube import KubeMissing
 from tests.kube.rights import Rights, grant
-from tests.support.kube import KubeServer
+from tests.support.kube.api_server import KubeServer
 
 _NUMBERS = count(1)
 PLAYED: dict[str, int] = {}

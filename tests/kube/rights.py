@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.chart import NAMESPACE, rendered
-from tests.support.kube import Body, KubeServer
+from tests.support.kube.api_server import Body, KubeServer
+from tests.support.kube.chart import NAMESPACE, rendered
 from tests.support.waiting import wait_until
 
 LEASE = "prod-broker-a"  # as the chart calls it, and the service account

@@ -18,8 +18,8 @@ from cometmq.member.lease import stores
 from cometmq.member.lease.kube import Access, KubeApi, access, from_kubeconfig
 from cometmq.member.lease.stores import NOT_THERE, KubernetesLease, Reading
 from tests.kube.rights import LEASE, Rights
-from tests.support.kube import Answer, KubeServer
-from tests.support.lease_contract import FULL, HELD, Body, KubernetesContract
+from tests.support.cluster.lease_contract import FULL, HELD, Body, KubernetesContract
+from tests.support.kube.api_server import Answer, KubeServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -17,9 +17,9 @@ import pytest
 
 from cometmq.v1 import broker_pb2 as pb
 from tests.kube.rights import Rights
-from tests.support.broker import SYNC
-from tests.support.groups import LocalGroup, local_group
-from tests.support.kube import Body, KubeServer
+from tests.support.cluster.broker import SYNC
+from tests.support.cluster.groups import LocalGroup, local_group
+from tests.support.kube.api_server import Body, KubeServer
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -11,7 +11,7 @@ from kubernetes import client
 from cometmq.member.lease.kube import KubeApi, access
 from cometmq.member.lease.stores import NOT_THERE, KubernetesLease
 from tests.kube.rights import LEASE, Rights
-from tests.support.lease_contract import HELD
+from tests.support.cluster.lease_contract import HELD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

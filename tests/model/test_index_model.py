@@ -9,7 +9,13 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.support.stores import WallClock, append, append_keyed, find_by_key, open_store
+from tests.support.stores.small_stores import (
+    WallClock,
+    append,
+    append_keyed,
+    find_by_key,
+    open_store,
+)
 
 TOPICS = ("T", "U")
 KEYS = ("a", "b", "Aa", "BB", "c#d")  # Aa and BB have one hash

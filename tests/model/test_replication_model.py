@@ -39,8 +39,8 @@ from cometmq.replication.follower import LogView, Plan, owned, plan, start_of_co
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import OsFiles
-from tests.support.broker import config_for
-from tests.support.stores import HOST, WallClock, encoded
+from tests.support.cluster.broker import config_for
+from tests.support.stores.small_stores import HOST, WallClock, encoded
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from cometmq.format import queueunit, taghash
 from cometmq.format.indexfile import Sizes
 from cometmq.store.queries import Boundary, offset_by_time
 from cometmq.store.writer import MessageStore, StoreOptions
-from tests.support.disk_model import DiskModel
-from tests.support.ledger import Ledger, Message
-from tests.support.simulated_files import Fault, Gone, Kind, SimulatedFiles
-from tests.support.stores import (
+from tests.support.stores.disk_model import DiskModel
+from tests.support.stores.ledger import Ledger, Message
+from tests.support.stores.simulated_files import Fault, Gone, Kind, SimulatedFiles
+from tests.support.stores.small_stores import (
     HOST,
     Deletions,
     WallClock,

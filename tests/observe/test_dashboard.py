@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.dashboards import (
+from tests.support.kube.dashboards import (
     DASHBOARDS,
     everything,
     load,
@@ -19,7 +19,7 @@ from tests.support.dashboards import (
     screens,
     variables,
 )
-from tests.support.promql import selectors, substituted
+from tests.support.kube.promql import selectors, substituted
 
 BUILT_IN = {"__rate_interval": "1m", "__range": "1h"}
 UNITS = {"short", "none", "s", "ms", "bytes", "binBps", "mps", "eps", "reqps", "percentunit"}

@@ -16,7 +16,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.dashboards import (
+from tests.support.cluster.processes import Service
+from tests.support.cluster.prometheus import program, promtool
+from tests.support.cluster.scene import CLUSTER, NAMESPACE, Scene, playing
+from tests.support.kube.dashboards import (
     DASHBOARDS,
     ROOT,
     RULES,
@@ -27,10 +30,7 @@ from tests.support.dashboards import (
     rules,
     variables,
 )
-from tests.support.processes import Service
-from tests.support.prometheus import program, promtool
-from tests.support.promql import selectors, substituted, unshifted
-from tests.support.scene import CLUSTER, NAMESPACE, Scene, playing
+from tests.support.kube.promql import selectors, substituted, unshifted
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(150)

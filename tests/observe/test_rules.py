@@ -13,9 +13,9 @@ import yaml
 
 from cometmq.member.app import OFFSET_EXPORT
 from cometmq.v1 import broker_pb2
-from tests.support.dashboards import DASHBOARDS, ROOT, RULES, load, panels, rules
-from tests.support.prometheus import promtool
-from tests.support.promql import selectors
+from tests.support.cluster.prometheus import promtool
+from tests.support.kube.dashboards import DASHBOARDS, ROOT, RULES, load, panels, rules
+from tests.support.kube.promql import selectors
 
 PLAYED = Path(__file__).with_name("rules_test.yaml")
 RUNBOOKS = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")

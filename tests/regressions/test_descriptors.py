@@ -17,8 +17,8 @@ from cometmq.errors import DescriptorsExhausted, Retry, StoreFailed
 from cometmq.rpc.descriptors import CONNECTIONS_MIN, OTHERS
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.layout import offset_name
-from tests.support.broker import BrokerProcess
-from tests.support.stores import FaultyFiles, append, bodies, open_store
+from tests.support.cluster.broker import BrokerProcess
+from tests.support.stores.small_stores import FaultyFiles, append, bodies, open_store
 
 FEW = 256  # what the process may have open
 TOO_MANY = 2 * FEW

@@ -14,9 +14,9 @@ from cometmq.store.layout import offset_name
 from cometmq.store.queues.consumequeue import ConsumeQueue
 from cometmq.store.repair.verify import verify
 from cometmq.store.writer import MessageStore
-from tests.support.disk_model import DiskModel
-from tests.support.simulated_files import Fault, Kind, SimulatedFiles
-from tests.support.stores import (
+from tests.support.stores.disk_model import DiskModel
+from tests.support.stores.simulated_files import Fault, Kind, SimulatedFiles
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SMALL,

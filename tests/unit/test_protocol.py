@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from cometmq.errors import CATALOGUE
-from tests.support.border import services
+from tests.support.faults.border import services
 
 ROOT = Path(__file__).parents[2]
 PROTOS = sorted((ROOT / "proto" / "cometmq" / "v1").glob("*.proto"))

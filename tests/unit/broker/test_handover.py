@@ -13,9 +13,9 @@ from cometmq.replication.follower import Ack
 from cometmq.replication.lease import ReplicaId
 from services.broker.handover import HandOver
 from services.broker.replicas import FollowerTable, Replicas, Sender
-from tests.support.leases import HELD, MemoryLease
-from tests.support.members import living_member
-from tests.support.stores import WallClock
+from tests.support.cluster.leases import HELD, MemoryLease
+from tests.support.cluster.members import living_member
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 

@@ -21,10 +21,10 @@ from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import ReplicaId
 from services.broker.insync import InSyncSet
 from services.broker.replicas import FollowerTable, Replicas, Sender
-from tests.support.gates import HeldFlush
-from tests.support.leases import HELD, MemoryLease
-from tests.support.members import Member, living_member
-from tests.support.stores import WallClock
+from tests.support.cluster.leases import HELD, MemoryLease
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.gates import HeldFlush
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 FOLLOWER = ReplicaId(1, "store-1")

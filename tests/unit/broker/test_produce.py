@@ -22,10 +22,10 @@ from cometmq.member.storage.authority import Replicated
 from cometmq.member.storage.member_storage import Ticket
 from cometmq.model import FlushMode, ReplicationMode, SendStatus, TopicConfig
 from services.broker.produce import Accepted, Claim, ProduceHandler, ProducePolicy
-from tests.support.broker import encoded
-from tests.support.gates import HeldFlush
-from tests.support.members import Member, living_member
-from tests.support.stores import HOST
+from tests.support.cluster.broker import encoded
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.gates import HeldFlush
+from tests.support.stores.small_stores import HOST
 from tests.support.waiting import until
 
 

@@ -18,7 +18,7 @@ from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.log.commitlog import Chunk
 from services.broker import replicas as module
 from services.broker.replicas import MARKS_S, FollowerTable, Replicas
-from tests.support.stores import WallClock, append, open_store
+from tests.support.stores.small_stores import WallClock, append, open_store
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from cometmq.member.lease.lease_holder import Deposed
 from cometmq.model import EPOCH_LEAP_MAX
 from cometmq.telemetry import Rarely
 from services.broker.replication import Replication
-from tests.support.stores import WallClock
+from tests.support.stores.small_stores import WallClock
 
 
 class Told:

@@ -12,7 +12,7 @@ from cometmq.messaging.topics import TopicTable
 from cometmq.model import TopicConfig
 from cometmq.v1 import broker_pb2 as pb
 from services.broker.structured import StructuredBatch, StructuredEncoder
-from tests.support.stores import HOST, START_MS, WallClock
+from tests.support.stores.small_stores import HOST, START_MS, WallClock
 
 LIMITS = BatchLimits(body_bytes_max=1_000, batch_bytes_max=5_000, batch_count_max=20)
 V6 = record.host_bytes("fe80::1", 7)

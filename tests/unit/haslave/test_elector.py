@@ -12,8 +12,8 @@ from cometmq.member.lease.peers import Peers
 from cometmq.replication.election import Follow, Lead, Peer, ReplicaStatus
 from cometmq.replication.lease import LeaseRecord, Reason
 from services.haslave.elector import Elector
-from tests.support.leases import HELD, MemoryLease
-from tests.support.stores import WallClock
+from tests.support.cluster.leases import HELD, MemoryLease
+from tests.support.stores.small_stores import WallClock
 
 ME = ReplicaStatus("g1", 1, "store-1", "host:2", 3, 77)
 RELEASED = replace(HELD, released=True, transfer_to=1, log_end=77)

@@ -10,7 +10,7 @@ import pytest
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken
 from cometmq.v1 import member_pb2
 from services.haslave.following import Follower, Following
-from tests.support.stores import WallClock
+from tests.support.stores.small_stores import WallClock
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:

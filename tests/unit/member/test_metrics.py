@@ -13,7 +13,7 @@ from cometmq.member.metrics import DiskCollector, MemberCollector, MemberMetrics
 from cometmq.messaging.groups import MemberTable
 from cometmq.model import Position
 from services.broker.membership import Groups
-from tests.support.members import Member, living_member
+from tests.support.cluster.members import Member, living_member
 from tests.support.waiting import until
 
 NODE = {"cluster": "c", "node_type": "broker", "node_id": "g1"}

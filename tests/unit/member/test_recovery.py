@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cometmq.member.recovery import RecoveryGauges, RecoveryProgress
-from tests.support.stores import WallClock
+from tests.support.stores.small_stores import WallClock
 
 
 def test_progress_is_told_now_and_then_and_counted_always(

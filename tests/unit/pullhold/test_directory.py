@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cometmq.clock import SystemClock
 from services.pullhold.directory import Directory, Member, _merged, ranked
-from tests.support.fake_cluster import FakeBroker
+from tests.support.cluster.fake_cluster import FakeBroker
 
 
 def member(number: int, epoch: int, *, writes: bool = False) -> Member:

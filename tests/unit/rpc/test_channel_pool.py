@@ -17,7 +17,7 @@ from cometmq.rpc.channels import open_channel
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.server import RpcServer
-from tests.support.names import Names, dialled_by, silent_socket
+from tests.support.cluster.names import Names, dialled_by, silent_socket
 from tests.support.waiting import until
 
 # gRPC looks a name up again after 30 s.

@@ -20,7 +20,7 @@ from cometmq.rpc.secret import (
     open_secret,
     read_secrets,
 )
-from tests.support.stores import WallClock
+from tests.support.stores.small_stores import WallClock
 
 OLD, NEW = "o" * 16, "NewSecret/+=0123456789"
 NONCE, METHOD = b"n" * 32, "/a.Service/Method"

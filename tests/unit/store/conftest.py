@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.refusals import refusals_change_nothing  # noqa: F401
+from tests.support.stores.refusals import refusals_change_nothing  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

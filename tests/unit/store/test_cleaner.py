@@ -10,7 +10,7 @@ from cometmq.errors import DiskFull, MessageNotFound, StoreFailed
 from cometmq.format import queueunit
 from cometmq.store.cleaner import Pins
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     START_MS,
     FaultyFiles,

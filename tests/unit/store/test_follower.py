@@ -13,7 +13,7 @@ from cometmq.store.follower import FAR_BEHIND_BYTES, FollowerStore
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.metadata import identity
 from cometmq.store.writer import MessageStore
-from tests.support.copies import (
+from tests.support.stores.copies import (
     Watcher,
     assert_copied,
     copy_all,
@@ -22,7 +22,7 @@ from tests.support.copies import (
     two_epochs,
     whole_log,
 )
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     SMALL,
     FaultyFiles,

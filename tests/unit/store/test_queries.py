@@ -15,7 +15,7 @@ from cometmq.format.properties import encode
 from cometmq.store import queries
 from cometmq.store.queries import Boundary, KeySearch, offset_by_time, store_time_ms
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     HOST,
     LOG_FILE_BYTES,
     SMALL,

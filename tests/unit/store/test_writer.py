@@ -19,7 +19,7 @@ from cometmq.errors import (
 from cometmq.format import record
 from cometmq.format.taghash import java_hash
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     HOST,
     LOG_FILE_BYTES,
     SMALL,

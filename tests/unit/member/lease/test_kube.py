@@ -11,7 +11,7 @@ import yaml
 
 from cometmq.errors import LeaseUnavailable
 from cometmq.member.lease.kube import Access, KubeApi, access, from_kubeconfig
-from tests.support.lease_api import lease_api
+from tests.support.kube.lease_api import lease_api
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 PATH = "/apis/coordination.k8s.io/v1/namespaces/spaces/leases/a"

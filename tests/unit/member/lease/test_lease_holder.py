@@ -12,8 +12,8 @@ from cometmq.member.lease.lease_holder import Deposed, LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.replication.lease import ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import NO_WATERMARKS
-from tests.support.leases import HELD, TAKEN, MemoryLease
-from tests.support.stores import WallClock
+from tests.support.cluster.leases import HELD, TAKEN, MemoryLease
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 

@@ -16,7 +16,7 @@ from cometmq.replication.election import Peer
 from cometmq.replication.lease import LeaseRecord, ReplicaId
 from cometmq.store.base import BaseStore
 from cometmq.v1 import common_pb2, member_pb2, member_pb2_grpc
-from tests.support.stores import HOST, encoded, open_store
+from tests.support.stores.small_stores import HOST, encoded, open_store
 
 WRITER, FOLLOWER = common_pb2.MEMBER_ROLE_WRITER, common_pb2.MEMBER_ROLE_FOLLOWER
 

@@ -19,8 +19,8 @@ from cometmq.errors import ConfigInvalid, LeaseUnavailable
 from cometmq.member.lease import stores
 from cometmq.member.lease.kube import Access, KubeApi
 from cometmq.member.lease.stores import NOT_THERE, FileLease, KubernetesLease, open_lease
-from tests.support.lease_api import LeaseApi, lease_api
-from tests.support.lease_contract import HELD, Body, KubernetesContract, LeaseContract
+from tests.support.cluster.lease_contract import HELD, Body, KubernetesContract, LeaseContract
+from tests.support.kube.lease_api import LeaseApi, lease_api
 
 KEY = ("spaces", "broker-g1")
 

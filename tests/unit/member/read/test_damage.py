@@ -11,7 +11,7 @@ from cometmq.format.taghash import tags_code
 from cometmq.member.read.reader import PullAnswer, PullQuery
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position
-from tests.support.members import NEVER, Member, living_member
+from tests.support.cluster.members import NEVER, Member, living_member
 
 COUNT = 8
 

@@ -20,8 +20,8 @@ from cometmq.member.read.reader import PullAnswer, PullQuery
 from cometmq.messaging import inline_messages
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position, TopicConfig
-from tests.support.gates import ColdDisk
-from tests.support.members import NEVER, Member, living_member
+from tests.support.cluster.members import NEVER, Member, living_member
+from tests.support.stores.gates import ColdDisk
 from tests.support.waiting import until
 
 

@@ -15,7 +15,7 @@ from cometmq.member.read import search
 from cometmq.member.read.search import Finder, KeyQuery
 from cometmq.store.queries import PIECE_READS, Boundary
 from cometmq.store.writer import MessageStore
-from tests.support.members import Member, living_member
+from tests.support.cluster.members import Member, living_member
 from tests.support.waiting import until
 
 COUNT = 500  # messages of one key

@@ -20,7 +20,7 @@ from cometmq.member.rpc.arrivals_servicer import ArrivalCounts, ArrivalsServicer
 from cometmq.messaging.groups import MemberTable
 from cometmq.rpc.gate import Gate
 from cometmq.v1 import common_pb2, member_pb2
-from tests.support.members import Member, living_member
+from tests.support.cluster.members import Member, living_member
 from tests.support.waiting import until
 
 QUEUES = 8

@@ -14,8 +14,8 @@ from cometmq.member.state.adoption import read
 from cometmq.member.state.exports import Exporter
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.messaging.rocketmq_tables import OFFSETS, TOPICS, mark_of, parse
-from tests.support.broker import config_for
-from tests.support.stores import append
+from tests.support.cluster.broker import config_for
+from tests.support.stores.small_stores import append
 
 HOST = record.host_bytes("127.0.0.1", 10911)
 ORDERS = b'{"topicConfigTable":{"orders":{"readQueueNums":2,"writeQueueNums":2,"perm":6}}}'

@@ -18,8 +18,8 @@ from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, change_records
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.writer import MessageStore
-from tests.support.broker import config_for
-from tests.support.stores import HOST, WallClock, bodies, encoded
+from tests.support.cluster.broker import config_for
+from tests.support.stores.small_stores import HOST, WallClock, bodies, encoded
 
 T = TypeVar("T")
 

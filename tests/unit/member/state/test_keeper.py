@@ -21,9 +21,9 @@ from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
-from tests.support.gates import HeldFlush
-from tests.support.members import Member, living_member
-from tests.support.stores import WallClock
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.gates import HeldFlush
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 

@@ -17,9 +17,9 @@ from cometmq.messaging.state import STATE_TOPIC, change_records
 from cometmq.model import Position, TopicConfig
 from cometmq.replication.epoch_history import EpochBranch
 from cometmq.store.layout import offset_name
-from tests.support.broker import config_for
-from tests.support.members import living_member, opened
-from tests.support.stores import HOST, START_MS, WallClock, append
+from tests.support.cluster.broker import config_for
+from tests.support.cluster.members import living_member, opened
+from tests.support.stores.small_stores import HOST, START_MS, WallClock, append
 
 
 async def make(directory: Path, *, clean: bool = True) -> int:

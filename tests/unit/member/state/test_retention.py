@@ -17,8 +17,8 @@ from cometmq.member.state.statelog import keep_from, load
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.store.retention import Reason, RetentionRules, Space
-from tests.support.members import Member, living_member
-from tests.support.stores import START_MS, WallClock
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.small_stores import START_MS, WallClock
 from tests.support.waiting import until
 
 FILE_BYTES = 64 * 1024

@@ -21,7 +21,7 @@ from cometmq.messaging.state import (
 )
 from cometmq.model import TopicConfig
 from cometmq.store.writer import MessageStore
-from tests.support.stores import HOST, START_MS, append, open_store
+from tests.support.stores.small_stores import HOST, START_MS, append, open_store
 
 
 def write(store: MessageStore, state: BrokerState, *changes: Change) -> None:

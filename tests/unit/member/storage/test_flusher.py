@@ -12,7 +12,7 @@ import pytest
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, StoreFailed
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
-from tests.support.stores import WallClock
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 

@@ -12,7 +12,7 @@ from cometmq.errors import StoreFailed
 from cometmq.member.storage import index_thread
 from cometmq.member.storage.index_thread import IndexThread
 from cometmq.store.writer import MessageStore
-from tests.support.stores import FaultyFiles, append_keyed, open_store
+from tests.support.stores.small_stores import FaultyFiles, append_keyed, open_store
 from tests.support.waiting import until
 
 

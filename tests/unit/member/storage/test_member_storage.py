@@ -11,9 +11,9 @@ from cometmq.member.storage.member_storage import MemberStorage, Segment, readab
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
 from cometmq.store.writer import MessageStore
-from tests.support.broker import encoded
-from tests.support.members import NEVER, Member, SetAuthority, living_member, opened
-from tests.support.stores import HOST, WallClock, open_store
+from tests.support.cluster.broker import encoded
+from tests.support.cluster.members import NEVER, Member, SetAuthority, living_member, opened
+from tests.support.stores.small_stores import HOST, WallClock, open_store
 from tests.support.waiting import until
 
 A, C, S = ("A", 0), ("C", 0), ("S", 0)

@@ -19,7 +19,7 @@ from cometmq.store.disk.files import (
     store_error,
     write_zeros,
 )
-from tests.support.stores import FaultyFiles
+from tests.support.stores.small_stores import FaultyFiles
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from cometmq.errors import StoreForeignFile
 from cometmq.store.disk.files import OsFiles
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.layout import offset_name
-from tests.support.stores import FaultyFiles
+from tests.support.stores.small_stores import FaultyFiles
 
 SIZE = 100
 

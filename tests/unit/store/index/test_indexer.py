@@ -14,8 +14,8 @@ from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import File, StrPath
 from cometmq.store.index import indexer
 from cometmq.store.writer import MessageStore
-from tests.support.copies import copy_all, open_copy
-from tests.support.stores import (
+from tests.support.stores.copies import copy_all, open_copy
+from tests.support.stores.small_stores import (
     SMALL,
     START_MS,
     FaultyFile,

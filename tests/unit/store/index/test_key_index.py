@@ -12,7 +12,7 @@ from cometmq.format.indexfile import Key, Keys, Sizes
 from cometmq.store import layout
 from cometmq.store.disk.files import Mapping, OsFiles, StrPath
 from cometmq.store.index.key_index import KeyIndex
-from tests.support.stores import START_MS, FaultyFiles
+from tests.support.stores.small_stores import START_MS, FaultyFiles
 
 SIZES = Sizes(hash_slots=4, entries=8)  # seven keys a file
 

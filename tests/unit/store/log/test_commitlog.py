@@ -9,7 +9,7 @@ from cometmq.format import record
 from cometmq.store.layout import StorePaths, offset_name
 from cometmq.store.log import commitlog
 from cometmq.store.log.commitlog import CommitLog
-from tests.support.stores import FaultyFile, FaultyFiles, append, open_store
+from tests.support.stores.small_stores import FaultyFile, FaultyFiles, append, open_store
 
 SIZE = 4096
 

@@ -12,7 +12,7 @@ from cometmq.store.disk.segments import Segments
 from cometmq.store.layout import offset_name
 from cometmq.store.log import scan
 from cometmq.store.log.scan import LogScan, find_good, first_damage, found_at
-from tests.support.stores import LOG_FILE_BYTES, append, open_store
+from tests.support.stores.small_stores import LOG_FILE_BYTES, append, open_store
 
 COUNT = 40
 

@@ -14,7 +14,7 @@ from cometmq.store.disk.files import OsFiles
 from cometmq.store.disk.segments import Segment
 from cometmq.store.log.transient import TransientBuffer
 from cometmq.store.writer import MessageStore
-from tests.support.stores import SMALL, FaultyFiles, append, bodies, open_store
+from tests.support.stores.small_stores import SMALL, FaultyFiles, append, bodies, open_store
 
 POOLED = replace(SMALL, transient_bytes_max=4096)
 FILE_BYTES = 1024

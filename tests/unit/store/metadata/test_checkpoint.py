@@ -7,7 +7,7 @@ import pytest
 from cometmq.errors import StoreDamaged
 from cometmq.store.metadata.checkpoint import Checkpoint, CheckpointFile, decode, load
 from cometmq.store.metadata.recovery_point import QueueTotals, RecoveryPoint
-from tests.support.stores import FaultyFiles
+from tests.support.stores.small_stores import FaultyFiles
 
 
 def test_the_bytes_are_rocketmqs() -> None:

@@ -10,7 +10,7 @@ from cometmq.errors import DiskFull, StoreDamaged
 from cometmq.format import queueunit
 from cometmq.store.disk.segments import Segment
 from cometmq.store.queues.consumequeue import ConsumeQueue
-from tests.support.stores import FaultyFiles
+from tests.support.stores.small_stores import FaultyFiles
 
 PER_FILE = 8
 FILE_BYTES = PER_FILE * 20

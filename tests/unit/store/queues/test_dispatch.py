@@ -9,7 +9,7 @@ from cometmq.format import queueunit
 from cometmq.store.disk.files import StrPath
 from cometmq.store.layout import StorePaths, offset_name
 from cometmq.store.queues.dispatch import Dispatcher
-from tests.support.stores import FaultyFiles
+from tests.support.stores.small_stores import FaultyFiles
 
 FILE_BYTES = 160
 UNIT = queueunit.pack(0, 10, 0)

@@ -12,7 +12,14 @@ from cometmq.store.follower import FollowerStore
 from cometmq.store.layout import StorePaths
 from cometmq.store.recovery.adoption import remove_leftovers
 from cometmq.store.writer import MessageStore
-from tests.support.stores import SMALL, FaultyFiles, WallClock, append, bodies, open_store
+from tests.support.stores.small_stores import (
+    SMALL,
+    FaultyFiles,
+    WallClock,
+    append,
+    bodies,
+    open_store,
+)
 
 TABLE = b'{"offsetTable":{"a@b":{0:1}}}'
 OURS = b'{"offsetTable":{},"cometmq": {"epoch": 1, "position": 0}}'

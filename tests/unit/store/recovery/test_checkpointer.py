@@ -5,7 +5,7 @@ from pathlib import Path
 from cometmq.store.log.commitlog import Span
 from cometmq.store.recovery.checkpointer import RecoveryPointWriter
 from cometmq.store.writer import MessageStore
-from tests.support.stores import append, open_store
+from tests.support.stores.small_stores import append, open_store
 
 
 def marker_of(store: MessageStore) -> RecoveryPointWriter:

@@ -17,7 +17,7 @@ from cometmq.store.metadata.reserve import COPIES, RESERVE_BYTES
 from cometmq.store.recovery import checkpointer
 from cometmq.store.recovery.opening import StoreOptions
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SMALL,

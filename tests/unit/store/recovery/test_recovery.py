@@ -12,7 +12,7 @@ from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.recovery.recovery import cut_tail
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SMALL,

@@ -12,7 +12,7 @@ from cometmq.store.log.scan import Stretch
 from cometmq.store.log.units import LOST_TOPIC
 from cometmq.store.queues.dispatch import Dispatcher
 from cometmq.store.recovery.replay import LastRecord, Loss, OutOfStep, Replay
-from tests.support.stores import Deletions, encoded
+from tests.support.stores.small_stores import Deletions, encoded
 
 SIZE = 100
 

@@ -7,7 +7,7 @@ import pytest
 from cometmq.errors import MessageNotFound, QueueNotFound, StoreDamaged, StoreForeignFile
 from cometmq.store.layout import offset_name
 from cometmq.store.repair import dump
-from tests.support.stores import START_MS, append, open_store
+from tests.support.stores.small_stores import START_MS, append, open_store
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cometmq.store.layout import offset_name
 from cometmq.store.recovery.replay import Loss
 from cometmq.store.repair.repair import Accepted, Repaired, repair
 from cometmq.store.repair.verify import Report, verify
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     INDEX_SIZES,
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,

@@ -15,7 +15,7 @@ from cometmq.store.repair import verify as verify_module
 from cometmq.store.repair.repair import Accepted, repair
 from cometmq.store.repair.verify import Report, by_area, verify
 from cometmq.store.writer import MessageStore
-from tests.support.stores import (
+from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     Deletions,

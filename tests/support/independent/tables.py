@@ -1,0 +1,149 @@
+"""The exports of the state as ``docs/format/snapshots.md`` tells them: a part of the independent
+reader (:mod:`tests.support.independent.reader`), with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.independent.changes import TOPIC_KINDS, Json, changes_of
+from tests.support.independent.fastjson import read_fastjson
+from tests.support.independent.files import Epoch, entries
+from tests.support.independent.log import Log
+from tests.support.independent.record import expect
+from tests.support.independent.state import State, rebuild
+
+
+def print_rocketmq_json(value: Any, indent: str = "\n") -> str:
+    """As RocketMQ's library prints it: tabs, ascending keys, numeric ones without quotes."""
+    if not isinstance(value, dict) or not value:
+        return json.dumps(value)
+    rows = []
+    for key in sorted(value, key=lambda key: (key.isdigit(), int(key) if key.isdigit() else key)):
+        name = key if key.isdigit() else json.dumps(key)
+        rows.append(f"{indent}\t{name}:{print_rocketmq_json(value[key], indent + chr(9))}")
+    return "{" + ",".join(rows) + indent + "}"
+
+
+def topics_export(state: State) -> Json:
+    return {
+        name: {
+            "attributes": {},
+            "order": False,
+            "perm": topic.permission,
+            "readQueueNums": topic.read_queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": name,
+            "topicSysFlag": 0,
+            "writeQueueNums": topic.write_queues,
+        }
+        for name, topic in state.topics.items()
+    }
+
+
+GROUP_NAMES = {
+    "c": "consumeEnable",
+    "m": "consumeFromMinEnable",
+    "b": "consumeBroadcastEnable",
+    "rq": "retryQueueNums",
+    "rt": "retryMaxTimes",
+    "i": "brokerId",
+    "s": "whichBrokerWhenConsumeSlowly",
+    "y": "notifyConsumerIdsChangedEnable",
+}
+
+
+def groups_export(state: State) -> Json:
+    return {
+        name: {"groupName": name, **{GROUP_NAMES[key]: kept for key, kept in settings.items()}}
+        for name, settings in state.groups.items()
+    }
+
+
+def offsets_export(state: State) -> Json:
+    table: Json = {}
+    for group, topic, queue_id in state.offsets:
+        queues = table.setdefault(f"{topic}@{group}", {})
+        queues[str(queue_id)] = state.resumes_at((group, topic, queue_id))
+    return table
+
+
+def delays_export(state: State) -> Json:
+    return {str(level): offset for level, offset in state.delays.items()}
+
+
+EXPORTS: Mapping[str, tuple[str, Callable[[State], Json]]] = {
+    "topics.json": ("topicConfigTable", topics_export),
+    "subscriptionGroup.json": ("subscriptionGroupTable", groups_export),
+    "consumerOffset.json": ("offsetTable", offsets_export),
+    "delayOffset.json": ("offsetTable", delays_export),
+}
+
+
+class Tables:
+    """``config/*.json``, those that are there; beside each what it was before, as ``.bak``."""
+
+    def __init__(self, folder: Path, log: Log, epochs: Sequence[Epoch], clean: bool) -> None:
+        self._log = log
+        self._starts = {epoch.number: epoch.start for epoch in epochs}
+        self._clean = clean
+        self.files: dict[str, Json] = {}
+        for path in entries(folder):
+            if path.name in EXPORTS:
+                self.files[path.name] = self._export(path)
+            elif path.name.removesuffix(".bak") in EXPORTS:
+                expect(path.with_suffix("").exists(), path, "what is it the elder of?")
+            else:  # RocketMQ has more tables, and they stay
+                expect(bool(log.foreign), path, "a name that does not belong here")
+
+    def _export(self, path: Path) -> Json:
+        """A file shows the state at its position, in the form that RocketMQ gives it."""
+        table, export = EXPORTS[path.name]
+        text = path.read_text(encoding="utf-8")
+        parsed: Json = read_fastjson(text.encode())
+        expect(print_rocketmq_json(parsed) == text, path, "another form than RocketMQ's")
+        expect(set(parsed) == {"cometmq", "dataVersion", table}, path, f"has {sorted(parsed)}")
+        made, version = parsed["cometmq"], parsed["dataVersion"]
+        expect(set(made) == {"epoch", "position"}, path, f"cometmq {made}")
+        expect(set(version) == {"counter", "stateVersion", "timestamp"}, path, f"{version}")
+        expect(version["stateVersion"] == 0, path, f"state version {version['stateVersion']}")
+        if self._clean or made["position"] <= self._log.end:
+            self._expect_state(path, parsed, table, export)
+        return parsed
+
+    def _expect_state(
+        self, path: Path, parsed: Json, table: str, export: Callable[[State], Json]
+    ) -> None:
+        epoch, position = parsed["cometmq"]["epoch"], parsed["cometmq"]["position"]
+        expect(position <= self._log.end, path, f"position {position} is behind the log's end")
+        expect(epoch in self._starts, path, f"epoch {epoch} is not known")
+        shown, begun = self._state_at(position), self._state_at(self._starts[epoch])
+        if shown is None:
+            return  # the copies before that place went with older log files
+        same = parsed[table] == export(shown)
+        expect(same or (export is offsets_export and not self._clean), path, "not its state")
+        if begun is not None:
+            self._expect_counter(path, parsed["dataVersion"]["counter"], begun, epoch, position)
+
+    def _expect_counter(
+        self, path: Path, counter: int, begun: State, epoch: int, position: int
+    ) -> None:
+        """The changes of topics that the writer has applied since it began to read the state; they
+        are more when it took tables over.
+        """
+        for record in self._log.state.records:
+            if self._starts[epoch] <= record.log_offset < position and record.tag == "CHANGE":
+                kinds = [change["k"] for change in changes_of(record)]
+                begun.topic_changes += sum(kind in TOPIC_KINDS for kind in kinds)
+        more = self._starts[epoch] in self._log.adoptions and counter > begun.topic_changes
+        right = counter == begun.topic_changes or more
+        expect(right, path, f"counter {counter} of {begun.topic_changes}")
+
+    def _state_at(self, position: int) -> State | None:
+        """The state that the records before a log offset give; None when they are gone."""
+        if position < self._log.row.start:
+            return None
+        return rebuild([one for one in self._log.state.records if one.log_offset < position])
