@@ -29,8 +29,8 @@ from cometmq.admin import local
 from cometmq.admin.local import LocalProcess
 from cometmq.client.connections import Connections
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.tasks import Tasks
 from cometmq.rpc.channels import open_channel
+from cometmq.rpc.tasks import Tasks
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 CLIENT_COUNT = 1_000

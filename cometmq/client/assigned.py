@@ -12,9 +12,9 @@ from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
-from cometmq.client.tasks import Tasks, stop_all
 from cometmq.errors import CometError, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
+from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
 
 PASS_FILTERED_S_MAX = 1.0

@@ -12,18 +12,19 @@ from typing import TypeAlias
 
 from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
-from cometmq.client.connections import Connections, Stream, read, read_first, write
+from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
 from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
-from cometmq.client.tasks import Tasks, stop_all
 from cometmq.clock import Clock
 from cometmq.errors import CometError, InternalError, PeerUnavailable, Retry, SendTimeout
 from cometmq.model import QueueRef, SendStatus
 from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.retry import Backoff
+from cometmq.rpc.streams import Stream, read, read_first, write
+from cometmq.rpc.tasks import Tasks, race
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
@@ -144,21 +145,13 @@ class BrokerSender:
 
     async def _exchange(self, call: SendStream, writer: namesrv_pb2.Member) -> None:
         """Works on the stream until it ends; raises why."""
-        tasks = [
-            asyncio.create_task(loop, name=f"{what} {self.broker_group}")
-            for what, loop in (
-                ("read answers of", self._read(call)),
-                ("write batches to", self._write(call)),
-                ("watch answers of", self._watch_answers()),
-                ("watch the writer of", self._routes.until_deposed(writer)),
-            )
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await stop_all(tasks)
-        for task in done:
-            task.result()
+        await race(
+            self._read(call),
+            self._write(call),
+            self._watch_answers(),
+            self._routes.until_deposed(writer),
+            name=f"send to {self.broker_group}",
+        )
 
     async def _read(self, call: SendStream) -> None:
         while (response := await read(call)) is not None:

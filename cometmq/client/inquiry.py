@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from cometmq.client.connections import Connections, ask
+from cometmq.client.connections import Connections
 from cometmq.errors import CometError
+from cometmq.rpc.streams import ask
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
 ANSWER_S = 1.0

@@ -18,9 +18,9 @@ from typing import Any, Protocol, cast
 from cometmq.client.messages import ConsumeResult, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.progress import Run
-from cometmq.client.tasks import Tasks
 from cometmq.errors import InvalidRequest
 from cometmq.rpc.retry import BackoffPolicy
+from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
 
 Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | None]]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from cometmq.client.connections import Connections, ask
+from cometmq.client.connections import Connections
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.sources import Sources
 from cometmq.errors import CometError, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
+from cometmq.rpc.streams import ask
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 QUEUES_PER_CALL_MAX = 4096

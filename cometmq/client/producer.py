@@ -19,7 +19,6 @@ from cometmq.client.names import check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import AUTO_CREATE_TOPIC, auto_created_queues, writable_queues, writers
-from cometmq.client.tasks import Tasks
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
     ClientClosed,
@@ -31,6 +30,7 @@ from cometmq.errors import (
 )
 from cometmq.model import Message, QueueRef, check_queue
 from cometmq.rpc.retry import Backoff
+from cometmq.rpc.tasks import Tasks, race
 from cometmq.v1 import namesrv_pb2
 
 _TICK_S = 0.05  # how often deadlines and routes are looked at
@@ -242,16 +242,8 @@ class Producer:
     ) -> None:
         """Waits until one of the senders has opened its first stream. PeerUnavailable."""
         lanes = {writer.sender for writer in queue_writers}
-        waits = [asyncio.ensure_future(sender.opened.wait()) for sender in lanes]
         timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        try:
-            done, _ = await asyncio.wait(
-                waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if not done:
+        if not await race(*(sender.opened.wait() for sender in lanes), timeout_s=timeout_s):
             groups = ", ".join(sorted(sender.broker_group for sender in lanes))
             raise PeerUnavailable(f"No broker answers: {groups}.")
         self._check_open()

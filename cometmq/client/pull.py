@@ -19,10 +19,10 @@ from cometmq.client.offsets import Bounds, BrokerCalls
 from cometmq.client.options import PullConsumerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
-from cometmq.client.tasks import Tasks, stop_all
 from cometmq.errors import ClientClosed, CometError, InvalidRequest, QueueNotFound, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff
+from cometmq.rpc.tasks import Tasks, stop_all
 
 Answer = TypeVar("Answer")
 

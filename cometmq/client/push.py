@@ -22,10 +22,10 @@ from cometmq.client.options import PushConsumerOptions, backoff_policy, options_
 from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
-from cometmq.client.tasks import Tasks, stop_all, wait_at_most
 from cometmq.errors import ClientClosed, CometError, Retry, TopicNotFound
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
 _log = logger(__name__)

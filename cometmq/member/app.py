@@ -42,6 +42,7 @@ from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.server import join_address
+from cometmq.rpc.tasks import race
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 
 log = logging.getLogger(__name__)
@@ -147,12 +148,7 @@ class MemberApp(ABC):
 
     async def until(self, stop: StopSignal) -> RoleChange | None:
         """Wait for a signal to stop (None), or for the end of this role."""
-        waits = [asyncio.ensure_future(wait) for wait in (stop.wait(), self._ended.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await race(stop.wait(), self._ended.wait())
         if stop.is_set and self._change is None:
             await self._retire()
         return None if stop.is_set else self._change

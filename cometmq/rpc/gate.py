@@ -6,6 +6,7 @@ One gate is shared by all servers of a process. A server asks it once per call; 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from cometmq.errors import BrokerDraining, BrokerStarting, CometError
 
@@ -34,7 +35,7 @@ class Gate:
             self._refusal = None
 
     def drain(self) -> None:
-        """Refuse new calls from now on and wake everyone in :meth:`wait_draining`."""
+        """Refuse new calls from now on and end what waits in :meth:`when_draining`."""
         self._refusal = BrokerDraining("the process is stopping")
         self._draining.set()
 
@@ -43,6 +44,7 @@ class Gate:
         if self._refusal is not None:
             raise self._refusal
 
-    async def wait_draining(self) -> None:
-        """Return once the process drains: streams that live long end themselves then."""
+    async def when_draining(self, end: Callable[[], object]) -> None:
+        """Calls ``end`` once the process drains: streams that live long end themselves then."""
         await self._draining.wait()
+        end()

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
@@ -26,6 +26,7 @@ from cometmq.rpc.channels import follow_addresses, open_channel, parse_addresses
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
+from cometmq.rpc.tasks import race
 from cometmq.telemetry import Rarely, fields, logger
 from cometmq.v1 import namesrv_pb2_grpc
 
@@ -152,7 +153,7 @@ class Registrar:
                 if not self._untried:
                     self._all_tried.set()
                 lost = [_until_lost(channel), self._until_forgotten(stub, address)] if told else []
-                await _wait_for_any(wait_s, wake.wait(), *lost)
+                await race(wake.wait(), *lost, timeout_s=wait_s)
 
     def _open(self, address: str) -> grpc.aio.Channel:
         return open_channel(address, self._secret, insist=False)
@@ -189,13 +190,3 @@ async def _until_lost(channel: grpc.aio.Channel) -> None:
         await channel.wait_for_state_change(ready)
     else:
         await asyncio.sleep(LOST_ALREADY_S)
-
-
-async def _wait_for_any(timeout_s: float, *waits: Coroutine[Any, Any, object]) -> None:
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

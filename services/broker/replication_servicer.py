@@ -80,7 +80,7 @@ class ReplicationServicer:
         with self._replicas.join(replica_id, start) as sender:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_acks(sender, context))
-                draining = tasks.create_task(self._end_when_draining())
+                draining = tasks.create_task(self._gate.when_draining(self._gate.check))
                 while (frame := await sender.next_frame()) is not None:
                     await context.write(self._packed(frame))
                 if not sender.has_let_go:
@@ -111,10 +111,6 @@ class ReplicationServicer:
 
     def _packed(self, frame: Frame) -> bytes:
         return pack(frame, self._store.epoch, self._replicas.clock.wall_ms())
-
-    async def _end_when_draining(self) -> None:
-        await self._gate.wait_draining()
-        self._gate.check()
 
     def _checked(self, hello: member_pb2.FollowerHello, replica_id: ReplicaId) -> LogView:
         versions = (hello.protocol_version, hello.format_version)

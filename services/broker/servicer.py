@@ -77,7 +77,7 @@ class BrokerServicer(ReadServicer):
         with self._metrics.producer_connections.track_inprogress():
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_batches(context, born_host, answers, room))
-                stopping = tasks.create_task(self._cancel_when_draining(reading))
+                stopping = tasks.create_task(self._gate.when_draining(reading.cancel))
                 while (answer := await answers.get()) is not None:
                     result = await self._batch_result(*answer)
                     await context.write(broker_pb2.SendStreamResponse(result=result))
@@ -131,10 +131,6 @@ class BrokerServicer(ReadServicer):
             store_time_ms=appended.store_time_ms,
             status=convert.status_proto(status),
         )
-
-    async def _cancel_when_draining(self, reading: asyncio.Task[None]) -> None:
-        await self._gate.wait_draining()
-        reading.cancel()
 
     def _opened(self, born_host: bytes) -> broker_pb2.SendStreamOpened:
         born_address, born_port = ip_and_port(born_host)
@@ -201,7 +197,7 @@ class BrokerServicer(ReadServicer):
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_subscriptions(context, stream))
-                stopping = tasks.create_task(self._end_when_draining(stream))
+                stopping = tasks.create_task(self._gate.when_draining(stream.end))
                 async for view in stream.views():
                     await context.room(len(view.members) * MEMBER_BYTES_USUAL)
                     members = convert.members_proto(view)
@@ -217,10 +213,6 @@ class BrokerServicer(ReadServicer):
         while (request := await context.read()) is not grpc.aio.EOF:
             subscriptions = [convert.subscription(s) for s in request.subscriptions]
             stream.subscribe(request.group, request.client_id, subscriptions)
-        stream.end()
-
-    async def _end_when_draining(self, stream: MemberStream) -> None:
-        await self._gate.wait_draining()
         stream.end()
 
     async def CommitOffsets(

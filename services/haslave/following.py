@@ -13,9 +13,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-
-import grpc
+from typing import TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, ReplicationBroken, VersionUnsupported
@@ -37,12 +35,14 @@ from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
+from cometmq.rpc.streams import Stream, read
+from cometmq.rpc.tasks import race, stop_all
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2, member_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-Stream = Any  # grpc.aio.StreamStreamCall of the method's messages
+Replicate: TypeAlias = "Stream[member_pb2.ReplicateRequest, member_pb2.ReplicateResponse]"
 
 # A frame that brought nothing but positions is answered when the last answer is so old.
 ANSWER_MS = 250
@@ -157,16 +157,9 @@ class Following:
                 await self._readdressed.wait()
 
     async def _until_readdressed(self, address: str, backoff: Backoff) -> None:
-        streaming = asyncio.ensure_future(self._stream_from(address, backoff))
-        readdressed = asyncio.ensure_future(self._readdressed.wait())
         try:
-            await asyncio.wait((streaming, readdressed), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
+            await race(self._stream_from(address, backoff), self._readdressed.wait())
         finally:
-            for task in (streaming, readdressed):
-                task.cancel()
-            await asyncio.gather(streaming, readdressed, return_exceptions=True)
             self.connected = False
 
     # --- one stream -------------------------------------------------------------------------------
@@ -181,7 +174,7 @@ class Following:
             finally:
                 call.cancel()
 
-    async def _agree(self, call: Stream) -> None:
+    async def _agree(self, call: Replicate) -> None:
         view, hello = await self._hello()
         with suppress(asyncio.InvalidStateError):  # the call has ended already; reading tells why
             await call.write(member_pb2.ReplicateRequest(hello=hello))
@@ -242,7 +235,7 @@ class Following:
             last_record_crc32=view.last_crc32,
         )
 
-    async def _copy(self, call: Stream, backoff: Backoff) -> None:
+    async def _copy(self, call: Replicate, backoff: Backoff) -> None:
         acking = asyncio.ensure_future(self._tell(call))
         try:
             while True:
@@ -254,8 +247,7 @@ class Following:
                 backoff.reset()  # not before: a writer may agree, and then not let us in
                 self._missed = None
         finally:
-            acking.cancel()
-            await asyncio.gather(acking, return_exceptions=True)
+            await stop_all([acking])
 
     async def _take(self, chunk: member_pb2.LogChunk) -> None:
         data = chunk.data  # each time it is asked for it is copied
@@ -292,7 +284,7 @@ class Following:
             if crc32(data) != chunk.data_crc32:
                 raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
 
-    async def _tell(self, call: Stream) -> None:
+    async def _tell(self, call: Replicate) -> None:
         told, told_ms = (-1, -1, False), -ANSWER_MS
         taken = self._taken
         marks = self._storage.watermarks
@@ -313,13 +305,12 @@ class Following:
                 taken.clear()
 
 
-async def _read(call: Stream) -> member_pb2.ReplicateResponse:
+async def _read(call: Replicate) -> member_pb2.ReplicateResponse:
     try:
         async with asyncio.timeout(SILENCE_S_MAX):
-            response = await call.read()
+            response = await read(call)
     except TimeoutError:
         raise PeerUnavailable(f"the writer was silent for {SILENCE_S_MAX:g} s") from None
-    if not isinstance(response, member_pb2.ReplicateResponse):
-        assert response is grpc.aio.EOF
+    if response is None:
         raise PeerUnavailable("the writer ended the stream")
     return response

@@ -22,6 +22,7 @@ from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
+from cometmq.rpc.tasks import race, stop_all
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
@@ -197,22 +198,18 @@ class Link:
         self.pulls.connect(peer)
         self._changes.watch_only(self._holds.queues.of(self.broker_group))
         stream = peer.watch()
-        parts = [
-            self._read(stream, backoff),
-            self._changes.send_on(stream),
-            self._check(peer),
-            until_better(self._directory, self.broker_group, member, self._policy.secret),
-        ]
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
+            await race(
+                self._read(stream, backoff),
+                self._changes.send_on(stream),
+                self._check(peer),
+                until_better(self._directory, self.broker_group, member, self._policy.secret),
+            )
         finally:
             self.address = ""
             self.pulls.disconnect()
             self._holds.lose_watch(self.broker_group, self._clock.monotonic_s())
             stream.cancel()
-            await _end(tasks)
             await self.pulls.finish()
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
@@ -321,12 +318,6 @@ async def _answers(
     return True
 
 
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class Brokers:
     """All links; a link lives as long as its queues are waited for."""
 
@@ -379,7 +370,7 @@ class Brokers:
     async def _close(self, broker_group: str) -> None:
         link = self._links.pop(broker_group)
         await link.pulls.close()
-        await _end([self._tasks.pop(broker_group)])
+        await stop_all([self._tasks.pop(broker_group)])
 
     async def close(self) -> None:
         """End all links."""

@@ -18,6 +18,7 @@ from cometmq.rpc.channels import Resolver
 from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import BackoffPolicy
+from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import (
     broker_pb2,
     broker_pb2_grpc,
@@ -117,9 +118,7 @@ class Directory:
                     with suppress(CometError):
                         told.append(task.result())
         finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+            await stop_all(pending)
         return told
 
     async def _ask(self, address: str) -> Members:

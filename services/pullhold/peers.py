@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeAlias
 
-import grpc
-
 from cometmq.errors import CometError, PeerUnavailable, PeerUnproven, Unauthenticated
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import from_proto, wire_errors
 from cometmq.rpc.registrar import Call
 from cometmq.rpc.secret import SharedSecret
+from cometmq.rpc.streams import read, write
+from cometmq.rpc.tasks import stop_all
 from cometmq.telemetry import fields
 from cometmq.v1 import (
     broker_pb2,
@@ -173,7 +173,8 @@ class PullLane:
             async with asyncio.timeout(CALL_DEADLINE_S):
                 async with self._writing:
                     self._waiting.append(answer)
-                    await _write(self._call, member_pb2.PullStreamRequest(pull=request))
+                    with _internal_errors():
+                        await write(self._call, member_pb2.PullStreamRequest(pull=request))
                 return await answer
         except TimeoutError:
             self._break(PeerUnavailable("the broker does not answer pulls"))
@@ -183,8 +184,8 @@ class PullLane:
         try:
             while True:
                 with _internal_errors():
-                    response = await self._call.read()
-                if response is grpc.aio.EOF:
+                    response = await read(self._call)
+                if response is None:
                     raise PeerUnavailable("the broker ended the stream")
                 self._take(response)
         except CometError as error:
@@ -212,8 +213,7 @@ class PullLane:
 
     async def close(self) -> None:
         self._break(PeerUnavailable("the link is closed"))
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        await stop_all([self._reading])
 
 
 @contextmanager
@@ -222,21 +222,12 @@ def _internal_errors() -> Iterator[None]:
     why a broker cannot be reached, have none.
     """
     try:
-        with wire_errors():
-            yield
+        yield
     except PeerUnproven:  # which the log has been told
         raise PeerUnavailable("the broker did not prove itself to this pullhold") from None
     except Unauthenticated as error:
         _log.warning("a broker takes no calls from here", extra=fields(error=error))
         raise PeerUnavailable("the broker refuses this pullhold: see its log") from None
-
-
-async def _write(call: Any, message: Any) -> None:
-    try:
-        with _internal_errors():
-            await call.write(message)
-    except asyncio.InvalidStateError:  # the call has ended meanwhile; the reader is told why
-        raise PeerUnavailable("the stream has ended") from None
 
 
 class ArrivalStream:
@@ -253,13 +244,14 @@ class ArrivalStream:
             inline_wanted=map(_queue_proto, change.want),
             inline_deliveries=change.delivered,
         )
-        await _write(self._call, request)
+        with _internal_errors():
+            await write(self._call, request)
 
     async def read(self) -> list[ArrivalUpdate]:
         """What is told next. Raises the error that ends the stream."""
         with _internal_errors():
-            response = await self._call.read()
-        if response is grpc.aio.EOF:
+            response = await read(self._call)
+        if response is None:
             raise PeerUnavailable("the broker ended the stream")
         return [self._told(arrival) for arrival in response.arrivals]
 

@@ -12,6 +12,7 @@ from functools import partial
 from cometmq.clock import Clock
 from cometmq.errors import CometError
 from cometmq.messaging.pull import BYTES_MAX
+from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
 from services.pullhold.holds import Holds
@@ -67,9 +68,7 @@ class Pulls:
 
     async def close(self) -> None:
         """Cancel the pulls; their holds have ended."""
-        for task in list(self._running):
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await stop_all(self._running)
 
     def pull(self, holds: Iterable[Hold]) -> None:
         """Pull for these, which are PULLING, each when its turn comes."""

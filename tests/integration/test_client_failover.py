@@ -27,10 +27,10 @@ from cometmq.client import (
     routes,
 )
 from cometmq.client.connections import Connections
-from cometmq.client.tasks import Tasks
 from cometmq.errors import NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc import channel_pool
 from cometmq.rpc.retry import Backoff, BackoffPolicy
+from cometmq.rpc.tasks import Tasks
 from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer
 from tests.support.cluster.names import Names, Relay, dialled_by, silent_socket
 from tests.support.waiting import until

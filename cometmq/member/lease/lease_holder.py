@@ -20,6 +20,7 @@ from cometmq.replication.epochs import Epoch
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
+from cometmq.rpc.tasks import stop_all
 from cometmq.telemetry import OutageLogger, fields
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,7 @@ class LeaseHolder:
         try:
             yield
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+            await stop_all([renewing])
 
     async def _renew(self) -> None:
         async with self._one_at_a_time:

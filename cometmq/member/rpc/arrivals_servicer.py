@@ -75,7 +75,7 @@ class ArrivalsServicer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tell(watch, woken, context))
-                tasks.create_task(self._end_when_draining())
+                tasks.create_task(self._gate.when_draining(self._gate.check))
                 while (request := await context.read()) is not grpc.aio.EOF:
                     self._take(watch, request)
         finally:
@@ -116,10 +116,6 @@ class ArrivalsServicer:
                 size_bytes += len(arrival.inline_messages.records)
         self._counts.sent_along(size_bytes)
         return arrivals
-
-    async def _end_when_draining(self) -> None:
-        await self._gate.wait_draining()
-        self._gate.check()
 
 
 def _check_delivered(one: member_pb2.InlineDelivery) -> None:

@@ -28,7 +28,7 @@ class PullsServicer:
 
     async def PullStream(self, request_iterator: object, context: Context) -> None:
         async with asyncio.TaskGroup() as tasks:
-            draining = tasks.create_task(self._end_when_draining())
+            draining = tasks.create_task(self._gate.when_draining(self._gate.check))
             while (request := await context.read()) is not grpc.aio.EOF:
                 await context.write(await self._answer(request.pull, context))
             draining.cancel()
@@ -40,7 +40,3 @@ class PullsServicer:
             return member_pb2.PullStreamResponse(response=await self._pull(request, context))
         except CometError as error:
             return member_pb2.PullStreamResponse(error=to_proto(error))
-
-    async def _end_when_draining(self) -> None:
-        await self._gate.wait_draining()
-        self._gate.check()

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from cometmq.client.listener import Listener, Work, Workers
 from cometmq.client.messages import ConsumeResult, ReceivedMessage
 from cometmq.client.progress import Progress, Run
-from cometmq.client.tasks import Tasks
 from cometmq.format.record import decode, encode
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
+from cometmq.rpc.tasks import Tasks
 
 QUEUE = QueueRef("T", 0, "g")
 HOST = bytes(8)

@@ -32,10 +32,12 @@ def test_a_draining_gate_never_opens_again() -> None:
         gate.check()
 
 
-async def test_who_waits_for_draining_is_woken() -> None:
+async def test_a_stream_is_ended_when_the_process_drains() -> None:
     gate = Gate()
-    waiting = asyncio.create_task(gate.wait_draining())
+    ended = asyncio.Event()
+    waiting = asyncio.create_task(gate.when_draining(ended.set))
     await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not ended.is_set()
     gate.drain()
     await waiting
+    assert ended.is_set()

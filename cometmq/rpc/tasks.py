@@ -12,7 +12,7 @@ _log = logger(__name__)
 
 
 class Tasks:
-    """The background tasks of one client."""
+    """The background tasks of one owner."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -60,6 +60,22 @@ async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.exception()  # looked at: whoever stops a task no longer cares
     if cancelled is not None:
         raise cancelled
+
+
+async def race(
+    *work: Coroutine[Any, Any, object], name: str | None = None, timeout_s: float | None = None
+) -> bool:
+    """Runs ``work`` side by side until one part ends, then stops the others and waits until they
+    are gone. Raises what the first one raised. False: the time is over first.
+    """
+    tasks = [asyncio.create_task(part, name=name) for part in work]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await stop_all(tasks)
+    for task in done:
+        task.result()
+    return bool(done)
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:

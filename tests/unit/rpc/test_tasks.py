@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from cometmq.client.tasks import Tasks, stop_all, wait_at_most
+from cometmq.rpc.tasks import Tasks, race, stop_all, wait_at_most
 
 
 async def forever() -> None:
@@ -60,3 +60,21 @@ async def test_waiting_has_an_end() -> None:
     assert not await wait_at_most(event, 0.001)
     event.set()
     assert await wait_at_most(event, 10)
+
+
+async def test_a_race_ends_with_its_first_part_and_leaves_none_behind() -> None:
+    others: list[asyncio.Task[None]] = []
+
+    async def note_and_wait() -> None:
+        others.append(asyncio.current_task())  # type: ignore[arg-type]
+        await forever()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        await race(note_and_wait(), fail())
+    assert not await race(note_and_wait(), timeout_s=0.001)
+    assert await race(note_and_wait(), asyncio.sleep(0))
+    assert [task.cancelled() for task in others] == [True] * 3
