@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import DiskFull
@@ -77,8 +78,8 @@ class FollowerStorage(BaseStorage):
             self.note_no_space()
             raise
         self.watermarks.append_to(end)
-        for note in collected.notes:
-            note(self)
+        for event in collected.events:
+            self._apply(event)
         self._show()  # all of it may be on the disk already, see _flushed
         self._flusher.appended()
         self._sync_as_the_writer()
@@ -117,55 +118,62 @@ class FollowerStorage(BaseStorage):
             self.arrivals.topic_changed(topic)
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
 
-    # --- what is collected from a chunk, in the order of the log ---
-
-    def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
-        self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
-
-    def put(self, config: TopicConfig) -> None:
-        self._state.expect(config)
-
-    def dropped(self, topic: str) -> None:
-        self.maxima.forget_topic(topic)
-        self.arrivals.topic_changed(topic)
-        self._on_drop(topic)
-
-    def dropped_group(self, group: str) -> None:
-        self._on_drop_group(group)
-
-    def state_record(self, end: int, tag: str, body: bytes) -> None:
-        self._state.put(end, tag, body)
+    def _apply(self, event: _Event) -> None:
+        """What a chunk brought, in the order of the log."""
+        match event:
+            case _QueueAdvanced(topic, queue_id, end, next_offset):
+                self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
+            case _StateRecord(end, tag, body):
+                self._state.put(end, tag, body)
+            case TopicPut(config, _):
+                self._state.expect(config)
+            case TopicDropped(topic):
+                self.maxima.forget_topic(topic)
+                self.arrivals.topic_changed(topic)
+                self._on_drop(topic)
+            case GroupDropped(group):
+                self._on_drop_group(group)
 
     def end_threads(self) -> None:
         self._thread.shutdown(wait=True)
         super().end_threads()
 
 
+class _QueueAdvanced(NamedTuple):
+    topic: str
+    queue_id: int
+    end: int  # in the log
+    next_offset: int
+
+
+class _StateRecord(NamedTuple):
+    end: int  # in the log
+    tag: str
+    body: bytes
+
+
+_Event: TypeAlias = _QueueAdvanced | _StateRecord | TopicPut | TopicDropped | GroupDropped
+
+
 class _Collected(QueueChanges):
-    """Hears of what is copied, possibly in a thread, and keeps it for the loop."""
+    """The events of a chunk, which may be copied in a thread; the loop applies them afterwards."""
 
     def __init__(self) -> None:
-        self.notes: list[Callable[[FollowerStorage], None]] = []
+        self.events: list[_Event] = []
 
     def queue_advanced(self, topic: str, queue_id: int, end: int, next_offset: int) -> None:
-        self.notes.append(lambda storage: storage.queue_advanced(topic, queue_id, end, next_offset))
+        self.events.append(_QueueAdvanced(topic, queue_id, end, next_offset))
 
     def observe_record(self, topic: str, log_offset: int, data: bytes, queues: QueueEdits) -> None:
         found = record.decode(data)
         for change in decode(found.body):
             self.apply_change(change, queues)
-        end = log_offset + len(data)
-        self.notes.append(lambda storage: storage.state_record(end, found.tag, found.body))
+        self.events.append(_StateRecord(log_offset + len(data), found.tag, found.body))
 
     def apply_change(self, change: Change, queues: QueueEdits) -> None:
         super().apply_change(change, queues)
-        match change:
-            case TopicDropped(topic):
-                self.notes.append(lambda storage: storage.dropped(topic))
-            case GroupDropped(group):
-                self.notes.append(lambda storage: storage.dropped_group(group))
-            case TopicPut(config, _):
-                self.notes.append(lambda storage: storage.put(config))
+        if isinstance(change, TopicPut | TopicDropped | GroupDropped):
+            self.events.append(change)
 
 
 def _unseen(store: BaseStore) -> ReadableMaxima:
