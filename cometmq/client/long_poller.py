@@ -25,7 +25,7 @@ from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, ask, read, write
-from cometmq.rpc.tasks import Tasks, race, wait_at_most
+from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, hold_pb2, namesrv_pb2
 
@@ -107,11 +107,17 @@ class HoldConnection:
 
     async def run(self) -> None:
         """Until the stream ends or the lane is given up."""
+        parts = [self._read(), self._write(), self._given_up()]
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            await race(self._read(), self._write(), self.failed.wait())
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._call.cancel()
             self.fail()
+            await stop_all(tasks)
+
+    async def _given_up(self) -> None:
+        await self.failed.wait()
 
     async def _read(self) -> None:
         try:

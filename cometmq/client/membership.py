@@ -19,7 +19,7 @@ from cometmq.client.offsets import BrokerCalls
 from cometmq.errors import CometError, PeerUnavailable
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, read, write
-from cometmq.rpc.tasks import Tasks, race, stop_all
+from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
 
@@ -125,16 +125,20 @@ class Membership:
         call = self._calls.broker(broker_group).JoinGroup()
         membership.resend.set()
         answered = asyncio.Event()
+        parts = [
+            self._tell(call, membership),
+            self._hear(call, membership, backoff, answered),
+            self._forget_absent(membership, answered),
+            self._calls.until_deposed(broker_group),
+        ]
+        tasks = [asyncio.create_task(part, name=f"join at {broker_group}") for part in parts]
         try:
-            await race(
-                self._tell(call, membership),
-                self._hear(call, membership, backoff, answered),
-                self._forget_absent(membership, answered),
-                self._calls.until_deposed(broker_group),
-                name=f"join at {broker_group}",
-            )
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             call.cancel()
+            await stop_all(tasks)
+        for task in done:
+            task.result()
 
     async def _hear(
         self,

@@ -26,7 +26,7 @@ from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, TopicNotFound
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.streams import Stream, read, write
-from cometmq.rpc.tasks import Tasks, race, wait_at_most
+from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import common_pb2, namesrv_pb2
 
@@ -218,11 +218,15 @@ class RouteWatcher:
         call = self._connections.name_server(address).WatchRoutes()
         self._ask_for_all()
         parts = [self._hear(call, address), self._ask(call), self._ask_again(), self._leave()]
+        tasks = [asyncio.create_task(part, name="watch routes") for part in parts]
         try:
-            await race(*parts, name="watch routes")
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._told.clear()
             call.cancel()
+            await stop_all(tasks)
+        for task in done:
+            task.result()
 
     async def _hear(self, call: RouteStream, address: str) -> None:
         told: set[tuple[str, str]] = set()

@@ -22,7 +22,7 @@ from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
-from cometmq.rpc.tasks import race, stop_all
+from cometmq.rpc.tasks import stop_all
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
@@ -198,18 +198,22 @@ class Link:
         self.pulls.connect(peer)
         self._changes.watch_only(self._holds.queues.of(self.broker_group))
         stream = peer.watch()
+        parts = [
+            self._read(stream, backoff),
+            self._changes.send_on(stream),
+            self._check(peer),
+            until_better(self._directory, self.broker_group, member, self._policy.secret),
+        ]
+        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            await race(
-                self._read(stream, backoff),
-                self._changes.send_on(stream),
-                self._check(peer),
-                until_better(self._directory, self.broker_group, member, self._policy.secret),
-            )
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
         finally:
             self.address = ""
             self.pulls.disconnect()
             self._holds.lose_watch(self.broker_group, self._clock.monotonic_s())
             stream.cancel()
+            await stop_all(tasks)
             await self.pulls.finish()
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
