@@ -332,7 +332,7 @@ async def test_a_leave_that_the_lease_cannot_take_delays_a_stop_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(haslave_app, "FAREWELL_S_MAX", 0.2)
+    monkeypatch.setattr(haslave_app, "LEAVE_S_MAX", 0.2)
     async with live_group(tmp_path, **{**REPLICATED, "in_sync_lag_s_max": 3600.0}) as group:
         await group.all_in_sync(0, 1)
         away = errors.LeaseUnavailable("away")
