@@ -1,7 +1,7 @@
 """When a batch is acknowledged and when consumers see it.
 
 A topic's durability class is the set of conditions that its messages ask for. Positions are log
-offsets: all bytes below them fulfil the condition. From ``docs/ARCHITECTURE.md``: asynchronous
+offsets: all bytes below them fulfil the condition (``docs/concepts.md``). Asynchronous
 topics are acknowledged when appended and seen when flushed; every other class is acknowledged and
 seen at the minimum of all that it demands.
 """
