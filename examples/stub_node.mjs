@@ -67,7 +67,7 @@ async function find(namesrv, topic) {
   if (!group) throw new Error(`${topic}: no writer now; ask for the route again later`)
   const writer = writerOf(group)
   // Those of another cluster need not know this broker. Several: take any, and the next after an error. None: poll.
-  const { addresses } = await call(names, 'ListHolds', { cluster: writer.cluster })
+  const { addresses } = await call(names, 'ListPullholds', { cluster: writer.cluster })
   console.log(`route: writer ${writer.address}, pullholds ${addresses.join(' ') || 'none'}`)
   names.close()
   return {

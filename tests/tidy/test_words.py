@@ -56,7 +56,8 @@ FOLDERS = (
     "deploy",
     "docs",
 )
-SUFFIXES = {".py", ".proto", ".md", ".yaml", ".json", ".tpl", ".c", ".h", ".sh"}
+NOT_OURS = {"v1", "__pycache__", "node_modules", "build"}  # generated, or installed by a test
+SUFFIXES = {".mjs", ".py", ".proto", ".md", ".yaml", ".json", ".tpl", ".c", ".h", ".sh"}
 OLD = re.compile(
     r"(?<![a-z])(" + "|".join(map(re.escape, REPLACED)) + r")s?(?![a-z])", re.IGNORECASE
 )
@@ -66,7 +67,7 @@ def pages() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for folder in FOLDERS:
         found += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
-    return [path for path in found if "/v1/" not in str(path) and "__pycache__" not in str(path)]
+    return [path for path in found if not NOT_OURS.intersection(path.parts)]
 
 
 def old_words(text: str) -> set[str]:
