@@ -42,7 +42,7 @@ lag: $(STAMP)  ## Lag of the local cluster's consumer groups: export the offsets
 .PHONY: docs
 docs: $(STAMP)  ## The documents as a site with search, in build/site; fails at a dead link or a page in no menu
 	@UV_PROJECT_ENVIRONMENT=build/docs-env $(BIN)/uv sync --quiet --frozen --only-group docs --no-python-downloads
-	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet && echo "open build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build && echo "open build/site/index.html"
 
 # --- environment --------------------------------------------------------------------------------------------------
 
