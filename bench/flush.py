@@ -29,6 +29,7 @@ from bench.limits import fill_with_zeros
 from bench.stats import median
 from cometmq.clock import SystemClock
 from cometmq.format import record
+from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
@@ -61,7 +62,7 @@ async def group_commit(folder: Path, callers: int, seconds: float) -> Rate:
 
     clock = SystemClock()
     store = MessageStore.open(folder / "store", options(FILE_MIB), clock=clock)
-    storage = MemberStorage(store, FlushPolicy(), clock, synced)
+    storage = MemberStorage(store, FlushPolicy(), clock, SoleWriter(), synced)
     running = asyncio.create_task(storage.run(flush_queues_s=1.0))
     await caller(storage, 0.2)
     start, start_syncs, started_s = store.appended_offset, syncs, time.perf_counter()

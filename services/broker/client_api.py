@@ -67,8 +67,8 @@ class ClientApi:
             clock,
             auto_create_groups=config.auto_create_subscription_group,
         )
-        host, in_sync = identity.store_host, copies.in_sync
-        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, in_sync)
+        host = identity.store_host
+        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock)
         encoder = StructuredEncoder(
             held.state.topics,
             policy.auto_created_queues,

@@ -57,13 +57,6 @@ class Accepted(NamedTuple):
     answer_by_s: float  # on the monotonic clock
 
 
-class CopiesPart(Protocol):
-    """Who knows whether copies can be had."""
-
-    def check_copies(self) -> None:
-        """Raises SlaveNotAvailable while too few members are in sync."""
-
-
 class ProduceHandler:
     """Takes batches into the log. Everything here belongs to the event loop."""
 
@@ -75,7 +68,6 @@ class ProduceHandler:
         store_host: bytes,
         observer: ProduceObserver,
         clock: Clock,
-        copies: CopiesPart,
     ) -> None:
         # Of batches that wait for copies, and of all others that wait, answered late or not: each
         # keeps its place in the queues of what waits, and copies may lag for long.
@@ -87,7 +79,6 @@ class ProduceHandler:
         self._store_host = store_host
         self._observer = observer
         self._clock = clock
-        self._copies = copies
         self._creations = Buckets(
             policy.topic_creations_max,
             policy.topic_creation_interval_s,
@@ -149,7 +140,7 @@ class ProduceHandler:
         for_copies = any(segment.demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
         if for_copies:
-            self._copies.check_copies()
+            self._storage.authority.check_copies()
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )

@@ -40,9 +40,9 @@ class WriterCore:
             opened.store,
             around.flush_policy(),
             clock,
+            authority,
             metrics.flush_s.observe,
             _readable_at_start(opened, holder),
-            authority,
         )
         if holder is not None:
             holder.serve(self.storage)

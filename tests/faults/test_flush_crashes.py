@@ -33,6 +33,7 @@ import sys
 from pathlib import Path
 from cometmq.clock import SystemClock
 from cometmq.errors import StoreFailed
+from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.replication.watermarks import DurabilityClass
@@ -41,7 +42,7 @@ from tests.faults.test_flush_crashes import OPTIONS
 from tests.support.stores.small_stores import HOST, encoded
 
 store = MessageStore.open(Path(sys.argv[1]), OPTIONS, clock=SystemClock())
-storage = MemberStorage(store, FlushPolicy(), SystemClock())
+storage = MemberStorage(store, FlushPolicy(), SystemClock(), SoleWriter())
 flush = store.flush_log_while_wanted
 
 def say(line):  # of two threads

@@ -21,6 +21,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.member.state.retention import Retention
 from cometmq.member.state.statelog import append_now
+from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import Change
@@ -139,7 +140,7 @@ class Member:
     def _look(self, opened: Opened) -> None:
         async def look() -> None:
             policy = FlushPolicy(interval_s=0.5, least_bytes=0, thorough_s=10.0)
-            storage = MemberStorage(opened.store, policy, self.clock)
+            storage = MemberStorage(opened.store, policy, self.clock, SoleWriter())
             storage.note_no_space()
 
             def write_snapshot() -> None:

@@ -30,6 +30,7 @@ from cometmq.format.batch import BatchLimits
 from cometmq.member.state.follower import FollowerStorage, cut
 from cometmq.member.state.opening import open_copy, open_writer
 from cometmq.member.state.statelog import encode_record
+from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import Change
@@ -104,7 +105,7 @@ class WriterAndFollower(RuleBasedStateMachine):
     def open_writer(self) -> None:
         found = open_writer(self.config("writer"), BatchLimits(), HOST, self.clock)
         self.state = found.state
-        self.writer = MemberStorage(found.store, POLICY, self.clock)
+        self.writer = MemberStorage(found.store, POLICY, self.clock, SoleWriter())
         self.ends = []
 
     def open_copy(self) -> None:

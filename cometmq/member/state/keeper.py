@@ -76,7 +76,7 @@ class StateKeeper:
         storage: MemberStorage,
         host: bytes,
         clock: Clock,
-        demands: StateDemands | None = None,
+        demands: StateDemands,
         on_topics: Callable[[], None] = lambda: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
         on_drop_group: Callable[[str], None] = lambda _group: None,
@@ -94,14 +94,13 @@ class StateKeeper:
         self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._demands = demands or StateDemands(state.topics)
+        self._demands = demands
         self._in_flight: list[Change] = []  # appended, not yet applied
         # Due at the end of this turn of the loop; None: nobody has committed in it.
         self._offsets_written: asyncio.Future[None] | None = None
         self._offsets_end = storage.store.appended_offset  # of the newest that were written
-        self._copied_at = (
-            storage.store.appended_offset
-        )  # end of the last state snapshot, as a log offset
+        # end of the last state snapshot, as a log offset
+        self._snapshot_end = storage.store.appended_offset
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
@@ -251,13 +250,13 @@ class StateKeeper:
         """Append a state snapshot when the log has grown by ``interval_bytes`` since the last. May
         raise DiskFull.
         """
-        if self._storage.store.appended_offset - self._copied_at >= interval_bytes:
+        if self._storage.store.appended_offset - self._snapshot_end >= interval_bytes:
             self.write_snapshot()
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
         self._append(self.state.snapshot_records(self._in_flight, next_offset_of=self._next_offset))
-        self._copied_at = self._storage.store.appended_offset
+        self._snapshot_end = self._storage.store.appended_offset
 
     def _next_offset(self, topic: str, queue_id: int) -> int:
         return self._storage.store.queue_bounds(topic, queue_id)[1]

@@ -18,7 +18,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.member.storage.ack_queue import AckQueue
 from cometmq.member.storage.arrivals import Arrivals
-from cometmq.member.storage.authority import SoleWriter, WriteAuthority
+from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
 from cometmq.member.storage.index_thread import IndexThread
 from cometmq.model import QueueKey
@@ -235,9 +235,9 @@ class MemberStorage(BaseStorage):
         store: MessageStore,
         policy: FlushPolicy,
         clock: Clock,
+        authority: WriteAuthority,
         on_flush_s: Callable[[float], None] = lambda _seconds: None,
         maxima: ReadableMaxima | None = None,
-        authority: WriteAuthority | None = None,
     ) -> None:
         if maxima is None:
             maxima = readable_at_start(
@@ -245,7 +245,7 @@ class MemberStorage(BaseStorage):
             )
         super().__init__(store, maxima, policy, clock, on_flush_s)
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
-        self.authority = authority or SoleWriter()
+        self.authority = authority
         self.shown = HighWatermarks()  # by which consumers see messages
         self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended: the role is being handed over, or is lost

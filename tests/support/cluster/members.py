@@ -72,7 +72,7 @@ class Member:
         self.demands = StateDemands(found.state.topics)
         self.set_authority = SetAuthority()
         asked = self.set_authority if authority is None else authority(self.demands)
-        self.storage = MemberStorage(found.store, policy, WallClock(), authority=asked)
+        self.storage = MemberStorage(found.store, policy, WallClock(), asked)
         self.keeper = StateKeeper(
             found.state,
             self.storage,

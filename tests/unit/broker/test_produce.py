@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -47,17 +48,6 @@ class Counter:
         self.lates += 1
 
 
-class Replication:
-    """Whether copies can be had."""
-
-    def __init__(self, *, there: bool = True) -> None:
-        self.there = there
-
-    def check_copies(self) -> None:
-        if not self.there:
-            raise SlaveNotAvailable("1 of 2")
-
-
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> HeldFlush:
     return HeldFlush(monkeypatch)
@@ -77,22 +67,13 @@ def produce(
     room: int = 10_000,
     create: bool = False,
     counter: Counter | None = None,
-    copies: Replication | None = None,
     timeout_s: float = 30.0,
 ) -> ProduceHandler:
     policy = ProducePolicy(
         room, create, TopicConfig("", 2, 2, flush_mode=FlushMode.SYNC), timeout_s, timeout_s
     )
     observer = counter or Counter()
-    return ProduceHandler(
-        member.storage,
-        member.keeper,
-        policy,
-        HOST,
-        observer,
-        SystemClock(),
-        copies or Replication(),
-    )
+    return ProduceHandler(member.storage, member.keeper, policy, HOST, observer, SystemClock())
 
 
 async def accept(
@@ -284,7 +265,8 @@ async def put_copied(member: Member) -> None:
 
 async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) -> None:
     await put_copied(member)
-    into = produce(member, copies=Replication(there=False))
+    member.set_authority.check = mock.Mock(side_effect=SlaveNotAvailable("1 of 2"))
+    into = produce(member)
     end = member.store.appended_offset
     with pytest.raises(SlaveNotAvailable):
         await accept(into, ("A", 0, 1), ("C", 0, 1))

@@ -9,6 +9,7 @@ import pytest
 
 from cometmq.errors import InvalidRequest, MessageNotFound
 from cometmq.member.read.throttle import CatchUpThrottle
+from cometmq.member.storage.authority import SoleWriter
 from cometmq.member.storage.flusher import FlushPolicy
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication import follower
@@ -26,7 +27,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     """Of a writer that has a small log, nothing of it synced since."""
     clock = WallClock()
     store = open_store(tmp_path)
-    storage = MemberStorage(store, FlushPolicy(), clock)
+    storage = MemberStorage(store, FlushPolicy(), clock, SoleWriter())
     found = Replicas(storage, FollowerTable(), CatchUpThrottle(0), clock)
     yield found
     found.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
-from cometmq.member.storage.authority import Replicated
+from cometmq.member.storage.authority import Replicated, SoleWriter
 from cometmq.member.storage.member_storage import MemberStorage, Segment, readable_at_start
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
@@ -141,7 +141,7 @@ async def test_after_recovery_everything_is_readable(tmp_path: Path) -> None:
         await member.put("A")
         member.append("A", 0, b"a", b"b")
     found = opened(tmp_path)
-    storage = MemberStorage(found.store, NEVER, WallClock())
+    storage = MemberStorage(found.store, NEVER, WallClock(), SoleWriter())
     assert storage.bounds(A) == (0, 2, 2)
     storage.close()
 
@@ -168,7 +168,7 @@ async def test_what_was_shown_before_is_readable_from_the_start(tmp_path: Path) 
     maxima = readable_at_start(found.store, demands_of, HighWatermarks(0, shown, 0))
     authority = SetAuthority()
     authority.set_replicated(None)
-    storage = MemberStorage(found.store, NEVER, WallClock(), maxima=maxima, authority=authority)
+    storage = MemberStorage(found.store, NEVER, WallClock(), authority, maxima=maxima)
     assert [storage.bounds(key) for key in (A, C)] == [(0, 2, 2), (0, 2, 3)]
     authority.set_replicated(Replicated(end - 1, 0, is_alone=False))
     storage.settle()
@@ -195,7 +195,7 @@ async def test_a_failed_sync_ends_it_and_fails_all_who_wait(
         raise StoreFailed("fdatasync: Input/output error")
 
     store = open_store(tmp_path)
-    storage = MemberStorage(store, NEVER, WallClock())
+    storage = MemberStorage(store, NEVER, WallClock(), SoleWriter())
     for name in ("flush_log", "flush_log_while_wanted"):
         monkeypatch.setattr(MessageStore, name, fail)
     segment = Segment("S", 0, 1, DurabilityClass.FLUSHED)
