@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TEXT = {".cfg", ".json", ".md", ".proto", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
-TEXT |= {".c", ".h"}
+TEXT |= {".c", ".h", ".mjs", ".tpl"}
 NOT_OURS = {".git", ".venv", ".tools", "build", "data", "node_modules", ".cometmq"}
 
 document = pytest.mark.parametrize(

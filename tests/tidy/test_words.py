@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_source import ROOT
+from tests.tidy.test_docs import ours
+from tests.tidy.test_source import GENERATED, ROOT
 
 # The old word, and the one that stands for it now.
 REPLACED = {
@@ -45,7 +46,7 @@ ALLOWED = {
     "docs/STYLE.md": {"seat"},  # an example
     "README.md": {"news"},  # a tag of a message
 }
-FOLDERS = (
+FOLDERS = {
     "cometmq",
     "services",
     "spark",
@@ -55,19 +56,19 @@ FOLDERS = (
     "proto",
     "deploy",
     "docs",
-)
-NOT_OURS = {"v1", "__pycache__", "node_modules", "build"}  # generated, or installed by a test
-SUFFIXES = {".mjs", ".py", ".proto", ".md", ".yaml", ".json", ".tpl", ".c", ".h", ".sh"}
+}
+PAGES = {"README.md", "CONTRIBUTING.md"}
 OLD = re.compile(
     r"(?<![a-z])(" + "|".join(map(re.escape, REPLACED)) + r")s?(?![a-z])", re.IGNORECASE
 )
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    for folder in FOLDERS:
-        found += [path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
-    return [path for path in found if not NOT_OURS.intersection(path.parts)]
+    return [
+        path
+        for path in ours()
+        if path.relative_to(ROOT).parts[0] in FOLDERS | PAGES and GENERATED not in path.parents
+    ]
 
 
 def old_words(text: str) -> set[str]:
