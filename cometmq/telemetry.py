@@ -76,8 +76,8 @@ def _tell_fields(record: logging.LogRecord) -> bool:
 
 
 class OutageLogger:
-    """What fails again and again for as long as it lasts: told when it begins, or is another, and
-    when it is over. ``begins`` and ``ends`` are the events.
+    """Logs an operation that keeps failing: once when that begins, once when the error is another,
+    and once when it succeeds again. ``begins`` and ``ends`` are the log events.
     """
 
     def __init__(self, log: logging.Logger, level: int, begins: str, ends: str) -> None:
@@ -88,13 +88,13 @@ class OutageLogger:
         self._told = ""
 
     def failing(self, error: Exception | str, **values: object) -> None:
-        """It has failed."""
+        """The operation failed."""
         told, self._told = self._told, str(error) or type(error).__name__
         level = logging.DEBUG if told == self._told else self._level
         self._log.log(level, self._begins, extra=fields(**values, error=error))
 
     def recovered(self, **values: object) -> None:
-        """It has not."""
+        """The operation succeeded."""
         if self._told:
             self._told = ""
             self._log.info(self._ends, extra=fields(**values))

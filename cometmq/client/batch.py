@@ -47,7 +47,7 @@ class Batch:
     )
 
     def __init__(self, sequence: int, deadline_s: float) -> None:
-        self.sequence = sequence  # order of sending within the lane
+        self.sequence = sequence  # order of sending within the sender
         self.deadline_s = deadline_s  # monotonic; the first message's
         self.parts: list[bytes] = []  # of the records, in any number of pieces
         self.records = b""

@@ -1,7 +1,7 @@
 """Collects messages of one broker group into batches: the hot path of a producer.
 
 A batch is closed by bytes, by count, or at the end of the event loop's turn when it could be sent
-at once (the lane decides that); else it goes on collecting. Nothing here waits.
+at once (the sender decides that); else it goes on collecting. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cometmq.v1 import broker_pb2
 
 
 class Buffer:
-    """Bytes that all lanes of a producer hold together; senders wait while it is full."""
+    """Bytes that all senders of a producer hold together; senders wait while it is full."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -175,7 +175,7 @@ class Batcher:
         self._buffer.used += batch.size - before
 
     def adopt(self, moved: Batch, slot: Slot) -> None:
-        """Takes a batch of another lane, of one topic, for one queue: new identity, same futures
+        """Takes a batch of another sender, of one topic, for one queue: new identity, same futures
         and deadline."""
         encoder = self.encoder
         assert encoder is not None

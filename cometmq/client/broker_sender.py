@@ -1,6 +1,6 @@
 """One broker group's send stream: encodes, batches, sends, sends again, hands out receipts.
 
-The lane outlives its streams. Three owned tasks work while one is up (reader, writer, watchdog);
+The sender outlives its streams. Three owned tasks work while one is up (reader, writer, watchdog);
 nothing here is done per message but the loop that resolves a batch's futures.
 """
 
@@ -252,7 +252,7 @@ class BrokerSender:
 
     def evacuate(self, *, everything: bool = False) -> list[Batch]:
         """Takes out what waits and may go to another broker group (or everything): batches that
-        this lane forgets."""
+        this sender forgets."""
         self.batcher.close()
         if everything:
             return self.window.drain()

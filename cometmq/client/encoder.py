@@ -69,9 +69,9 @@ def encode_application_properties(message: Message) -> bytes:
 
 
 class TopicForm:
-    """What all records of one topic share on one lane. A record is head, body, middle and counter;
-    the middle (topic, properties, unique id up to its counter) is the same for all messages with
-    the same properties.
+    """What all records of one topic share on one sender. A record is head, body, middle and
+    counter; the middle (topic, properties, unique id up to its counter) is the same for all
+    messages with the same properties.
     """
 
     __slots__ = ("_id_start", "_topic", "middles")
@@ -105,7 +105,7 @@ class TopicForm:
 
 
 class RecordEncoder:
-    """Encodes for one lane: host lengths and limits as the broker told, unique ids of one
+    """Encodes for one sender: host lengths and limits as the broker told, unique ids of one
     incarnation.
 
     ``counter`` is the next unique id's. A record has ``fixed_bytes`` beside its body and its
@@ -159,7 +159,7 @@ class RecordEncoder:
                 form.use(self.stream)
 
     def form(self, topic: str) -> TopicForm:
-        """The topic's form; stays good for the lane's life."""
+        """The topic's form; stays good for the sender's life."""
         form = self._forms.get(topic)
         if form is None:
             form = self._forms[topic] = TopicForm(topic, self.stream)
@@ -198,7 +198,7 @@ class RecordEncoder:
         return head, body, middle, b"%08X\x02" % counter
 
     def again(self, record: Record, queue_id: int, *, keep_id: bool = False) -> bytes:
-        """A record of ours, of this or another lane, for this lane's present stream."""
+        """A record of ours, of this or another sender, for this sender's present stream."""
         properties = record.raw_properties
         assert properties[-_ID_PROPERTY_BYTES:].startswith(_ID_PROPERTY)
         if not keep_id:

@@ -135,10 +135,10 @@ class Fetcher:
         queue: QueueRef,
         tags: frozenset[str],
         options: ConsumerOptions,
-        holding: LongPoller | None = None,
+        long_poller: LongPoller | None = None,
     ) -> None:
-        """With ``holding`` a queue that has nothing is waited for at a pullhold, without or while
-        there is none by polling.
+        """With ``long_poller`` a queue that has nothing is waited for at a pullhold, without or
+        while there is none by polling.
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet, see start_position
@@ -149,7 +149,7 @@ class Fetcher:
         first_s = options.poll_backoff_ms / 1000
         self._polls = BackoffPolicy(first_s, max(first_s, options.poll_backoff_max_ms / 1000))
         self._empty_polls = 0
-        self._holding = holding
+        self._long_poller = long_poller
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
         self._suggested: int | None = None  # the follower to read from; None = the writer
@@ -246,10 +246,10 @@ class Fetcher:
 
     async def _hold(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
         """None: no pullhold will do now."""
-        if self._holding is None:
+        if self._long_poller is None:
             return None
         try:
-            return await self._holding.park(self.queue.broker_group, request)
+            return await self._long_poller.park(self.queue.broker_group, request)
         except PositionFenced:
             raise
         except CometError as error:  # if the broker is of the same mind, it will say so itself
@@ -262,7 +262,7 @@ class Fetcher:
         holds, and the broker need not notice.
         """
         refused, self._refused = self._refused, False
-        back = self._holding is not None and self._holding.address is not None
+        back = self._long_poller is not None and self._long_poller.address is not None
         return back and not refused and self._empty_polls < LOST_HOLDS_MAX
 
     def _moved_on(self, batch: PullBatch) -> PullBatch:

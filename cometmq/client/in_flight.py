@@ -1,5 +1,5 @@
-"""The batches of one lane on their way: waiting, in flight, answered. A state machine without I/O;
-time is passed in.
+"""The batches of one sender on their way: waiting, in flight, answered. A state machine without
+I/O; time is passed in.
 
 Invariants (asserted): batch ids of one stream rise by one from 1; answers come in the order sent;
 waiting batches are in sequence order, and a batch that comes back (broken stream, refused for now)

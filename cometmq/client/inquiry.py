@@ -29,7 +29,7 @@ async def _describe(
         told = await ask(stub.DescribeMember, broker_pb2.DescribeMemberRequest(), ANSWER_S)
     except CometError:
         return None
-    if _membership(told.member) != _membership(member):  # somebody else has its address now
+    if _identity(told.member) != _identity(member):  # somebody else has its address now
         return None
     now = namesrv_pb2.Member()
     now.CopyFrom(member)
@@ -37,5 +37,5 @@ async def _describe(
     return now
 
 
-def _membership(member: namesrv_pb2.Member) -> tuple[str, str, int]:
+def _identity(member: namesrv_pb2.Member) -> tuple[str, str, int]:
     return member.cluster, member.broker_group, member.member_id

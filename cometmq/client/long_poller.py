@@ -62,8 +62,8 @@ class HoldConnection:
     async def hold(
         self, request: hold_pb2.HoldRequest, timeout_s: float
     ) -> broker_pb2.PullResponse | None:
-        """The answer to a hold; None: the lane broke first. Raises what the hold was refused with.
-        A caller that is cancelled takes its hold back.
+        """The answer to a hold; None: the connection broke first. Raises what the hold was refused
+        with. A caller that is cancelled takes its hold back.
         """
         hold_id = next(self._numbers)
         answer: Answer = asyncio.get_running_loop().create_future()
@@ -98,7 +98,7 @@ class HoldConnection:
             self.fail()
 
     def fail(self) -> None:
-        """Nothing more comes on this lane."""
+        """Nothing more comes on this connection."""
         self.failed.set()
         waiting, self._open = self._open, {}
         for answer in waiting.values():
@@ -106,7 +106,7 @@ class HoldConnection:
                 answer.set_result(None)
 
     async def run(self) -> None:
-        """Until the stream ends or the lane is given up."""
+        """Until the stream ends or the connection is given up."""
         parts = [self._read(), self._write(), self._given_up()]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -165,13 +165,17 @@ class LongPoller:
         self._clock = clock or SystemClock()
         self._source = random.Random()
         self._none_there = Backoff(NONE_THERE, self._source)
-        self._aside = FailureBackoff(SET_ASIDE, self._source)
-        self._lane: HoldConnection | None = None
+        self._backoff = FailureBackoff(SET_ASIDE, self._source)
+        self._connection: HoldConnection | None = None
 
     @property
     def address(self) -> str | None:
         """The pullhold that gets new holds; None: none is reachable."""
-        return self._lane.address if self._lane is not None and self._lane.usable else None
+        return (
+            self._connection.address
+            if self._connection is not None and self._connection.usable
+            else None
+        )
 
     def start(self, tasks: Tasks) -> None:
         tasks.start(self._run(tasks), "choose a pullhold")
@@ -182,14 +186,14 @@ class LongPoller:
         """What a held pull got, NOT_FOUND after ``hold_ms`` at most; None: no pullhold is reachable
         now. Raises what the pullhold or the broker refused it with.
         """
-        lane = self._lane
-        if lane is None or not lane.usable:
+        connection = self._connection
+        if connection is None or not connection.usable:
             return None
         hold_ms = int(self._hold_ms * self._source.uniform(HOLD_SPREAD, 1.0)) or 1
         request = hold_pb2.HoldRequest(broker_group=broker_group, pull=pull, hold_ms=hold_ms)
-        response = await lane.hold(request, hold_ms / 1000 + OVERDUE_S)
+        response = await connection.hold(request, hold_ms / 1000 + OVERDUE_S)
         if response is not None:
-            self._aside.answered(lane.address)
+            self._backoff.answered(connection.address)
         return response
 
     # --- choosing ---------------------------------------------------------------------------------
@@ -198,13 +202,13 @@ class LongPoller:
         while True:
             addresses = await self._list()
             await self._choose(addresses, tasks)
-            if self._lane is None:
+            if self._connection is None:
                 await asyncio.sleep(self._none_there.next_s())
                 continue
             self._none_there.reset()
-            if await wait_at_most(self._lane.failed, LIST_EVERY_S):
-                self._aside.failed(self._lane.address, self._clock.monotonic_s())
-                self._lane = None
+            if await wait_at_most(self._connection.failed, LIST_EVERY_S):
+                self._backoff.failed(self._connection.address, self._clock.monotonic_s())
+                self._connection = None
 
     async def _list(self) -> list[str]:
         """As the first name server says that knows any."""
@@ -221,26 +225,26 @@ class LongPoller:
         return []
 
     async def _choose(self, addresses: list[str], tasks: Tasks) -> None:
-        """The first choice that can be reached becomes the lane; the present one is kept when it is
-        that, or when no better one can be reached.
+        """The first choice that can be reached becomes the connection; the present one is kept when
+        it is that, or when no better one can be reached.
         """
         present = self.address
         now_s = self._clock.monotonic_s()
         for address in ranked(self._client_id, addresses):
             if address == present:
                 return
-            if self._aside.is_aside(address, now_s):
+            if self._backoff.is_aside(address, now_s):
                 continue
             try:
-                lane = await self._open(address)
+                connection = await self._open(address)
             except CometError as error:
                 _log.info("pullhold not reached", extra=fields(address=address, error=error))
-                self._aside.failed(address, self._clock.monotonic_s())
+                self._backoff.failed(address, self._clock.monotonic_s())
                 continue
-            if self._lane is not None:
-                self._lane.retire()
-            self._lane = lane
-            tasks.start(lane.run(), f"holds at {address}")
+            if self._connection is not None:
+                self._connection.retire()
+            self._connection = connection
+            tasks.start(connection.run(), f"holds at {address}")
             return
 
     async def _open(self, address: str) -> HoldConnection:

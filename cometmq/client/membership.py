@@ -30,8 +30,8 @@ REJOIN_S_MAX = 3.0  # a member joins a new writer by then, or has gone
 _log = logger(__name__)
 
 
-class _BrokerMembership:
-    """Membership at one broker group."""
+class _Joined:
+    """The membership at one broker group, and the task that keeps it."""
 
     def __init__(self) -> None:
         # client → topics; None = no stream is up
@@ -57,7 +57,7 @@ class Membership:
         self._policy = policy
         self._on_change = on_change
         self._subscriptions: dict[str, frozenset[str]] = {}
-        self._memberships: dict[str, _BrokerMembership] = {}
+        self._joined: dict[str, _Joined] = {}
 
     async def update(
         self,
@@ -67,68 +67,55 @@ class Membership:
     ) -> None:
         """Says what this client reads, and at which broker groups it is a member."""
         wanted = set(broker_groups)
-        left = [
-            self._memberships.pop(group) for group in list(self._memberships) if group not in wanted
-        ]
-        await stop_all([membership.task for membership in left if membership.task is not None])
+        left = [self._joined.pop(group) for group in list(self._joined) if group not in wanted]
+        await stop_all([joined.task for joined in left if joined.task is not None])
         if subscriptions != self._subscriptions:
             self._subscriptions = dict(subscriptions)
-            for membership in self._memberships.values():
-                membership.resend.set()
-        for group in wanted - self._memberships.keys():
-            membership = self._memberships[group] = _BrokerMembership()
-            membership.task = tasks.start(self._stay(group, membership), f"join at {group}")
+            for joined in self._joined.values():
+                joined.resend.set()
+        for group in wanted - self._joined.keys():
+            joined = self._joined[group] = _Joined()
+            joined.task = tasks.start(self._stay(group, joined), f"join at {group}")
 
     def members(self, topic: str, broker_groups: Iterable[str]) -> list[str] | None:
         """Clients that read the topic; None = none of the broker groups answers now."""
         for group in sorted(broker_groups):
-            membership = self._memberships.get(group)
-            if membership is not None and membership.members is not None:
-                members = {**membership.absent, **membership.members}
+            joined = self._joined.get(group)
+            if joined is not None and joined.members is not None:
+                members = {**joined.absent, **joined.members}
                 return [client for client, topics in members.items() if topic in topics]
         return None
 
     async def leave(self) -> None:
         """Ends all streams: the brokers tell the other members at once."""
-        await stop_all(
-            [
-                membership.task
-                for membership in self._memberships.values()
-                if membership.task is not None
-            ]
-        )
-        self._memberships.clear()
+        await stop_all([joined.task for joined in self._joined.values() if joined.task is not None])
+        self._joined.clear()
 
-    async def _stay(self, broker_group: str, membership: _BrokerMembership) -> None:
+    async def _stay(self, broker_group: str, joined: _Joined) -> None:
         backoff = Backoff(self._policy, random.Random())
         while True:
             try:
-                await self._join(broker_group, membership, backoff)
+                await self._join(broker_group, joined, backoff)
             except CometError as error:
                 _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
                 self._calls.doubt(broker_group, error)
             finally:
-                if membership.members is not None:
-                    membership.absent, membership.members = (
-                        {**membership.absent, **membership.members},
-                        None,
-                    )
+                if joined.members is not None:
+                    joined.absent, joined.members = {**joined.absent, **joined.members}, None
                 self._on_change()
             await self._calls.wait(backoff.next_s())
 
     def _at(self, broker_group: str) -> dict[str, str]:
         return {"group": self._calls.group, "broker_group": broker_group}
 
-    async def _join(
-        self, broker_group: str, membership: _BrokerMembership, backoff: Backoff
-    ) -> None:
+    async def _join(self, broker_group: str, joined: _Joined, backoff: Backoff) -> None:
         call = self._calls.broker(broker_group).JoinGroup()
-        membership.resend.set()
+        joined.resend.set()
         answered = asyncio.Event()
         parts = [
-            self._tell(call, membership),
-            self._hear(call, membership, backoff, answered),
-            self._forget_absent(membership, answered),
+            self._tell(call, joined),
+            self._hear(call, joined, backoff, answered),
+            self._forget_absent(joined, answered),
             self._calls.until_deposed(broker_group),
         ]
         tasks = [asyncio.create_task(part, name=f"join at {broker_group}") for part in parts]
@@ -143,37 +130,35 @@ class Membership:
     async def _hear(
         self,
         call: JoinStream,
-        membership: _BrokerMembership,
+        joined: _Joined,
         backoff: Backoff,
         answered: asyncio.Event,
     ) -> None:
         while (response := await read(call)) is not None:
             backoff.reset()
-            membership.members = {
+            joined.members = {
                 member.client_id: frozenset(s.topic for s in member.subscriptions)
                 for member in response.members
             }
-            membership.absent = {
-                c: t for c, t in membership.absent.items() if c not in membership.members
-            }
+            joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
             answered.set()
             self._on_change()
         raise PeerUnavailable("The broker ended the stream.")
 
-    async def _forget_absent(self, membership: _BrokerMembership, answered: asyncio.Event) -> None:
+    async def _forget_absent(self, joined: _Joined, answered: asyncio.Event) -> None:
         """Drops the members that have not joined again in time."""
         await answered.wait()
         await asyncio.sleep(REJOIN_S_MAX)
-        if membership.absent:
-            membership.absent = {}
+        if joined.absent:
+            joined.absent = {}
             self._on_change()
         await asyncio.Event().wait()
 
-    async def _tell(self, call: JoinStream, membership: _BrokerMembership) -> None:
+    async def _tell(self, call: JoinStream, joined: _Joined) -> None:
         try:
             while True:
-                await membership.resend.wait()
-                membership.resend.clear()
+                await joined.resend.wait()
+                joined.resend.clear()
                 await write(call, self._request())
         except CometError:  # the reader is told why
             await asyncio.Event().wait()

@@ -120,8 +120,8 @@ class Producer:
         )
         self._buffer_bytes_max = self._options.buffer_bytes_max
         self._selector = self._options.selector
-        self._lanes: dict[str, BrokerSender] = {}
-        self._targets: dict[str, StickyPartitioner] = {}
+        self._senders: dict[str, BrokerSender] = {}
+        self._partitioners: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects.
         self._rule: dict[str, StickyPartitioner] = {}
         self._open = False
@@ -145,7 +145,7 @@ class Producer:
             await self._stop()
 
     async def _stop(self) -> None:
-        for sender in self._lanes.values():
+        for sender in self._senders.values():
             sender.fail_all(
                 ClientClosed("The producer was closed before the message was acknowledged.")
             )
@@ -167,19 +167,19 @@ class Producer:
         ClientClosed. Cancelling the future does not take the message back.
         """
         try:
-            target = self._rule.get(message.topic)
+            partitioner = self._rule.get(message.topic)
         except AttributeError:  # it is no message, and is told so there
             return await self._send_with_care(message)
         if (
-            target is None
+            partitioner is None
             or message.queue is not None
             or self._buffer.used >= self._buffer_bytes_max
         ):
             return await self._send_with_care(message)
-        future = target.put(message)
+        future = partitioner.put(message)
         if future is None:
             return await self._send_with_care(message)
-        if target.batch is None:  # it was closed: let it go out while the next one fills
+        if partitioner.batch is None:  # it was closed: let it go out while the next one fills
             await asyncio.sleep(0)
         return future
 
@@ -189,7 +189,7 @@ class Producer:
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""
-        pending = [batch for sender in self._lanes.values() for batch in sender.batches()]
+        pending = [batch for sender in self._senders.values() for batch in sender.batches()]
         for batch in pending:
             await asyncio.wait(batch.futures)
 
@@ -202,31 +202,33 @@ class Producer:
             raise InvalidRequest(
                 f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
             )
-        target = self._targets.get(message.topic) or await self._new_target(message.topic)
+        partitioner = self._partitioners.get(message.topic) or await self._new_target(message.topic)
         while self._buffer.used >= self._buffer_bytes_max:
             self._buffer.room.clear()
             await self._buffer.room.wait()
             self._check_open()
-        self._check_queues(message.topic, target)
+        self._check_queues(message.topic, partitioner)
         queue = message.queue
         if queue is None and self._selector is not None:
-            queue = self._selector(message, list(target.pinned))
+            queue = self._selector(message, list(partitioner.pinned))
             check_queue(queue)
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
         if queue is None:
-            while (future := target.put(message)) is None:
-                await self._wait_ready(message.topic, target, target.queue_writers, deadline_s)
+            while (future := partitioner.put(message)) is None:
+                await self._wait_ready(
+                    message.topic, partitioner, partitioner.queue_writers, deadline_s
+                )
             return future
-        while not (writer := target.named(queue)).ready():
-            await self._wait_ready(message.topic, target, [writer], deadline_s)
+        while not (writer := partitioner.named(queue)).ready():
+            await self._wait_ready(message.topic, partitioner, [writer], deadline_s)
         return writer.sender.batcher.put(message, writer)
 
     def _check_open(self) -> None:
         if not self._open:
             raise ClientClosed("The producer is not open.")
 
-    def _check_queues(self, topic: str, target: StickyPartitioner) -> None:
-        if target.queue_writers:
+    def _check_queues(self, topic: str, partitioner: StickyPartitioner) -> None:
+        if partitioner.queue_writers:
             return
         route = self._route(topic)
         if route is None or not writers(route):
@@ -236,18 +238,18 @@ class Producer:
     async def _wait_ready(
         self,
         topic: str,
-        target: StickyPartitioner,
+        partitioner: StickyPartitioner,
         queue_writers: list[QueueWriter],
         deadline_s: float,
     ) -> None:
         """Waits until one of the senders has opened its first stream. PeerUnavailable."""
-        lanes = {writer.sender for writer in queue_writers}
+        senders = {writer.sender for writer in queue_writers}
         timeout_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        if not await race(*(sender.opened.wait() for sender in lanes), timeout_s=timeout_s):
-            groups = ", ".join(sorted(sender.broker_group for sender in lanes))
+        if not await race(*(sender.opened.wait() for sender in senders), timeout_s=timeout_s):
+            groups = ", ".join(sorted(sender.broker_group for sender in senders))
             raise PeerUnavailable(f"No broker answers: {groups}.")
         self._check_open()
-        self._check_queues(topic, target)  # the route may have changed meanwhile
+        self._check_queues(topic, partitioner)  # the route may have changed meanwhile
 
     # --- routes -----------------------------------------------------------------------------------
 
@@ -256,23 +258,23 @@ class Producer:
         timeout_s = self._options.route_timeout_ms / 1000
         await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
         self._check_open()
-        target = self._targets.setdefault(topic, StickyPartitioner())
-        self._fill(topic, target)
+        partitioner = self._partitioners.setdefault(topic, StickyPartitioner())
+        self._fill(topic, partitioner)
         if self._selector is None:
-            self._rule[topic] = target
-        return target
+            self._rule[topic] = partitioner
+        return partitioner
 
-    def _fill(self, topic: str, target: StickyPartitioner) -> None:
+    def _fill(self, topic: str, partitioner: StickyPartitioner) -> None:
         """The topic's queues by its present route. Without any writer the old ones stay: it may
         come back in time.
         """
         route = self._route(topic)
-        if route is None or (target.queue_writers and not writers(route)):
+        if route is None or (partitioner.queue_writers and not writers(route)):
             return
         queues = writable_queues(route)
         if route.topic != topic:
             queues = auto_created_queues(topic, queues)
-        target.use([QueueWriter(self._lane(queue.broker_group), queue) for queue in queues])
+        partitioner.use([QueueWriter(self._sender(queue.broker_group), queue) for queue in queues])
 
     def _route(self, topic: str) -> namesrv_pb2.TopicRoute | None:
         route = self._routes.get(topic)
@@ -281,15 +283,15 @@ class Producer:
         return route
 
     def _route_changed(self, topic: str) -> None:
-        for name in self._targets if topic == AUTO_CREATE_TOPIC else (topic,):
-            target = self._targets.get(name)
-            if target is not None:
-                self._fill(name, target)
+        for name in self._partitioners if topic == AUTO_CREATE_TOPIC else (topic,):
+            partitioner = self._partitioners.get(name)
+            if partitioner is not None:
+                self._fill(name, partitioner)
 
-    def _lane(self, broker_group: str) -> BrokerSender:
-        sender = self._lanes.get(broker_group)
+    def _sender(self, broker_group: str) -> BrokerSender:
+        sender = self._senders.get(broker_group)
         if sender is None:
-            sender = self._lanes[broker_group] = BrokerSender(
+            sender = self._senders[broker_group] = BrokerSender(
                 broker_group,
                 self._options,
                 self._connections,
@@ -306,13 +308,13 @@ class Producer:
         while True:
             await asyncio.sleep(_TICK_S)
             now_s = self._clock.monotonic_s()
-            for sender in self._lanes.values():
+            for sender in self._senders.values():
                 sender.expire(now_s)
                 if not sender.connected and self._routes.writer(sender.broker_group) is None:
                     self._move_from(sender)
 
     def _move_from(self, sender: BrokerSender) -> None:
-        """The lane's broker group has no writer: what waits there goes to other groups, if the
+        """The sender's broker group has no writer: what waits there goes to other groups, if the
         topic has any.
         """
         for batch in sender.evacuate():
@@ -324,8 +326,8 @@ class Producer:
                 }
                 moving, rest = rest.split(chosen)
                 assert moving is not None
-                target = self._targets[topic]
-                writer = target.choose()
+                partitioner = self._partitioners[topic]
+                writer = partitioner.choose()
                 if writer is None or writer.sender is sender:
                     sender.window.push(moving)
                 else:

@@ -66,7 +66,7 @@ class PushConsumer:
         self._membership = Membership(
             self._options.client_id, self._calls, policy, self._membership_changed
         )
-        self._holding = LongPoller(
+        self._long_poller = LongPoller(
             self._options.client_id,
             self._connections,
             self._routes.cluster,
@@ -90,7 +90,7 @@ class PushConsumer:
 
     async def __aenter__(self) -> Self:
         self._routes.start(self._tasks)
-        self._holding.start(self._tasks)
+        self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
         self._loops = [
             self._tasks.start(self._rebalance_loop(), "rebalance"),
@@ -140,7 +140,7 @@ class PushConsumer:
     @property
     def pullhold(self) -> str | None:
         """Address of the pullhold where queues without messages wait; None: they are polled."""
-        return self._holding.address
+        return self._long_poller.address
 
     # --- rebalance --------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class PushConsumer:
 
     def _assign(self, queue: QueueRef) -> None:
         tags = self._subscriptions[queue.topic]
-        fetcher = Fetcher(self._calls, queue, tags, self._options, self._holding)
+        fetcher = Fetcher(self._calls, queue, tags, self._options, self._long_poller)
         self._assigned[queue] = AssignedQueue(fetcher, self._workers, self._options, self._tasks)
 
     async def _revoke(self, queues: list[QueueRef]) -> None:

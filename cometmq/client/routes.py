@@ -285,7 +285,7 @@ class RouteWatcher:
             self._unsent += list(self._topics)[:1]
             self._wake.set()
             if await wait_at_most(self._told, SILENCE_S):
-                await asyncio.sleep(SILENCE_S)  # not with each failure of each lane
+                await asyncio.sleep(SILENCE_S)  # not with each failure of each sender
                 continue
             found = await asyncio.gather(*map(self._ask_group, groups))
             for group, writes in zip(groups, found, strict=True):

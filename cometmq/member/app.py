@@ -165,7 +165,7 @@ class MemberApp(ABC):
     # --- for the roles ----------------------------------------------------------------------------
 
     @abstractmethod
-    async def _open(self, around: MemberContext) -> Parts | None:
+    async def _open(self, context: MemberContext) -> Parts | None:
         """Open the store and put the parts together; None after :meth:`become`, and when a signal
         to stop came first. Raises RecoveryStopped when one comes meanwhile.
         """
@@ -206,9 +206,9 @@ class MemberApp(ABC):
     async def _start(self) -> None:
         self._serve_metrics()  # long before the rest: a recovery may take minutes
         identity = await self._identity()
-        around = MemberContext(self._config, identity, self._ports, self._metrics, self._clock)
+        context = MemberContext(self._config, identity, self._ports, self._metrics, self._clock)
         try:
-            parts = await self._open(around)
+            parts = await self._open(context)
         except RecoveryStopped as stopped:
             log.info("told to stop while the store was recovered", extra=fields(read=str(stopped)))
             return

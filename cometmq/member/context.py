@@ -69,15 +69,15 @@ class MemberCore:
 
     def __init__(
         self,
-        around: MemberContext,
+        context: MemberContext,
         storage: BaseStorage,
         state: BrokerState,
         *,
         copy: bool = False,
         write_snapshot: Callable[[], None] | None = None,
     ) -> None:
-        config, clock = around.config, around.clock
-        self.identity = around.identity
+        config, clock = context.config, context.clock
+        self.identity = context.identity
         self.started_ms = clock.wall_ms()
         self.storage = storage
         self.state = state
@@ -92,4 +92,4 @@ class MemberCore:
             pause_s=config.delete_commit_log_files_interval / 1000,
             write_snapshot=write_snapshot,
         )
-        self.collector = RetentionCollector(around.metrics, self.retention, clock)
+        self.collector = RetentionCollector(context.metrics, self.retention, clock)

@@ -1,5 +1,5 @@
-"""How a member makes itself known to the name servers: with its topics, at
-start, on every change, and every 30 s.
+"""How a member makes itself known to the name servers: with its topics, at start, on
+every change, and every 30 s.
 """
 
 from __future__ import annotations

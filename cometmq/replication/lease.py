@@ -83,9 +83,8 @@ class LeaseRecord:
     duration_s: float = 6.0
     renewals: int = 0  # of the present holder
     epochs: EpochBranches = ()  # that were begun under this lease; none: not known
-    shown: HighWatermarks = (
-        NO_WATERMARKS  # by these consumers have seen messages, of this writer or before
-    )
+    # by these consumers have seen messages, of this writer or before
+    shown: HighWatermarks = NO_WATERMARKS
 
     def __post_init__(self) -> None:
         for name in ("in_sync", "electable"):

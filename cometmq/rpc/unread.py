@@ -25,9 +25,8 @@ from cometmq.errors import AnswersUnread
 from cometmq.rpc.shares import address_of
 
 CALLS_FREE = 4  # of a connection, owed at a time, whatever others do
-IN_FLIGHT_FACTOR = (
-    4  # unary calls in flight to those that are owed: a call that waits for changes owes nothing
-)
+# unary calls in flight to those that are owed: a call that waits for changes owes nothing
+IN_FLIGHT_FACTOR = 4
 BYTES_FREE = 16 * 1024  # the same for the bytes of its answers
 PATIENCE_S = 5.0  # with who reads nothing, while others wait for room
 WAIT_S = 8.0  # for room, without getting any; longer, for then there is some again

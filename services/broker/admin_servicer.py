@@ -19,12 +19,12 @@ class BrokerAdminServicer(AdminReadServicer):
     def __init__(
         self,
         core: MemberCore,
-        consuming: GroupCoordinator,
+        coordinator: GroupCoordinator,
         keeper: StateKeeper,
         new_topic: TopicConfig,
     ) -> None:
-        super().__init__(core, consuming)
-        self._consuming = consuming
+        super().__init__(core, coordinator)
+        self._coordinator = coordinator
         self._reserved_ms = core.retention.rules.reserved_ms
         self._keeper = keeper
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
@@ -59,7 +59,7 @@ class BrokerAdminServicer(AdminReadServicer):
     async def ListGroups(
         self, request: broker_pb2.ListGroupsRequest, context: Context
     ) -> broker_pb2.ListGroupsResponse:
-        found = self._consuming.summaries()
+        found = self._coordinator.summaries()
         return broker_pb2.ListGroupsResponse(
             groups=[one.group for one in found],
             summaries=[
@@ -76,5 +76,5 @@ class BrokerAdminServicer(AdminReadServicer):
     async def DeleteGroup(
         self, request: broker_pb2.DeleteGroupRequest, context: Context
     ) -> broker_pb2.DeleteGroupResponse:
-        await self._consuming.drop_group(request.group)
+        await self._coordinator.drop_group(request.group)
         return broker_pb2.DeleteGroupResponse()

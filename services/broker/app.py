@@ -51,9 +51,9 @@ class App(MemberApp):
     role = WRITER
     _hand_over: HandOver | None = None  # while it writes under a lease
 
-    async def _open(self, around: MemberContext) -> _Parts | None:
+    async def _open(self, context: MemberContext) -> _Parts | None:
         if not self._config.lease:
-            return self._parts(around, await self._open_store(around, None), None)
+            return self._parts(context, await self._open_store(context, None), None)
         lease = open_lease(self._config.lease, self._config.broker_group)
         reading = await self._our_lease(lease)
         if reading is None:
@@ -61,10 +61,10 @@ class App(MemberApp):
         assert reading.record is not None
         holder = LeaseHolder(lease, reading, self._config.lease_renew_s, self._clock)
         async with holder.renewed():  # recovery may take longer than the lease lasts
-            opened = await self._open_store(around, reading.record)
-        if await self._begin(holder, opened, around.internal_address):
+            opened = await self._open_store(context, reading.record)
+        if await self._begin(holder, opened, context.internal_address):
             self._elections.won(_reason(reading.record))
-            return self._parts(around, opened, holder)
+            return self._parts(context, opened, holder)
         await asyncio.to_thread(opened.store.close)
         self.become(FOLLOWER_MODULE, DEPOSED)
         return None
@@ -92,15 +92,15 @@ class App(MemberApp):
             log.info("handed over before the stop", extra=fields(to=done.member_id))
 
     async def _our_lease(self, lease: Lease) -> Reading | None:
-        trouble = OutageLogger(log, logging.WARNING, "waiting for the lease", "the lease is known")
+        outage = OutageLogger(log, logging.WARNING, "waiting for the lease", "the lease is known")
         while not self.stopping:
             try:
                 reading = await lease.read()
             except LeaseUnavailable as error:
-                trouble.failing(error)
+                outage.failing(error)
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
-            trouble.recovered()
+            outage.recovered()
             record = reading.record
             if record and not record.released and record.holder_id == self._config.member_id:
                 return reading
@@ -108,15 +108,15 @@ class App(MemberApp):
             return None
         return None
 
-    async def _open_store(self, around: MemberContext, lease: LeaseRecord | None) -> Opened:
+    async def _open_store(self, context: MemberContext, lease: LeaseRecord | None) -> Opened:
         before = self._before
         reason = Reason.RESTART if lease is None else _reason(lease)
         handed_over = reason is Reason.HANDOVER and before is not None
         return await asyncio.to_thread(
             open_writer,
             self._config,
-            around.identity.batch_limits,
-            around.identity.store_host,
+            context.identity.batch_limits,
+            context.identity.store_host,
             self._clock,
             epoch_floor=0 if lease is None else lease.epoch,
             log_end=before.log_end if before is not None and handed_over else None,
@@ -125,8 +125,8 @@ class App(MemberApp):
             progress=self._progress(),
         )
 
-    def _parts(self, around: MemberContext, opened: Opened, holder: LeaseHolder | None) -> _Parts:
-        parts = _Parts(around, opened, holder, partial(self.become, FOLLOWER_MODULE))
+    def _parts(self, context: MemberContext, opened: Opened, holder: LeaseHolder | None) -> _Parts:
+        parts = _Parts(context, opened, holder, partial(self.become, FOLLOWER_MODULE))
         self._hand_over = parts.hand_over if holder is not None else None
         return parts
 
@@ -141,56 +141,58 @@ class _Parts:
 
     def __init__(
         self,
-        around: MemberContext,
+        context: MemberContext,
         opened: Opened,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
     ) -> None:
-        config = around.config
-        self._around = around
+        config = context.config
+        self._context = context
         self.seconds = opened.seconds
         self.registrar = Registrar(
             config.namesrv,
             self._registration,
             config.register_namesrv_period / 1000,
-            secret=around.ports.secret,
+            secret=context.ports.secret,
             overtaken=self._overtaken,
         )
         followers, demands = FollowerTable(), StateDemands(opened.state.topics)
-        in_sync = InSyncSet(followers, holder, demands, policy_of(config), around.clock)
-        self._writing = writing = WriterCore(
-            around, opened, in_sync, demands, holder, self.registrar.changed
+        in_sync = InSyncSet(followers, holder, demands, policy_of(config), context.clock)
+        self._writer = writer = WriterCore(
+            context, opened, in_sync, demands, holder, self.registrar.changed
         )
-        self._copies = copies = Replication(around, writing, followers, in_sync, holder, ended)
-        self._clients = clients = ClientApi(around, writing, copies)
-        self.hand_over = copies.hand_over
-        held, consuming = writing.held, clients.consuming
-        admin = BrokerAdminServicer(held, consuming, writing.keeper, clients.policy.new_topic)
+        self._replication = replication = Replication(
+            context, writer, followers, in_sync, holder, ended
+        )
+        self._client_api = client_api = ClientApi(context, writer, replication)
+        self.hand_over = replication.hand_over
+        core, coordinator = writer.core, client_api.coordinator
+        admin = BrokerAdminServicer(core, coordinator, writer.keeper, client_api.policy.new_topic)
         self.servicers = Servicers(
-            around, held, consuming, clients.servicer, admin, copies.servicer
+            context, core, coordinator, client_api.servicer, admin, replication.servicer
         )
         self.collectors: Iterable[Collector] = (
-            clients.collector,
-            copies.collector,
-            held.collector,
+            client_api.collector,
+            replication.collector,
+            core.collector,
         )
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""
-        return [*self._writing.background(), self.registrar.run(), *self._copies.background()]
+        return [*self._writer.background(), self.registrar.run(), *self._replication.background()]
 
     async def _overtaken(self, error: StaleEpoch) -> None:
-        await self._copies.overtaken(error)
+        await self._replication.overtaken(error)
 
     def _registration(self) -> namesrv_pb2.RegisterMemberRequest:
-        store, state = self._writing.storage.store, self._writing.held.state
+        store, state = self._writer.storage.store, self._writer.core.state
         topics = [convert.topic_proto(config) for config in state.topics]
-        policy = self._clients.policy
+        policy = self._client_api.policy
         if policy.auto_create_topics:
             count = policy.auto_created_queues
             topics.append(convert.topic_proto(TopicConfig(AUTO_CREATE_TOPIC, count, count)))
         return namesrv_pb2.RegisterMemberRequest(
-            member=self._writing.described(),
+            member=self._writer.described(),
             data_version=namesrv_pb2.DataVersion(epoch=store.epoch, counter=state.topics.version),
             topics=topics,
             store_id=store.store_id,
@@ -198,5 +200,5 @@ class _Parts:
 
     async def close(self) -> None:
         """The last of the broker."""
-        self._copies.replicas.close()
-        await self._writing.close()
+        self._replication.replicas.close()
+        await self._writer.close()

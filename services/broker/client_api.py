@@ -42,21 +42,23 @@ def policy_of(config: MemberConfig) -> ProducePolicy:
 class ClientApi:
     """Everything behind the client port."""
 
-    def __init__(self, around: MemberContext, writing: WriterCore, copies: Replication) -> None:
-        config, identity = around.config, around.identity
-        clock, metrics = around.clock, around.metrics
-        held, storage, keeper = writing.held, writing.storage, writing.keeper
+    def __init__(
+        self, context: MemberContext, writer: WriterCore, replication: Replication
+    ) -> None:
+        config, identity = context.config, context.identity
+        clock, metrics = context.clock, context.metrics
+        core, storage, keeper = writer.core, writer.storage, writer.keeper
         self.policy = policy = policy_of(config)
-        groups = Groups(held.members)
-        self.consuming = GroupCoordinator(
+        groups = Groups(core.members)
+        self.coordinator = GroupCoordinator(
             keeper,
             storage,
-            held.reader,
+            core.reader,
             groups,
             ReplicaSelector(
                 config.slave_read_enable,
                 config.access_message_in_memory_max_ratio,
-                copies.replicas.copies,
+                replication.replicas.copies,
             ),
             Buckets(
                 config.group_creations_per_peer_max,
@@ -70,22 +72,22 @@ class ClientApi:
         host = identity.store_host
         produce = ProduceHandler(storage, keeper, policy, host, metrics, clock)
         encoder = StructuredEncoder(
-            held.state.topics,
+            core.state.topics,
             policy.auto_created_queues,
             host,
             identity.batch_limits,
             clock,
             random.Random(),
         )
-        self.collector = MemberCollector(metrics, storage, held.state, groups, produce)
+        self.collector = MemberCollector(metrics, storage, core.state, groups, produce)
         self.servicer = BrokerServicer(
             identity,
             produce,
             encoder,
-            held.reader,
-            self.consuming,
-            around.ports.gate,
+            core.reader,
+            self.coordinator,
+            context.ports.gate,
             metrics,
             StreamShares(config.streams_per_peer_max),
-            writing.described,
+            writer.described,
         )

@@ -39,13 +39,13 @@ class GroupCoordinator(GroupReads):
         storage: MemberStorage,
         reader: Reader,
         groups: Groups,
-        adviser: ReplicaSelector,
+        selector: ReplicaSelector,
         creations: Buckets,
         clock: Clock,
         *,
         auto_create_groups: bool,
     ) -> None:
-        super().__init__(keeper.state, reader, groups.table, adviser)
+        super().__init__(keeper.state, reader, groups.table, selector)
         self._keeper = keeper
         self._storage = storage
         self._groups = groups

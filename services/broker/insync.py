@@ -87,7 +87,7 @@ class InSyncSet:
         found = replicated_positions(must_acknowledge, others, ours, self._followers.by_replica_id)
         return found and Replicated(*found, is_alone=must_acknowledge == {ours.replica_id})
 
-    def check_copies(self) -> None:
+    def check_in_sync(self) -> None:
         """Raise SlaveNotAvailable while too few members are in sync."""
         if self.size < self._policy.size_min:
             raise SlaveNotAvailable(

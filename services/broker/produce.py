@@ -140,7 +140,7 @@ class ProduceHandler:
         for_copies = any(segment.demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
         if for_copies:
-            self._storage.authority.check_copies()
+            self._storage.authority.check_in_sync()
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )

@@ -101,7 +101,7 @@ class Replicas:
     ) -> None:
         self.bytes_sent = 0
         self.pace = pace  # of those far behind
-        self.changed = Notifier()  # rings when a follower is further, comes or goes
+        self.changed = Notifier()  # a follower is further, comes or goes
         self.refusals = Refusals()
         self.clock = clock
         self.storage = storage
@@ -192,9 +192,8 @@ class Sender:
         self._replicas = replicas
         self._pin = pin  # what was not sent yet is wanted
         self._let_go = False
-        self._told: tuple[HighWatermarks, int] | None = (
-            None  # positions that the follower was told last
-        )
+        # the positions that were sent last: what is visible, and how far to sync
+        self._told: tuple[HighWatermarks, int] | None = None
         self._told_s = 0.0
 
     def acked(self, ack: Ack) -> None:
@@ -276,7 +275,7 @@ class Sender:
 
     def _to_tell(self) -> tuple[HighWatermarks, int]:
         storage = self._replicas.storage
-        return storage.shown, storage.copies_wanted
+        return storage.shown, storage.followers_flush_to
 
     def _frame(self, chunk: Chunk | None, now_s: float) -> Frame:
         offset, data = self.replica.sent, b""

@@ -32,15 +32,15 @@ class Replication:
 
     def __init__(
         self,
-        around: MemberContext,
-        writing: WriterCore,
+        context: MemberContext,
+        writer: WriterCore,
         followers: FollowerTable,
         in_sync: InSyncSet,
         holder: LeaseHolder | None,
         ended: Callable[[str], None],
     ) -> None:
-        config, clock = around.config, around.clock
-        storage, keeper = writing.storage, writing.keeper
+        config, clock = context.config, context.clock
+        storage, keeper = writer.storage, writer.keeper
         self._storage = storage
         self._holder = holder
         self._ended = ended
@@ -55,9 +55,9 @@ class Replication:
             self.replicas,
             self.in_sync,
             self.hand_over,
-            around.identity,
+            context.identity,
             config,
-            around.ports.gate,
+            context.ports.gate,
         )
 
     def background(self) -> list[Coroutine[Any, Any, None]]:

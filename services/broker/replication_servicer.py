@@ -70,9 +70,8 @@ class ReplicationServicer:
         replica_id = ReplicaId(first.hello.member_id, first.hello.store_id)
         follower = self._checked(first.hello, replica_id)
         start = await self._replicas.start_of_copy(follower)
-        self._check_free(
-            replica_id
-        )  # before the hello: it would tell who has no place here to go on
+        # Before our hello: a follower that is refused must not adopt our epochs.
+        self._check_free(replica_id)
         await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
         if start != follower.log_end:
             return  # it cuts its log, and comes again

@@ -50,16 +50,16 @@ class BrokerServicer(ReadServicer):
         produce: ProduceHandler,
         encoder: StructuredEncoder,
         reader: Reader,
-        consuming: GroupCoordinator,
+        coordinator: GroupCoordinator,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
         described: Callable[[], namesrv_pb2.Member],
     ) -> None:
-        super().__init__(identity, reader, consuming, metrics, described)
+        super().__init__(identity, reader, coordinator, metrics, described)
         self._produce = produce
         self._encoder = encoder
-        self._consuming = consuming
+        self._coordinator = coordinator
         self._gate = gate
         self._shares = shares
 
@@ -193,7 +193,7 @@ class BrokerServicer(ReadServicer):
         self, first: broker_pb2.JoinGroupRequest, address: str, context: Context
     ) -> None:
         subscriptions = [convert.subscription(s) for s in first.subscriptions]
-        stream = await self._consuming.join(first.group, first.client_id, subscriptions, address)
+        stream = await self._coordinator.join(first.group, first.client_id, subscriptions, address)
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_subscriptions(context, stream))
@@ -207,7 +207,7 @@ class BrokerServicer(ReadServicer):
                 reading.cancel()
                 stopping.cancel()
         finally:
-            self._consuming.left(stream)
+            self._coordinator.left(stream)
 
     async def _read_subscriptions(self, context: Context, stream: MemberStream) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
@@ -219,23 +219,23 @@ class BrokerServicer(ReadServicer):
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:
         check_items(request.commits)
-        self._consuming.check_open()  # the whole call then: a client asks the new writer at once
-        if not self._consuming.is_there(request.group):
+        self._coordinator.check_open()  # the whole call then: a client asks the new writer at once
+        if not self._coordinator.is_there(request.group):
             refused = [self._unreal(commit) for commit in request.commits]
             if None not in refused:
                 return broker_pb2.CommitOffsetsResponse(results=filter(None, refused))
-            await self._consuming.ensure_group(request.group, address_of(context.peer()))
+            await self._coordinator.ensure_group(request.group, address_of(context.peer()))
         results = [self._commit(request.group, commit) for commit in request.commits]
         kept = {result.queue.topic for result in results if not result.HasField("error")}
         if kept:
-            await self._consuming.stored(kept)
+            await self._coordinator.stored(kept)
         return broker_pb2.CommitOffsetsResponse(results=results)
 
     def _unreal(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult | None:
         """Why no group is made for a commit; None: one is."""
         queue, position = commit.queue, convert.position(commit.position)
         try:
-            self._consuming.check_real(queue.topic, queue.queue_id, position)
+            self._coordinator.check_real(queue.topic, queue.queue_id, position)
         except CometError as error:
             return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
         return None
@@ -243,7 +243,7 @@ class BrokerServicer(ReadServicer):
     def _commit(self, group: str, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
         queue = commit.queue
         try:
-            kept = self._consuming.commit(
+            kept = self._coordinator.commit(
                 group, queue.topic, queue.queue_id, convert.position(commit.position)
             )
         except CometError as error:

@@ -44,7 +44,7 @@ class StateWriter:
     def _write_now(self) -> None:
         try:
             self._keeper.write_offsets()
-            self._keeper.write_copy_if_due(self._config.state_copy_interval_bytes)
+            self._keeper.write_snapshot_if_due(self._config.state_copy_interval_bytes)
         except (Shortage, BrokerDraining) as error:
             log.error("offsets are not written", extra=fields(reason=str(error)))
 

@@ -25,20 +25,20 @@ class WriterCore:
 
     def __init__(
         self,
-        around: MemberContext,
+        context: MemberContext,
         opened: Opened,
         authority: WriteAuthority,
         demands: StateDemands,
         holder: LeaseHolder | None,
         on_topics: Callable[[], None],
     ) -> None:
-        clock, metrics = around.clock, around.metrics
-        self._around = around
-        self._config = around.config
+        clock, metrics = context.clock, context.metrics
+        self._context = context
+        self._config = context.config
         self._metrics = metrics
         self.storage = MemberStorage(
             opened.store,
-            around.flush_policy(),
+            context.flush_policy(),
             clock,
             authority,
             metrics.flush_s.observe,
@@ -46,17 +46,17 @@ class WriterCore:
         )
         if holder is not None:
             holder.serve(self.storage)
-        host, drop = around.identity.store_host, self._forget_topic
+        host, drop = context.identity.store_host, self._forget_topic
         self.keeper = StateKeeper(
             opened.state, self.storage, host, clock, demands, on_topics, drop, metrics.forget_group
         )
         write_snapshot = self.keeper.write_snapshot
-        self.held = MemberCore(around, self.storage, opened.state, write_snapshot=write_snapshot)
-        self._state_writer = StateWriter(around.config, self.keeper, self.storage, clock)
+        self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
+        self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
 
     def described(self) -> namesrv_pb2.Member:
         """This member as it registers with name servers."""
-        return self._around.member_proto(common_pb2.MEMBER_ROLE_WRITER, self.storage.store.epoch)
+        return self._context.member_proto(common_pb2.MEMBER_ROLE_WRITER, self.storage.store.epoch)
 
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)
@@ -73,7 +73,7 @@ class WriterCore:
             ),
             self._state_writer.write(),
             self._state_writer.export(),
-            self.held.retention.run(),
+            self.core.retention.run(),
         ]
 
     async def close(self) -> None:
@@ -84,8 +84,8 @@ class WriterCore:
             if not self.storage.failed:
                 await self._state_writer.finish()
         finally:
-            self.held.reader.close()
-            await asyncio.to_thread(self.held.retention.close)
+            self.core.reader.close()
+            await asyncio.to_thread(self.core.retention.close)
             await asyncio.to_thread(self.storage.close)
 
 

@@ -51,42 +51,41 @@ class App(MemberApp):
 
     name = "haslave"
     role = FOLLOWER
-    _shown: Callable[[], HighWatermarks] = (
-        HighWatermarks  # by which a writer has shown what is here
-    )
+    # by which a writer has shown what is here
+    _shown: Callable[[], HighWatermarks] = HighWatermarks
     _following: Following | None = None  # once the store is open
 
-    async def _open(self, around: MemberContext) -> _Parts | None:
+    async def _open(self, context: MemberContext) -> _Parts | None:
         if not self._config.lease:
             self.become(WRITER_MODULE, "alone")
             return None
         opened = await asyncio.to_thread(
             open_copy, self._config, self._clock, progress=self._progress()
         )
-        elector = self._elector(around, opened)
+        elector = self._elector(context, opened)
         step = await elector.look()
         if isinstance(step, Lead):
             await asyncio.to_thread(opened.store.close)
             self.lead(step, opened.store, None)
             return None
-        parts = _Parts(self, around, opened, elector)
+        parts = _Parts(self, context, opened, elector)
         self._shown = lambda: parts.storage.watermarks.shown
         self._following = parts.following
         if step is not None:
             parts.follow(step)
         return parts
 
-    def _elector(self, around: MemberContext, opened: OpenedFollower) -> Elector:
+    def _elector(self, context: MemberContext, opened: OpenedFollower) -> Elector:
         config, store = self._config, opened.store
 
-        peers = Peers(config.broker_group, config.peer_addresses(), around.ports.secret)
+        peers = Peers(config.broker_group, config.peer_addresses(), context.ports.secret)
 
         def status(promised_until_s: float, forced: bool) -> ReplicaStatus:
             return ReplicaStatus(
                 config.broker_group,
                 config.member_id,
                 store.store_id,
-                around.internal_address,
+                context.internal_address,
                 store.epoch,
                 store.appended_offset,
                 store.former_store_id,
@@ -120,11 +119,11 @@ class _Parts:
     """Everything that needs the open store."""
 
     def __init__(
-        self, app: App, around: MemberContext, opened: OpenedFollower, elector: Elector
+        self, app: App, context: MemberContext, opened: OpenedFollower, elector: Elector
     ) -> None:
-        config, identity, metrics = around.config, around.identity, around.metrics
+        config, identity, metrics = context.config, context.identity, context.metrics
         self._app = app
-        self._around = around
+        self._context = context
         self._elector = elector
         self._cut: CutNeeded | None = None
         self._lease_known = False
@@ -132,47 +131,47 @@ class _Parts:
         self.seconds = opened.seconds
         register_s = config.register_namesrv_period / 1000
         self.registrar = Registrar(
-            config.namesrv, self._registration, register_s, secret=around.ports.secret
+            config.namesrv, self._registration, register_s, secret=context.ports.secret
         )
         self.storage = FollowerStorage(
             opened.store,
             opened.state,
-            around.flush_policy(),
-            around.clock,
+            context.flush_policy(),
+            context.clock,
             metrics.flush_s.observe,
             metrics.forget_topic,
             metrics.forget_group,
         )
-        self._held = held = MemberCore(around, self.storage, opened.state.state, copy=True)
-        follower = _who_follows(around)
-        self.following = Following(self.storage, follower, elector.promise, around.clock)
+        self._core = core = MemberCore(context, self.storage, opened.state.state, copy=True)
+        follower = _who_follows(context)
+        self.following = Following(self.storage, follower, elector.promise, context.clock)
         memory_percent = config.access_message_in_memory_max_ratio
-        adviser = ReplicaSelector(config.slave_read_enable, memory_percent, self._as_copy)
-        groups = GroupReads(held.state, held.reader, held.members, adviser)
+        selector = ReplicaSelector(config.slave_read_enable, memory_percent, self._as_copy)
+        groups = GroupReads(core.state, core.reader, core.members, selector)
         self.servicers = Servicers(
-            around,
-            held,
+            context,
+            core,
             groups,
-            ReadServicer(identity, held.reader, groups, metrics, self._described),
-            AdminReadServicer(held, groups),
+            ReadServicer(identity, core.reader, groups, metrics, self._described),
+            AdminReadServicer(core, groups),
             FollowerServicer(identity, config, opened.store, elector),
         )
         self.collectors: Iterable[Collector] = (
-            StoreCollector(metrics, self.storage, held.state),
+            StoreCollector(metrics, self.storage, core.state),
             FollowerCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
-            held.collector,
+            core.collector,
         )
 
     def _as_copy(self) -> list[ReadReplica]:
         """What this follower can say about followers."""
-        return [ReadReplica(self._around.config.member_id, self.following.behind_bytes)]
+        return [ReadReplica(self._context.config.member_id, self.following.behind_bytes)]
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the process follows."""
         return [
-            self.storage.run(self._around.config.flush_interval_consume_queue / 1000),
+            self.storage.run(self._context.config.flush_interval_consume_queue / 1000),
             self.registrar.run(),
-            self._held.retention.run(),
+            self._core.retention.run(),
             self._follow(),
             self._watch_lease(),
             self._tell_epochs(),
@@ -191,14 +190,14 @@ class _Parts:
 
     async def _watch_lease(self) -> None:
         """Look at the lease now and then, whenever the writer has gone, and when it may be ours."""
-        pause_s = self._around.config.lease_poll_s
+        pause_s = self._context.config.lease_poll_s
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self.following.lost.wait()
             self.following.lost.clear()
             step = await self._elector.look()
-            pause_s = self._around.config.lease_poll_s
+            pause_s = self._context.config.lease_poll_s
             if isinstance(step, Lead):
                 self.following.follow("")
                 self._app.lead(step, self._store, self.following.heard_s)
@@ -233,15 +232,15 @@ class _Parts:
         )
 
     def _described(self) -> namesrv_pb2.Member:
-        return self._around.member_proto(common_pb2.MEMBER_ROLE_FOLLOWER, self._store.epoch)
+        return self._context.member_proto(common_pb2.MEMBER_ROLE_FOLLOWER, self._store.epoch)
 
     async def close(self) -> None:
         """The last of the follower: the cut, if there is one to make, and the store's mark."""
-        self._held.reader.close()
+        self._core.reader.close()
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._held.retention.close()
+        self._core.retention.close()
         self.storage.end_threads()
         if self._cut is not None and not self.storage.failed:
             if self._cut.anew:
@@ -251,12 +250,12 @@ class _Parts:
         self.storage.close()
 
 
-def _who_follows(around: MemberContext) -> Follower:
-    config = around.config
+def _who_follows(context: MemberContext) -> Follower:
+    config = context.config
     return Follower(
         config.cluster,
         config.broker_group,
         config.member_id,
         config.mapped_file_size_commit_log,
-        around.ports.secret,
+        context.ports.secret,
     )

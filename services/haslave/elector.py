@@ -64,7 +64,7 @@ class Elector:
         self._clock = clock
         self._promised_until_s = 0.0
         self._order: ForcedElection | None = None
-        self._trouble = OutageLogger(
+        self._outage = OutageLogger(
             log, logging.WARNING, "the lease is not known", "the lease is known again"
         )
         self._unled = OutageLogger(
@@ -117,7 +117,7 @@ class Elector:
             log.info("somebody else has written the lease first")
             return None
         except LeaseUnavailable as error:
-            self._trouble.failing(error)
+            self._outage.failing(error)
             return None
 
     def _tell_why(self, step: Step) -> None:
@@ -127,7 +127,7 @@ class Elector:
         self._unled.failing(step.why, advice=advice)
 
     def _saw(self, record: LeaseRecord | None, answers: Answers | None) -> Step:
-        self._trouble.recovered()
+        self._outage.recovered()
         self.record = record
         if self._order is not None and self._order.record != record:
             log.warning("the lease was written since: the order to lead is void")

@@ -107,7 +107,7 @@ class WatchChanges:
         return Change(
             add=[key for key, wanted in some if wanted],
             remove=[key for key, wanted in some if not wanted],
-            want=[] if self._watched else [key for key, _ in _take_some(self._inline)],
+            inline_wanted=[] if self._watched else [key for key, _ in _take_some(self._inline)],
             delivered=self.deliveries.take(),
         )
 

@@ -43,13 +43,13 @@ class HoldService:
         self._holds.close(session, self._clock.monotonic_s())
         self._answers.forget(session)
 
-    def park(self, session: Session, hold_id: int, want: HoldSpec) -> None:
+    def park(self, session: Session, hold_id: int, spec: HoldSpec) -> None:
         """Hold a pull; its answer comes into the session's inbox. LimitExceeded."""
-        link = self._brokers.link(want.key.broker_group)
-        is_new = self._holds.queues.find(want.key) is None
-        hold = self._holds.park(session, hold_id, want, self._clock.monotonic_s())
+        link = self._brokers.link(spec.key.broker_group)
+        is_new = self._holds.queues.find(spec.key) is None
+        hold = self._holds.park(session, hold_id, spec, self._clock.monotonic_s())
         if is_new:
-            link.watch(want.key)
+            link.watch(spec.key)
         if hold.state is HoldState.PULLING:
             link.pulls.pull([hold])
         else:

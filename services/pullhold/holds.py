@@ -71,15 +71,15 @@ class Holds:
             self.end(hold, now_s)
         self.clients.close(session)
 
-    def park(self, session: Session, hold_id: int, want: HoldSpec, now_s: float) -> Hold:
+    def park(self, session: Session, hold_id: int, spec: HoldSpec, now_s: float) -> Hold:
         """Hold a pull. PULLING when there may be something at once. LimitExceeded; InvalidRequest
         for a number that an open hold of the call has.
         """
         if hold_id in session.holds:
             raise InvalidRequest(f"hold_id: {hold_id} is held already")
         self.clients.check_room(session)
-        queue = self.queues.ensure(want.key, now_s)
-        hold = Hold(session, hold_id, want, now_s)
+        queue = self.queues.ensure(spec.key, now_s)
+        hold = Hold(session, hold_id, spec, now_s)
         self.clients.add(hold)
         queue.holds[hold] = None
         self._deadlines.push(hold.deadline_s, hold, len(self))

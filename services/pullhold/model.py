@@ -96,17 +96,17 @@ class Hold:
         "state",
     )
 
-    def __init__(self, session: Session, hold_id: int, want: HoldSpec, now_s: float) -> None:
+    def __init__(self, session: Session, hold_id: int, spec: HoldSpec, now_s: float) -> None:
         self.session = session
         self.hold_id = hold_id
-        self.key = want.key
-        self.generation = want.generation
-        self.offset = want.offset  # the next message that it has not looked at
-        self.codes = want.codes
-        self.request = want.request
-        self.limits = want.limits
+        self.key = spec.key
+        self.generation = spec.generation
+        self.offset = spec.offset  # the next message that it has not looked at
+        self.codes = spec.codes
+        self.request = spec.request
+        self.limits = spec.limits
         self.parked_s = now_s
-        self.deadline_s = now_s + want.hold_s
+        self.deadline_s = now_s + spec.hold_s
         self.empty_pulls = 0  # in a row
         self.state = HoldState.WAITING
 

@@ -94,11 +94,11 @@ class Change:
 
     add: Sequence[ClusterQueue] = ()
     remove: Sequence[ClusterQueue] = ()
-    want: Sequence[ClusterQueue] = ()
+    inline_wanted: Sequence[ClusterQueue] = ()
     delivered: Sequence[member_pb2.InlineDelivery] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.add or self.remove or self.want or self.delivered)
+        return bool(self.add or self.remove or self.inline_wanted or self.delivered)
 
 
 class BrokerPeer:
@@ -241,7 +241,7 @@ class ArrivalStream:
         request = member_pb2.WatchArrivalsRequest(
             add=map(_queue_proto, change.add),
             remove=map(_queue_proto, change.remove),
-            inline_wanted=map(_queue_proto, change.want),
+            inline_wanted=map(_queue_proto, change.inline_wanted),
             inline_deliveries=change.delivered,
         )
         with _internal_errors():

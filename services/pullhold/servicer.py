@@ -72,14 +72,14 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
             raise InvalidRequest(f"hold_id: {request.hold_id} is held already")
         try:
             self._gate.check()
-            self._service.park(session, request.hold_id, _want(request.hold))
+            self._service.park(session, request.hold_id, _spec_of(request.hold))
         except CometError as error:
             self._service.refuse(session, request.hold_id, error)
 
     async def Hold(self, request: hold_pb2.HoldRequest, context: Context) -> hold_pb2.HoldResponse:
-        want = _want(request)
+        spec = _spec_of(request)
         with self._session(context) as session:
-            self._service.park(session, 0, want)
+            self._service.park(session, 0, spec)
             answer = await session.inbox.take()
         assert answer is not None, "every hold is answered before its inbox is closed"
         if answer.error is not None:
@@ -87,7 +87,7 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
         return hold_pb2.HoldResponse(pull=answer.response)
 
 
-def _want(request: hold_pb2.HoldRequest) -> HoldSpec:
+def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
     """InvalidRequest, OffsetInvalid, FilterInvalid. What else a pull may have wrong, names that do
     not exist above all, the broker tells.
     """

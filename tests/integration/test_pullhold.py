@@ -513,9 +513,8 @@ async def test_the_safety_check_finds_what_an_arrival_did_not_tell(
     ):
         await broker.put_topic("t")
         lane = await parked(pullhold, ("t", 0, 0))
-        monkeypatch.setattr(
-            "cometmq.member.storage.arrivals.Watch.note", lambda *_: None
-        )  # lose it
+        # The arrival is lost.
+        monkeypatch.setattr("cometmq.member.storage.arrivals.Watch.note", lambda *_: None)
         await broker.send("t", 0, b"one")
         assert (await lane.answer()).response.pull.count == 1
         assert pullhold.safety_finds == 1

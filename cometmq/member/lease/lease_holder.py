@@ -55,7 +55,7 @@ class LeaseHolder:
         self._one_at_a_time = asyncio.Lock()
         self._released = False
         self.held = True  # for metrics: the last write or reading went well
-        self._trouble = OutageLogger(
+        self._outage = OutageLogger(
             log, logging.WARNING, "the lease is not written", "the lease is written again"
         )
 
@@ -190,7 +190,7 @@ class LeaseHolder:
                 await self._write(record)
                 return False
             except (LeaseConflict, LeaseUnavailable) as error:
-                self._trouble.failing(error)
+                self._outage.failing(error)
                 if await self._look():
                     return True
                 if stopping():
@@ -202,7 +202,7 @@ class LeaseHolder:
             await self._write(record)
         except (LeaseConflict, LeaseUnavailable) as error:
             self.held = False
-            self._trouble.failing(error)
+            self._outage.failing(error)
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
@@ -215,7 +215,7 @@ class LeaseHolder:
             raise
         self._state.written(record)
         self.held = True
-        self._trouble.recovered()
+        self._outage.recovered()
         self._changed()
 
     async def _look(self) -> bool:

@@ -78,7 +78,7 @@ class Peers:
         self._broker_group = broker_group
         self._addresses = addresses or {}
         self._secret = secret
-        self._trouble = {member: _silence() for member in self._addresses}
+        self._outage = {member: _silence() for member in self._addresses}
 
     async def ask(self, member_ids: Iterable[int]) -> dict[int, Peer]:
         """How these stand; those that do not answer, or are not known, are missing."""
@@ -96,9 +96,9 @@ class Peers:
                         member_pb2.DescribeReplicaRequest(), timeout=DEADLINE_S
                     )
         except CometError as error:
-            self._trouble[member_id].failing(error, member=member_id)
+            self._outage[member_id].failing(error, member=member_id)
             return None
-        self._trouble[member_id].recovered(member=member_id)
+        self._outage[member_id].recovered(member=member_id)
         if (answer.broker_group, answer.member_id) != (self._broker_group, member_id):
             log.error(
                 "another member answers for a peer: see the option peers",

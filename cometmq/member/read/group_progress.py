@@ -23,13 +23,13 @@ class Progress:
 
 class GroupReads:
     """Groups and their offsets, to be read. ``members``: the live ones, none on a follower.
-    ``adviser``: says where groups pull next.
+    ``selector``: says where groups pull next.
     """
 
     def __init__(
-        self, state: BrokerState, reader: Reader, members: MemberTable, adviser: ReplicaSelector
+        self, state: BrokerState, reader: Reader, members: MemberTable, selector: ReplicaSelector
     ) -> None:
-        self._adviser = adviser
+        self._selector = selector
         self._state = state
         self._reader = reader
         self._members = members
@@ -45,7 +45,7 @@ class GroupReads:
 
     def suggested(self, group: str, backlog_bytes: int) -> int | None:
         """The member that the group is to pull from next; None = the writer."""
-        return self._adviser.member(self._state.groups, group, backlog_bytes)
+        return self._selector.member(self._state.groups, group, backlog_bytes)
 
     def progress(self, group: str, topic: str = "") -> list[Progress]:
         """The group in every queue that it committed for or that its members read, in order of

@@ -25,15 +25,15 @@ class Servicers:
 
     def __init__(
         self,
-        around: MemberContext,
+        context: MemberContext,
         core: MemberCore,
         groups: GroupReads,
         clients: ReadServicer,
         admin: AdminReadServicer,
         replication: ReplicationPart,
     ) -> None:
-        storage, gate = core.storage, around.ports.gate
-        counts = ArrivalCounts(around.metrics, groups, core.state)
+        storage, gate = core.storage, context.ports.gate
+        counts = ArrivalCounts(context.metrics, groups, core.state)
         self._clients = clients
         self._admin = admin
         self._members = MemberServicer(

@@ -1,8 +1,8 @@
 """The writer's state: plans a change, appends its record, applies it when the record is on disk.
 
 One change at a time: plans enter the log in the order in which they were made. Committed offsets
-are the exception: they count at once, and those of one turn of the
-loop enter the log together, before any of them is answered.
+are the exception: they count at once, and those of one turn of the loop enter the log together,
+before any of them is answered.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class StateKeeper:
         demands = self.demands_of(topics)
         if not demands & REPLICATED:
             return await self._storage.stored(self._offsets_end, demands)
-        self._storage.authority.check_copies()
+        self._storage.authority.check_in_sync()
         try:
             async with asyncio.timeout(OFFSETS_COPIED_S_MAX):
                 await self._storage.stored(self._offsets_end, demands)
@@ -246,7 +246,7 @@ class StateKeeper:
         known = (self.state.topics.find(topic) for topic in topics)
         return union(DurabilityClass.of_topic(config) for config in known if config is not None)
 
-    def write_copy_if_due(self, interval_bytes: int) -> None:
+    def write_snapshot_if_due(self, interval_bytes: int) -> None:
         """Append a state snapshot when the log has grown by ``interval_bytes`` since the last. May
         raise DiskFull.
         """
@@ -297,7 +297,7 @@ class StateKeeper:
         is_first = not self._demands.of_topics & REPLICATED
         while True:
             try:
-                return self._storage.authority.check_copies()
+                return self._storage.authority.check_in_sync()
             except SlaveNotAvailable:
                 if not is_first or self._clock.monotonic_s() >= until_s:
                     raise

@@ -73,7 +73,7 @@ def open_writer(
     again.
     """
     started_s = clock.monotonic_s()
-    look = _WriterLook(config, log_end)
+    approval = _WriterApproval(config, log_end)
     store = MessageStore.open(
         config.store_path,
         _store_options(config, limits),
@@ -81,9 +81,9 @@ def open_writer(
         epoch_floor=epoch_floor,
         observer=QueueChanges(),
         progress=progress,
-        approve=look,
+        approve=approval,
     )
-    state = look.state
+    state = approval.state
     try:
         is_other = store.state_lost is not None or store.adoption is not None
         if is_other or not keeps_positions or _lost_its_end(store, log_end):
@@ -91,9 +91,9 @@ def open_writer(
             # Another writer, of which this log has nothing, may have gone on from it too.
             state.generations.count_in(store.epoch)
             if store.state_lost is not None:
-                _rebuild(store, state, look, config)
+                _rebuild(store, state, approval, config)
             if store.adoption is not None:
-                adoption.adopt_tables(store, store.adoption, look.tables, state, config, common)
+                adoption.adopt_tables(store, store.adoption, approval.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
         orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
@@ -120,7 +120,7 @@ def _lost_its_end(store: MessageStore, log_end: int | None) -> bool:
     return store.has_damage or (not store.clean_start and log_end is None)
 
 
-class _WriterLook:
+class _WriterApproval:
     """Reads what the store's log and another program's tables say, while the folder is as the last
     stop left it: what cannot be read is refused without a trace.
     """
@@ -217,25 +217,25 @@ def open_copy(
 ) -> OpenedFollower:
     """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
     started_s = clock.monotonic_s()
-    look = _FollowerLook(config)
+    approval = _FollowerApproval(config)
     store = FollowerStore.open(
         config.store_path,
         # A writer waits for our word that something is written: the pool would only delay it.
         replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
         observer=QueueChanges(),
         progress=progress,
-        approve=look,
+        approve=approval,
     )
     try:
-        state = _copy_of(store, look, config)
+        state = _copy_of(store, approval, config)
     except BaseException:
         store.abandon()
         raise
     return OpenedFollower(store, state, _log_opened(store, clock.monotonic_s() - started_s))
 
 
-class _FollowerLook:
-    """As :class:`_WriterLook`, of a follower."""
+class _FollowerApproval:
+    """As :class:`_WriterApproval`, of a follower."""
 
     def __init__(self, config: MemberConfig) -> None:
         self.state = _new_state(config)
@@ -256,15 +256,17 @@ class _FollowerLook:
             self.why_anew = str(error)
 
 
-def _copy_of(store: FollowerStore, look: _FollowerLook, config: MemberConfig) -> FollowerState:
+def _copy_of(
+    store: FollowerStore, approval: _FollowerApproval, config: MemberConfig
+) -> FollowerState:
     def new_state() -> BrokerState:
         return _new_state(config)
 
-    state = look.state
-    if look.why_anew:
+    state = approval.state
+    if approval.why_anew:
         # The log was cut below its last complete copy of the state. It is a copy itself, so it can
         # be had again.
-        log.error("the log is copied anew", extra=fields(reason=look.why_anew))
+        log.error("the log is copied anew", extra=fields(reason=approval.why_anew))
         store.start_anew(store.min_offset)
         state = new_state()
     _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
@@ -302,12 +304,12 @@ def _log_opened(store: BaseStore, seconds: float) -> float:
 
 
 def _rebuild(
-    store: MessageStore, state: BrokerState, look: _WriterLook, config: MemberConfig
+    store: MessageStore, state: BrokerState, approval: _WriterApproval, config: MemberConfig
 ) -> None:
     told = rebuilding.rebuild(
         state,
-        look.commits,
-        look.exported,
+        approval.commits,
+        approval.exported,
         [*store.queues(), *((topic, n - 1) for topic, n in (store.state_lost or {}).items() if n)],
         lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
         config.flush_disk_type.value,

@@ -30,7 +30,7 @@ class WriteAuthority(Protocol):
         """
         ...
 
-    def check_copies(self) -> None:
+    def check_in_sync(self) -> None:
         """Raise SlaveNotAvailable while too few members are in sync."""
         ...
 
@@ -44,5 +44,5 @@ class SoleWriter:
     def replicated(self, own: Watermarks) -> Replicated | None:
         return Replicated(own.flushed, own.flushed, is_alone=True)
 
-    def check_copies(self) -> None:
+    def check_in_sync(self) -> None:
         pass

@@ -1,9 +1,8 @@
 """An open store with its positions: what is appended, acknowledged, readable.
 
 The event loop owns everything here. It appends; the flush thread says how far the log is on disk;
-from that follow released acknowledgements and readable maxima.
-Reads may come from any thread: they use only the store's positional reads and the plain dictionary
-of maxima.
+from that follow released acknowledgements and readable maxima. Reads may come from any thread: they
+use only the store's positional reads and the plain dictionary of maxima.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class MemberStorage(BaseStorage):
         self.watermarks = Watermarks(store.appended_offset, store.flushed_offset)
         self.authority = authority
         self.shown = HighWatermarks()  # by which consumers see messages
-        self.copies_wanted = 0  # end of the newest batch that waits for followers' disks
+        self.followers_flush_to = 0  # end of the newest batch that waits for followers' disks
         self.sealed = False  # nothing may be appended: the role is being handed over, or is lost
         self._deposed = False
         self._alone = False  # in sync: then replicated means on our disk
@@ -311,7 +310,7 @@ class MemberStorage(BaseStorage):
         if demands & _ON_DISK or (demands and self._alone):
             self._flusher.demand(end)
         if demands & DurabilityClass.REPLICATED_FLUSHED:
-            self.copies_wanted = end
+            self.followers_flush_to = end
         queue = self._acks.get(demands)
         if queue is None:
             queue = self._acks[demands] = AckQueue()

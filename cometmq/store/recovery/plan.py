@@ -32,9 +32,8 @@ class Plan:
     last: LastRecord = field(default_factory=LastRecord)  # before the start, if known
     known_end: int = 0  # the log was on the disk at least up to here
     known_time_ms: int = 0  # … and up to the records of this store time
-    tally: QueueTotals = field(
-        default_factory=QueueTotals
-    )  # what the queues hold of the log before the start
+    # what the queues hold of the log before the start
+    tally: QueueTotals = field(default_factory=QueueTotals)
     process_only: bool = False  # the machine runs on: everything that was written is there
     kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
     is_foreign: bool = False  # another program wrote queues, or may have

@@ -51,7 +51,7 @@ class SetAuthority(SoleWriter):
     def replicated(self, own: Watermarks) -> Replicated | None:
         return self._found[0] if self._found else super().replicated(own)
 
-    def check_copies(self) -> None:
+    def check_in_sync(self) -> None:
         self.check()
 
 

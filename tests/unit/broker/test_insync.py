@@ -198,7 +198,7 @@ async def test_one_that_goes_before_the_lease_can_be_written_is_not_added(writer
 async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
     in_sync = writer.in_sync
     with pytest.raises(SlaveNotAvailable, match=r"^1 of the broker group's members is in sync, 2 "):
-        in_sync.check_copies()
+        in_sync.check_in_sync()
     ticket = writer.member.append("C", 0, b"x")
     assert ticket.acked is not None
     await writer.member.on_disk()

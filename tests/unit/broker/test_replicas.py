@@ -132,7 +132,7 @@ async def test_who_waits_for_its_disk_is_told_at_once(replicas: Replicas) -> Non
     end = grow(replicas)
     with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
-        replicas.storage.copies_wanted = end
+        replicas.storage.followers_flush_to = end
         frame = await sender.next_frame()
         assert frame is not None
         assert (frame.data, frame.flush_to) == (b"", end)
@@ -144,7 +144,7 @@ async def test_a_wait_for_its_disk_is_told_with_the_bytes_that_are_to_be_there(
     end = grow(replicas)
     with replicas.join(ReplicaId(1, "store"), 0) as sender:
         assert await sender.next_frame() is not None
-        replicas.storage.copies_wanted = later = grow(replicas)
+        replicas.storage.followers_flush_to = later = grow(replicas)
         waiting = asyncio.create_task(sender.next_frame())
         await asyncio.sleep(0)
         assert not waiting.done()

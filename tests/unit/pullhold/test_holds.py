@@ -87,9 +87,8 @@ def test_a_hold_that_passed_messages_is_answered_soon_so_that_its_group_commits(
     holds.observe_arrival(A0, 1, 3, BLUE, 1.0)
     assert holds.observe_arrival(A1, 1, 3, ANY, 1.0) == [by_pull]
     holds.pulled(by_pull, 1, 3, 1.0)
-    holds.observe_arrival(
-        A0, 1, 4, frozenset({9}), 2.0
-    )  # the time counts from the first message passed
+    # The time counts from the first message passed.
+    holds.observe_arrival(A0, 1, 4, frozenset({9}), 2.0)
     assert list(holds.due(1.0 + PASSED_S_MAX)) == [(by_tags, Due.DEADLINE), (by_pull, Due.DEADLINE)]
     assert (by_tags.offset, by_pull.offset) == (4, 3)
 

@@ -112,12 +112,10 @@ def test_a_member_that_answers_is_not_pushed_out(handshake: Handshake) -> None:
     with pytest.raises(MemberIdTaken, match="member 1"):
         handshake.check_free(another, there, 51.0)
     assert handshake.refusals.counts == only(Reason.MEMBER)
-    handshake.check_free(
-        another, there, 50.0 + SILENCE_S_MAX
-    )  # its machine is gone, its disk replaced
-    handshake.check_free(
-        another, [Replica(replica_id, 0, 50.0)], 51.0
-    )  # whoever that is has said nothing yet
+    # Its machine is gone, its disk replaced.
+    handshake.check_free(another, there, 50.0 + SILENCE_S_MAX)
+    # The other has said nothing yet.
+    handshake.check_free(another, [Replica(replica_id, 0, 50.0)], 51.0)
 
 
 @pytest.mark.parametrize(

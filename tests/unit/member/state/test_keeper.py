@@ -266,7 +266,7 @@ async def test_a_copy_knows_the_changes_on_their_way(
         held.hold()
         dropping = asyncio.create_task(member.keeper.drop_topic("T"))
         await until(lambda: held.waiting)
-        member.keeper.write_copy_if_due(0)
+        member.keeper.write_snapshot_if_due(0)
         held.release()
         await dropping
         assert "T" not in load(member.store, BrokerState).topics
@@ -277,12 +277,12 @@ async def test_a_copy_is_due_after_so_many_bytes(tmp_path: Path) -> None:
     async with living_member(tmp_path) as member:
         await member.put("T")
         records = state_records(member)
-        member.keeper.write_copy_if_due(10_000)
+        member.keeper.write_snapshot_if_due(10_000)
         assert state_records(member) == records
         member.append("T", 0, b"." * 10_000)
-        member.keeper.write_copy_if_due(10_000)
+        member.keeper.write_snapshot_if_due(10_000)
         assert state_records(member) == records + 1
-        member.keeper.write_copy_if_due(10_000)
+        member.keeper.write_snapshot_if_due(10_000)
         assert state_records(member) == records + 1
 
 
