@@ -9,7 +9,7 @@ import pytest
 from cometmq.admin import brokers, group_status, ops
 from cometmq.admin.connection import Connection
 from cometmq.errors import GroupNotFound, InvalidRequest, NoFollower
-from cometmq.v1 import member_pb2
+from cometmq.v1 import member_pb2, namesrv_pb2
 from tests.support.cluster.broker import SYNC, running_namesrv
 from tests.support.cluster.live_group import live_group
 from tests.support.waiting import until_async
@@ -76,14 +76,23 @@ async def test_who_was_in_sync_is_known_without_a_writer(tmp_path: Path) -> None
         replica_ids = [(0, writer.store_id), (1, follower.store_id)]
         assert [(s.member_id, s.store_id) for s in writer.lease.in_sync] == replica_ids
         await group[0].crash()
+        # The name server would take it out after two minutes of silence.
+        gone = namesrv_pb2.UnregisterMemberRequest(
+            cluster=group[0].config.cluster,
+            broker_group=writer.broker_group,
+            member_id=writer.member_id,
+            epoch=writer.epoch,
+            store_id=writer.store_id,
+        )
+        await connection.ask_namesrv(lambda stub: stub.UnregisterMember, gone)
 
         async def told() -> bool:
             [view] = await group_status.describe(connection)
-            known = (view.status, view.in_sync, view.electable) == ("no writer", [0, 1], [0, 1])
-            return known and view.troubles == ["member 0 is not registered"]
+            return (view.status, view.in_sync, view.electable) == ("no writer", [0, 1], [0, 1])
 
         await until_async(told)
         [view] = await group_status.describe(connection)
+        assert view.troubles == ["member 0 is not registered"]
         assert "member 1 takes over" in view.advice
 
 
