@@ -175,6 +175,10 @@ test-e2e: $(STAMP)  ## Leases and members with a real API server of Kubernetes; 
 test-native: $(STAMP)  ## The C extension against plain Python under gcc's sanitizers; a few minutes
 	@scripts/sanitize_native.sh
 
+.PHONY: mutants
+mutants: $(STAMP)  ## Break each rule of docs/ARCHITECTURE.md once or more; some test must notice (about 10 minutes; WORDS="lease")
+	@JOBS=$(JOBS) $(BIN)/python -m scripts.mutants $(WORDS)
+
 # --- the rest -----------------------------------------------------------------------------------------------------
 
 .PHONY: clean

@@ -286,6 +286,17 @@ async def test_a_group_without_writer_loses_its_messages_to_the_others() -> None
     assert moved >= {b"%d" % n for n in range(32)}
 
 
+async def test_a_broker_that_is_away_gets_nothing_new() -> None:
+    async with sending("g1", "g2") as (producer, _, [first, second]):
+        await asyncio.gather(*await send_all(producer, 1))
+        await until(lambda: first.streams and second.streams)
+        await first.stop()
+        await until(lambda: not producer._senders["g1"].connected)
+        async with asyncio.timeout(10):
+            receipts = [await producer.send_and_wait(Message("T", b"%d" % n)) for n in range(16)]
+    assert {receipt.queue.broker_group for receipt in receipts} == {"g2"}
+
+
 async def test_other_host_lengths_make_the_same_messages_in_other_bytes() -> None:
     async with sending() as (producer, _, [broker]):
         broker.answering.clear()

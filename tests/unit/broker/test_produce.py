@@ -68,9 +68,14 @@ def produce(
     create: bool = False,
     counter: Counter | None = None,
     timeout_s: float = 30.0,
+    copies_timeout_s: float | None = None,
 ) -> ProduceHandler:
     policy = ProducePolicy(
-        room, create, TopicConfig("", 2, 2, flush_mode=FlushMode.SYNC), timeout_s, timeout_s
+        room,
+        create,
+        TopicConfig("", 2, 2, flush_mode=FlushMode.SYNC),
+        timeout_s,
+        timeout_s if copies_timeout_s is None else copies_timeout_s,
     )
     observer = counter or Counter()
     return ProduceHandler(member.storage, member.keeper, policy, HOST, observer, SystemClock())
@@ -122,7 +127,7 @@ async def test_bytes_wait_until_their_acknowledgement(member: Member, held: Held
 
 async def test_what_waits_for_copies_keeps_nobody_else_out(member: Member) -> None:
     """Also when it was answered late: copies may lag for as long as they like."""
-    await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
+    await put_copied(member)
     size = len(encoded("C", 0, b"x" * 1_000))
     into = produce(member, room=2 * size + 1, timeout_s=0.0)
     member.set_authority.set_replicated(None)
@@ -259,8 +264,11 @@ async def test_a_topic_that_cannot_be_created_is_told(member: Member) -> None:
     assert (found.name(), found.segment) == ("LIMIT_EXCEEDED", 1)
 
 
-async def put_copied(member: Member) -> None:
-    await member.keeper.put_topic(TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED))
+async def put_copied(member: Member, flush: FlushMode = FlushMode.ASYNC) -> None:
+    appended = ReplicationMode.APPENDED
+    await member.keeper.put_topic(
+        TopicConfig("C", 1, 1, flush_mode=flush, replication_mode=appended)
+    )
 
 
 async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) -> None:
@@ -274,13 +282,20 @@ async def test_without_enough_members_in_sync_nothing_is_stored(member: Member) 
     await accept(into, ("A", 0, 1))
 
 
-async def test_copies_that_take_too_long_are_told_and_the_batch_stays(member: Member) -> None:
-    await put_copied(member)
+@pytest.mark.parametrize("flush", FlushMode)
+async def test_copies_that_take_too_long_are_told_and_the_batch_stays(
+    member: Member, flush: FlushMode
+) -> None:
+    await put_copied(member, flush)
     member.set_authority.set_replicated(Replicated(0, 0, is_alone=False))
     member.storage.settle()
-    into, counter = produce(member, timeout_s=0.01, counter=(counter := Counter())), counter
+    counter = Counter()
+    into = produce(member, copies_timeout_s=0.01, counter=counter)
     accepted = await accept(into, ("C", 0, 1))
-    assert await into.settled(accepted) is SendStatus.FLUSH_SLAVE_TIMEOUT
+    if flush is FlushMode.SYNC:
+        await until(lambda: member.storage.watermarks.flushed == member.store.appended_offset)
+    async with asyncio.timeout(10):
+        assert await into.settled(accepted) is SendStatus.FLUSH_SLAVE_TIMEOUT
     assert counter.lates == 1
     end = accepted.ticket.appended.end_offset
     await member.on_disk()

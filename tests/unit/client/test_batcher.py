@@ -70,9 +70,9 @@ async def test_a_batch_is_closed_by_count() -> None:
 
 async def test_a_batch_is_closed_before_it_grows_too_large() -> None:
     made = Collected(batch_bytes_max=2048)
-    made.put(made.slot(), bytes(900), bytes(900), bytes(5000), b"last")
+    made.put(made.slot(), b"small", bytes(1900), bytes(900), bytes(900), bytes(5000), b"last")
     made.batcher.close()
-    assert [len(bodies(batch)) for batch in made.closed] == [1, 1, 1, 1]
+    assert [len(bodies(batch)) for batch in made.closed] == [1] * 6
     made.put(made.slot(), bytes(100), bytes(100))
     made.batcher.close()
     assert len(bodies(made.closed[-1])) == 2

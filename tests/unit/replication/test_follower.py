@@ -195,7 +195,7 @@ def test_a_new_stream_takes_nothing_off_the_followers_disk() -> None:
     assert (found.appended, found.flushed) == (15, 15)
 
 
-@pytest.mark.parametrize("ack", [(50, 0), (101, 0), (100, 19), (100, 101)])
+@pytest.mark.parametrize("ack", [(50, 20), (101, 20), (100, 19), (100, 101)])
 def test_an_ack_that_cannot_be_is_refused(ack: tuple[int, int]) -> None:
     found = replica(appended=100, flushed=20)
     with pytest.raises(InvalidRequest):

@@ -32,8 +32,8 @@ def test_class_follows_the_topics_modes() -> None:
 
 def test_a_batch_demands_what_any_of_its_segments_demands() -> None:
     assert union([]) is ASYNC
-    assert union([ASYNC, ASYNC]) is ASYNC
     assert union([ASYNC, FLUSHED]) is FLUSHED
+    assert union([FLUSHED, REPLICATED, ASYNC]) == FLUSHED | REPLICATED
 
 
 def test_asynchronous_topics_are_acknowledged_when_appended_and_seen_when_flushed() -> None:

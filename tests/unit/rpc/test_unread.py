@@ -70,6 +70,12 @@ def test_an_address_gets_a_part_of_what_strangers_get(ledger: Ledger) -> None:
     assert ledger.try_reserve(ledger.open("ipv4:10.0.0.2:1"), MIB)
 
 
+def test_a_connection_gets_no_more_than_its_limit(ledger: Ledger) -> None:
+    known = reader(ledger, "ipv4:10.1.0.1:1", 4 * MIB)
+    assert ledger.try_reserve(known, 4 * MIB)
+    assert not ledger.try_reserve(known, MIB), "strangers would have room"
+
+
 def test_a_small_answer_and_a_few_calls_are_free(ledger: Ledger) -> None:
     strangers(ledger, 20)
     for n in range(3):

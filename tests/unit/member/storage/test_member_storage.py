@@ -86,11 +86,15 @@ async def test_nothing_is_acknowledged_while_another_may_write(still: Member) ->
     ticket = still.append("A", 0, b"a")
     assert ticket.acked is not None
     await sync(still)
+    waiting = asyncio.create_task(still.storage.on_disk(still.store.flushed_offset))
+    await asyncio.sleep(0)
     assert not ticket.acked.done()
+    assert not waiting.done()
     assert still.storage.bounds(A) == (0, 0, 1)
     still.set_authority.allowed = True
     still.storage.settle()
     assert ticket.acked.done()
+    await waiting
     assert still.storage.bounds(A) == (0, 1, 1)
 
 
