@@ -1,24 +1,26 @@
 """When the log is synced: one thread, one fdatasync at a time, "flushed up to X" as the only
 result.
 
-While somebody waits for the disk the flusher runs back to back, so that all who came during one
-fdatasync share the next (group commit); where it can, the thread then syncs without the interpreter
-lock, and the loop hears of each sync through a pipe. Otherwise RocketMQ's intervals rule
-(flushIntervalCommitLog, flushCommitLogLeastPages, flushCommitLogThoroughInterval).
+While sends or readers wait for the disk the flusher runs back to back: all sends that came during
+one fdatasync share the next (group commit). Where it can, the thread then syncs without the
+interpreter lock, and reports each sync to the loop through a pipe. Otherwise RocketMQ's intervals
+rule (flushIntervalCommitLog, flushCommitLogLeastPages, flushCommitLogThoroughInterval).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import os
+import threading
+from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import Shortage
-from cometmq.member.storage.notify_pipe import NotifyPipe
-from cometmq.member.storage.worker import Worker
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ PAGE_BYTES = 4096
 # becomes visible one fdatasync after it was appended.
 PROMPT_S = 1.0
 SHORTAGE_RETRY_S = 1.0
+PIPE_READ_BYTES = 4096  # whole numbers: the thread writes each in one step
 
 
 class FlushableLog(Protocol):
@@ -87,17 +90,22 @@ class Flusher:
         self._policy = policy
         self._clock = clock
         self._on_flushed = on_flushed
-        self._worker = Worker("flush", self._flush, self._ended, self._is_demanded)
-        self._pipe = NotifyPipe(self._heard)
         self._failed: asyncio.Future[None] | None = None  # while `run` runs
         self._syncing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._demanded = 0  # highest log offset that somebody waits for
+        self._demanded = 0  # highest log offset that a send or a reader waits for
         self._prompt_until_s = 0.0
         self._last_sync_s = clock.monotonic_s()
+        # The thread, from the first sync to `close`. A queue and `call_soon_threadsafe` cost a
+        # fraction of an executor: no future, no task, no lock in Python.
+        self._thread: threading.Thread | None = None
+        self._loops: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
+        # From the first `run` to `close`: nanoseconds of each sync without the interpreter lock, as
+        # int64. The thread never waits for room in it: numbers that find none are lost.
+        self._read_fd = self._write_fd = -1
 
     def demand(self, position: int) -> None:
-        """Somebody waits until the log is on disk up to ``position``."""
+        """A send or a reader waits until the log is on disk up to ``position``."""
         if position > self._demanded:
             self._demanded = position
             self._store.demand(position)
@@ -117,19 +125,31 @@ class Flusher:
 
     async def run(self) -> None:
         """Sync until cancelled."""
-        self._failed = asyncio.get_running_loop().create_future()
+        assert self._failed is None, "the flusher runs already"
+        loop = asyncio.get_running_loop()
+        self._failed = loop.create_future()
+        if self._read_fd < 0:
+            self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        loop.add_reader(self._read_fd, self._hear)
         try:
-            with self._pipe.listening():
-                self._plan()
-                await self._failed
+            self._plan()
+            await self._failed
         finally:
+            loop.remove_reader(self._read_fd)
             self._failed = None
             self._set_timer(None)
 
     def close(self) -> None:
         """End the thread; a running sync is waited for, and what is demanded of that appended."""
-        self._worker.close()
-        self._pipe.close()
+        assert self._failed is None, "the flusher still runs"
+        if self._thread is not None:
+            self._loops.put(None)
+            self._thread.join()
+            self._thread = None
+        if self._read_fd >= 0:
+            os.close(self._read_fd)
+            os.close(self._write_fd)
+            self._read_fd = self._write_fd = -1
 
     def validate(self) -> None:
         """Assert the class's invariant."""
@@ -141,23 +161,14 @@ class Flusher:
         if self._syncing or self._failed is None or self._failed.done():
             return
         delay_s = self._delay_s()
-        if delay_s == 0.0:
-            self._syncing = True
-            self._worker.start()
-        else:
+        if delay_s != 0.0:
             self._set_timer(delay_s)
-
-    def _flush(self) -> float | None:
-        """In the thread: the seconds that it took; None when the loop has heard of them."""
-        if self._store.flush_log_while_wanted(self._pipe.write_fd):
-            return None
-        started_s = self._clock.monotonic_s()
-        self._store.flush_log()
-        return self._clock.monotonic_s() - started_s
-
-    def _is_demanded(self) -> bool:
-        """In the thread: somebody waits already for what came during the last sync."""
-        return self._demanded > self._store.flushed_offset
+            return
+        self._syncing = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._sync, name="flush", daemon=True)
+            self._thread.start()
+        self._loops.put(asyncio.get_running_loop())
 
     def _delay_s(self) -> float | None:
         now_s = self._clock.monotonic_s()
@@ -174,9 +185,30 @@ class Flusher:
         if delay_s is not None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._plan)
 
-    def _heard(self, durations_ns: Iterable[int]) -> None:
-        """The thread has synced so often, and may be syncing again."""
-        for duration_ns in durations_ns:
+    def _sync(self) -> None:
+        """The thread: each loop in the queue asks for one sync. The thread begins the next one by
+        itself when it is demanded already, so that it does not wait for a busy loop.
+        """
+        while (loop := self._loops.get()) is not None:
+            goes_on = True
+            while goes_on:
+                result: float | Exception | None = None
+                try:
+                    if not self._store.flush_log_while_wanted(self._write_fd):
+                        started_s = self._clock.monotonic_s()
+                        self._store.flush_log()
+                        result = self._clock.monotonic_s() - started_s
+                    goes_on = self._demanded > self._store.flushed_offset
+                except Exception as error:
+                    result, goes_on = error, False
+                try:
+                    loop.call_soon_threadsafe(self._ended, result, goes_on)
+                except RuntimeError:  # the loop is closed
+                    break
+
+    def _hear(self) -> None:
+        """The thread has synced without the interpreter lock, and may be syncing again."""
+        for duration_ns in array("q", os.read(self._read_fd, PIPE_READ_BYTES)):
             self._synced(duration_ns / 1e9)
 
     def _synced(self, seconds: float) -> None:
@@ -184,10 +216,13 @@ class Flusher:
         # Not where that sync began: the loop may have heard of a later one before.
         self._on_flushed(self._store.flushed_offset, seconds)
 
-    def _ended(self, result: float | Exception | None, more: bool) -> None:
-        """What the thread was told to do is done; ``more``: it has begun again."""
-        self._syncing = more
-        if self._failed is None or self._failed.done():  # nobody runs us any more
+    def _ended(self, result: float | Exception | None, goes_on: bool) -> None:
+        """The thread has synced for ``result`` seconds, or failed. None: the pipe tells how long.
+        ``goes_on``: the thread has begun the next sync.
+        """
+        assert self._syncing
+        self._syncing = goes_on
+        if self._failed is None or self._failed.done():  # `run` has ended
             return
         if isinstance(result, Shortage):  # nothing was written or synced: nothing is lost
             log.error("the commit log cannot be flushed", extra=fields(reason=str(result)))

@@ -1,26 +1,27 @@
 """An open store with its positions: what is appended, acknowledged, readable.
 
-The event loop owns everything here. It appends; the flush thread says how far the log is on disk;
-from that follow released acknowledgements and readable maxima. Reads may come from any thread: they
-use only the store's positional reads and the plain dictionary of maxima.
+The event loop owns everything here. It appends; the flush thread reports how far the log is on
+disk; that releases acknowledgements and raises readable maxima. Reads may come from any thread:
+they use only the store's positional reads and the plain dictionary of maxima.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
-from cometmq.member.storage.ack_queue import AckQueue
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
-from cometmq.member.storage.index_thread import IndexThread
 from cometmq.model import QueueKey
+from cometmq.native import accelerator
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
@@ -30,6 +31,13 @@ from cometmq.replication.watermarks import (
 )
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended, MessageStore
+
+INDEX_STEPS = 16  # that are taken on end: a store that closes waits for one of them
+INDEX_IDLE_S = 0.1  # until the index thread looks for what has been synced meanwhile
+INDEX_STALLED_S = 1.0  # until it looks whether there is room again
+# About three times what plain Python takes for a key.
+INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
+BUILD_LOOK_S = 0.1  # so often it is looked whether a log file should be built ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Ticket:
 
 
 class Notifier:
-    """Wakes everybody who listens. Costs a look at an empty set while nobody does."""
+    """Wakes its subscribers. Costs a look at an empty set while there are none."""
 
     def __init__(self) -> None:
         self._events: set[asyncio.Event] = set()
@@ -73,8 +81,90 @@ class Notifier:
             self._events.discard(event)
 
 
+class AckQueue:
+    """Acknowledgements of one durability class in log order, each released when the position of the
+    class reaches its end.
+
+    Invariant: ends never decrease, so the head is always the next to go.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def wait(self, end: int) -> asyncio.Future[None]:
+        """A future that is done when the class has reached ``end``."""
+        assert not self._waiting or self._waiting[-1][0] <= end, "ends never decrease"
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((end, future))
+        return future
+
+    def release(self, position: int) -> None:
+        """The class has reached ``position``."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= position:
+            _, future = waiting.popleft()
+            if not future.done():  # its caller may have gone away
+                future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be released any more."""
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # a caller that has gone away must not leave a warning behind
+
+    def validate(self, position: int) -> None:
+        """Assert the invariant, and that nothing waits that ends at or below ``position``."""
+        ends = [end for end, _ in self._waiting]
+        assert ends == sorted(ends), ends
+        assert not ends or position < ends[0], (position, ends[0])
+
+
+class IndexThread:
+    """Indexes what is on the disk, and gives way to sends. :meth:`run` as a task; it ends only by
+    an error of the disk.
+
+    In plain Python a key costs a few microseconds of the GIL, which an append needs as well. So
+    while the log grows, the thread rests after each step for some times as long as it worked. The
+    index falls behind then, and catches up when it is quieter. The C extension holds the GIL for
+    next to nothing.
+    """
+
+    def __init__(self, store: BaseStore) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._closing = threading.Event()
+
+    async def run(self) -> None:
+        """Index until cancelled. StoreFailed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not await loop.run_in_executor(self._thread, self.take_steps):
+                stalled = self._store.index.status.stalled
+                await asyncio.sleep(INDEX_STALLED_S if stalled else INDEX_IDLE_S)
+
+    def take_steps(self) -> bool:
+        """In the thread. False: there is nothing more to index now, or the thread is to end."""
+        store = self._store
+        for _ in range(INDEX_STEPS):
+            keys, end = store.index.status.entry_count, store.appended_offset
+            if not store.index_some():
+                return False
+            if store.appended_offset != end:  # a producer sends
+                self._closing.wait(INDEX_REST_S_PER_KEY * (store.index.status.entry_count - keys))
+            if self._closing.is_set():
+                return False
+        return True
+
+    def close(self) -> None:
+        """Wait for the step that is under way; nothing is indexed any more. Blocking."""
+        self._closing.set()
+        self._thread.shutdown(wait=True)
+
+
 class BaseStorage:
-    """What a writer and a follower both do with their store: sync it, tell how far consumers may
+    """What a writer and a follower both do with their store: sync it, and say how far consumers may
     read. Use :meth:`run` as a task; it ends only by an error of the disk.
     """
 
@@ -89,10 +179,10 @@ class BaseStorage:
         self.store = store
         assert store.flushed_offset == store.appended_offset, "recovery leaves everything on disk"
         self.maxima = maxima
-        self.arrivals = Arrivals()  # who is told when a queue's readable maximum rises
+        self.arrivals = Arrivals()  # the watches of queues' readable maxima
         self.moved = Notifier()  # notifies when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
-        self.refusal = ""  # why retention lets no sends in; empty: it does
+        self.refusal = ""  # why retention refuses sends; empty: it does not
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
         self.out_of_space = False  # the disk took no more since it looked last
         self.damaged_pulls = 0  # that met a damaged message
@@ -114,13 +204,9 @@ class BaseStorage:
         """The log is on disk up to ``position``."""
         raise NotImplementedError
 
-    def _fail(self, error: Exception) -> None:
-        """The disk has failed."""
-        self.failed = True
-
     def fail(self, error: Exception) -> None:
-        """The disk has failed at something that is not done here."""
-        self._fail(error)
+        """The disk has failed, here or at the hands of another part of the member."""
+        self.failed = True
 
     def note_no_space(self) -> None:
         """The disk took no more."""
@@ -148,6 +234,7 @@ class BaseStorage:
         """Sync the log and the queues, build log files ahead, write what the transient store pool
         holds (0: there is none); until cancelled or the disk fails.
         """
+        assert not self.failed, "what is on disk is unknown"
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._flusher.run(), name="flush-log")
@@ -158,7 +245,7 @@ class BaseStorage:
                     tasks.create_task(self._commit(commit_s), name="commit-log")
         except* Exception as failures:  # whatever it was, what is on disk is not known any more
             error = failures.exceptions[0]
-            self._fail(error)
+            self.fail(error)
             raise error from None
 
     async def _flush_queues(self, interval_s: float) -> None:
@@ -172,35 +259,29 @@ class BaseStorage:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(interval_s)
-            await loop.run_in_executor(self._queue_thread, self._commit_now)
+            # What a full disk did not take stays in memory; appends are refused when that is full.
+            with contextlib.suppress(Shortage):
+                await loop.run_in_executor(self._queue_thread, self.store.commit_log)
             self.moved.notify()  # followers may copy it
-
-    def _commit_now(self) -> None:
-        # What a full disk did not take stays in memory; appends are refused when that is full too.
-        with contextlib.suppress(Shortage):
-            self.store.commit_log()
 
     async def _build_files(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if self.store.next_file_wanted:
-                await self._build_file(loop)
-            await asyncio.sleep(0.1)
-
-    async def _build_file(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A shortage is said by the append that needs the file; we come back in a moment.
-        try:
-            await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
-        except DiskFull:
-            self.note_no_space()
-        except DescriptorsExhausted:
-            pass
-        else:
-            self.look_wanted.set()
+                # The append that needs the file reports a shortage; here it is tried again soon.
+                try:
+                    await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
+                except DiskFull:
+                    self.note_no_space()
+                except DescriptorsExhausted:
+                    pass
+                else:
+                    self.look_wanted.set()
+            await asyncio.sleep(BUILD_LOOK_S)
 
     def end_threads(self) -> None:
-        """Wait for what the threads still do; nobody uses the store any more then. Blocking, as
-        :meth:`close`.
+        """Wait for what the threads still do: then nothing here uses the store any more. Blocking,
+        as :meth:`close`.
         """
         self._index.close()
         for thread in (self._queue_thread, self._build_thread):
@@ -223,8 +304,8 @@ class MemberStorage(BaseStorage):
     """The store of a member that writes. ``maxima``: what is readable from the start, by default
     everything.
 
-    ``authority`` is asked whenever something would be acknowledged or shown; while it says no that
-    waits for the next :meth:`settle`. Invariants: :meth:`validate`.
+    Nothing is acknowledged or shown without the ``authority``; what it refuses waits for the next
+    :meth:`settle`. Invariants: :meth:`validate`.
     """
 
     store: MessageStore
@@ -274,18 +355,22 @@ class MemberStorage(BaseStorage):
             raise
         end = appended.end_offset
         self.watermarks.append_to(end)
+        assert end == self.store.appended_offset, "the loop alone appends"
         self.moved.notify()
         demands = DurabilityClass.ASYNC
         for segment, first in zip(segments, appended.queue_offsets, strict=True):
             demands |= segment.demands
             key = (segment.topic, segment.queue_id)
             self.maxima.push(segment.demands, end, key, first + segment.count)
-            if key in self.arrivals:  # somebody waits for it: visible one fdatasync from now
+            if key in self.arrivals:  # a watched queue: visible one fdatasync from now
                 self._flusher.demand(end)
-        return Ticket(appended, self._acknowledge(demands, end), demands)
+        self._flusher.appended()
+        if self.watermarks.ack(demands) >= end and self.authority.may_acknowledge():
+            return Ticket(appended, None, demands)
+        return Ticket(appended, self._wait(demands, end), demands)
 
     def unseal(self) -> None:
-        """The role was not handed over after all; unless it is another's already."""
+        """The hand-over has failed; the log stays sealed if another member writes already."""
         self.sealed = self._deposed
 
     def check_open(self) -> None:
@@ -294,19 +379,14 @@ class MemberStorage(BaseStorage):
             raise BrokerDraining("the writer hands its role over")
 
     def check_room(self) -> None:
-        """Raises DiskFull while sends are refused. What the system itself appends goes on as long
-        as the disk takes it: a full disk must not stop consumption, nor its own cleaning.
+        """Raises DiskFull while sends are refused. The member's own records go on as long as the
+        disk takes them: a full disk must not stop consumption, nor its own cleaning.
         """
         if self.refusal:
             raise DiskFull(self.refusal)
 
-    def _acknowledge(self, demands: DurabilityClass, end: int) -> asyncio.Future[None] | None:
-        self._flusher.appended()
-        if self.watermarks.ack(demands) >= end and self.authority.may_acknowledge():
-            return None
-        return self._wait(demands, end)
-
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
+        assert end <= self.watermarks.appended
         if demands & _ON_DISK or (demands and self._alone):
             self._flusher.demand(end)
         if demands & DurabilityClass.REPLICATED_FLUSHED:
@@ -321,7 +401,7 @@ class MemberStorage(BaseStorage):
         await self.stored(position, DurabilityClass.FLUSHED)
 
     async def stored(self, position: int, demands: DurabilityClass) -> None:
-        """Wait until the log fulfils what is demanded up to ``position``."""
+        """Wait until the log fulfils ``demands`` up to ``position``."""
         assert position <= self.watermarks.appended
         if self.watermarks.ack(demands) < position or not self.authority.may_acknowledge():
             # Ends enter the queue of acknowledgements in order; waiting for all that is appended
@@ -329,8 +409,8 @@ class MemberStorage(BaseStorage):
             await self._wait(demands, self.watermarks.appended)
 
     def settle(self) -> None:
-        """Acknowledge and show what may be: after a sync, and whenever the authority may answer
-        otherwise than before.
+        """Acknowledge and show what the positions and the authority allow: after a sync, and
+        whenever the authority may answer otherwise than before.
         """
         found = self.authority.replicated(self.watermarks)
         if found is not None:
@@ -345,11 +425,13 @@ class MemberStorage(BaseStorage):
             queue.release(self.watermarks.ack(demands))
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
         if self.shown != self.watermarks.marks:
+            assert self.shown.flushed <= self.watermarks.flushed <= self.store.flushed_offset
             self.shown = self.watermarks.marks
             self.moved.notify()  # followers show it too
 
     def depose(self) -> None:
         """Another member writes: what waits is never acknowledged here."""
+        assert not self._deposed
         self._deposed = self.sealed = True
         error = BrokerDraining("another member of the broker group writes now")
         for queue in self._acks.values():
@@ -365,21 +447,21 @@ class MemberStorage(BaseStorage):
         self.settle()
 
     def validate(self) -> None:
-        """Assert what is promised: no position passes another that bounds it, what consumers see
-        never passes what every member of the in-sync set has, and no acknowledgement waits that may
-        go while the authority allows it.
+        """Assert that no position passes another that bounds it, that consumers see nothing which
+        some member of the in-sync set lacks, and that no acknowledgement waits without a reason.
         """
         marks, log = self.watermarks, self.store
         self.watermarks.validate()
         assert marks.appended == log.appended_offset, (marks.appended, log.appended_offset)
         assert marks.flushed <= log.flushed_offset, (marks.flushed, log.flushed_offset)
         assert all(map(int.__le__, self.shown, marks.marks)), (self.shown, marks.marks)
-        for queue in self._acks.values():
-            queue.validate()
+        may_go = self.authority.may_acknowledge() and not self._deposed
+        for demands, queue in self._acks.items():
+            queue.validate(marks.ack(demands) if may_go else 0)
         self._flusher.validate()
 
-    def _fail(self, error: Exception) -> None:
-        super()._fail(error)
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
         for queue in self._acks.values():
             queue.fail(error)
 
@@ -388,12 +470,14 @@ def readable_at_start(
     store: BaseStore, demands_of: Callable[[str], DurabilityClass], shown: HighWatermarks
 ) -> ReadableMaxima:
     """What consumers may read of a log that was just opened for writing: everything, but of topics
-    that wait for copies only what consumers have seen before, by marks that were ``shown``; others
-    may not have the rest yet.
+    with replication only what consumers have seen before, by marks that were ``shown``. Other
+    members may not have the rest yet.
     """
     maxima, end = ReadableMaxima(), store.appended_offset
+    assert store.flushed_offset == end, "recovery leaves everything on disk"
     for key in store.queues():
         low, high = store.queue_bounds(*key)
+        assert low <= high
         demands = demands_of(key[0])
         copies = demands & REPLICATED
         seen = store.queue_offset_at(*key, shown.visible(demands)) if copies else high

@@ -5,13 +5,14 @@ import contextlib
 import os
 import sys
 import threading
+from array import array
 from collections.abc import AsyncIterator
 
 import pytest
 
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import DiskFull, StoreFailed
-from cometmq.member.storage.flusher import Flusher, FlushPolicy
+from cometmq.member.storage.flusher import PIPE_READ_BYTES, Flusher, FlushPolicy
 from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
@@ -272,6 +273,52 @@ async def test_a_sync_is_told_late_of_which_a_later_one_was_heard() -> None:
     async with flushing(log, NEVER) as (flusher, seen):
         await asyncio.sleep(0)
         log.appended_offset = log.flushed_offset = 20  # by the second
-        flusher._heard([1])
-        flusher._ended(1.0, more=False)
+        os.write(flusher._write_fd, bytes(8))
+        await until(lambda: seen == [20])
+        flusher._syncing = True
+        flusher._ended(1.0, goes_on=False)
         assert seen == [20, 20]
+
+
+async def test_what_the_thread_reports_between_two_runs_is_heard_by_the_second() -> None:
+    log = FakeLog()
+    seen: list[float] = []
+    flusher = Flusher(log, NEVER, SystemClock(), lambda _position, seconds: seen.append(seconds))
+    durations = array("q", range(PIPE_READ_BYTES // 4))  # in more than one reading
+    for heard in (0, len(durations)):
+        running = asyncio.create_task(flusher.run())
+
+        def all_heard(count: int = heard) -> bool:
+            return len(seen) == count and flusher._failed is not None
+
+        await until(all_heard)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        if not heard:
+            os.write(flusher._write_fd, durations)
+    assert seen == [duration / 1e9 for duration in durations]
+    write_fd = flusher._write_fd
+    for _ in range(2):
+        flusher.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(write_fd, bytes(8))
+
+
+def test_a_sync_that_ends_after_its_loop_reaches_nobody() -> None:
+    log = FakeLog()
+    seen: list[int] = []
+    flusher = Flusher(log, NEVER, SystemClock(), lambda position, _seconds: seen.append(position))
+    flusher.close()  # nothing has run yet
+
+    async def begin() -> None:
+        running = asyncio.create_task(flusher.run())
+        await asyncio.sleep(0)
+        log.appended_offset = 1
+        flusher.demand(1)
+        running.cancel()
+
+    asyncio.run(begin())
+    log.gate.release()
+    flusher.close()
+    assert (log.syncs, seen) == (1, [])

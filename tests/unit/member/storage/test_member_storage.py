@@ -1,19 +1,35 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cometmq.errors import BatchMalformed, BrokerDraining, StoreFailed
+from cometmq.member.storage import member_storage
 from cometmq.member.storage.authority import Replicated, SoleWriter
-from cometmq.member.storage.member_storage import MemberStorage, Segment, readable_at_start
+from cometmq.member.storage.member_storage import (
+    AckQueue,
+    IndexThread,
+    MemberStorage,
+    Segment,
+    readable_at_start,
+)
 from cometmq.model import FlushMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass, HighWatermarks
 from cometmq.store.writer import MessageStore
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import NEVER, Member, SetAuthority, living_member, opened
-from tests.support.stores.small_stores import HOST, WallClock, open_store
+from tests.support.stores.small_stores import (
+    HOST,
+    FaultyFiles,
+    WallClock,
+    append_keyed,
+    open_store,
+)
 from tests.support.waiting import until
 
 A, C, S = ("A", 0), ("C", 0), ("S", 0)
@@ -237,3 +253,131 @@ async def test_a_deposed_writers_log_stays_sealed(tmp_path: Path) -> None:
         member.storage.unseal()  # by the hand-over that it was in the middle of
         with pytest.raises(BrokerDraining):
             member.storage.check_open()
+
+
+async def test_an_ack_queue_releases_exactly_what_the_position_covers() -> None:
+    acks = AckQueue()
+    first, second, third = acks.wait(10), acks.wait(20), acks.wait(20)
+    acks.release(19)
+    assert first.done()
+    assert not second.done()
+    acks.release(20)
+    assert second.done()
+    assert third.done()
+    acks.validate(1 << 60)
+
+
+async def test_a_cancelled_waiter_does_not_hold_up_the_others() -> None:
+    acks = AckQueue()
+    gone, kept = acks.wait(10), acks.wait(20)
+    gone.cancel()
+    acks.release(20)
+    await asyncio.wait_for(kept, 1)
+
+
+async def test_a_failure_reaches_every_waiter() -> None:
+    acks = AckQueue()
+    waiting = [acks.wait(10), acks.wait(20)]
+    acks.fail(StoreFailed("fdatasync: input/output error"))
+    for future in waiting:
+        with pytest.raises(StoreFailed):
+            await future
+
+
+async def test_ends_in_an_ack_queue_may_not_go_back() -> None:
+    acks = AckQueue()
+    acks.wait(20)
+    with pytest.raises(AssertionError):
+        acks.wait(10)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    store = open_store(tmp_path)
+    yield store
+    store.abandon()
+
+
+async def test_the_index_follows_what_is_on_the_disk(store: MessageStore) -> None:
+    thread = IndexThread(store)
+    running = asyncio.create_task(thread.run())
+    for _ in range(5):
+        end = append_keyed(store, "T", 0, "k", "j k").end_offset
+        store.flush_log()
+        await until(lambda: store.index.status.position == store.appended_offset)
+        assert store.index.status.position == end
+    assert store.index.status.entry_count == 15
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    thread.close()
+
+
+async def test_a_disk_that_fails_ends_it(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    append_keyed(store, "T", 0, "k")
+    store.flush_log()
+
+    def refused(path: object) -> None:
+        raise StoreFailed(f"cannot sync {path}")
+
+    files.sync_directory = refused  # type: ignore[method-assign]
+    thread = IndexThread(store)
+    with pytest.raises(StoreFailed, match="sync"):
+        await thread.run()
+    thread.close()
+    store.abandon()
+
+
+class Rests(threading.Event):
+    """Notes how long was rested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths_s: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.lengths_s.append(timeout)
+        return self.is_set()
+
+
+@pytest.mark.parametrize("sending", [False, True])
+def test_it_rests_while_somebody_sends(
+    store: MessageStore, sending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_storage, "INDEX_REST_S_PER_KEY", 0.001)
+    thread = IndexThread(store)
+    thread._closing = rests = Rests()
+    append_keyed(store, "T", 0, "k j", "k i")
+    store.flush_log()
+    index_some = store.index_some
+
+    def step() -> bool:
+        done = index_some()
+        if sending:
+            append_keyed(store, "T", 0, "k")
+        return done
+
+    monkeypatch.setattr(store, "index_some", step)
+    assert not thread.take_steps(), "what comes meanwhile is not on the disk"
+    assert rests.lengths_s == ([0.004] if sending else [])
+    thread.close()
+
+
+def test_closing_waits_for_one_step_only(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = IndexThread(store)
+    steps = []
+
+    def step() -> bool:
+        steps.append("one")
+        thread._closing.set()
+        return True
+
+    monkeypatch.setattr(store, "index_some", step)
+    assert not thread.take_steps()
+    assert steps == ["one"]
+    thread.close()
