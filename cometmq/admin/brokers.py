@@ -1,13 +1,11 @@
-"""Operations on the members of broker groups: who has what role, how far the copies are, the
-planned hand-over.
-"""
+"""Operations on the members of broker groups: roles, logs, clean-up, the planned hand-over."""
 
 from __future__ import annotations
 
 import asyncio
 
 from cometmq.admin import ops
-from cometmq.admin.connection import Connection, call, until
+from cometmq.admin.connection import Connection, call, describe_replica, until
 from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2, namesrv_pb2
@@ -45,27 +43,35 @@ async def describe(connection: Connection) -> list[BrokerMemberView]:
 
 
 async def clean(connection: Connection, broker_groups: tuple[str, ...] = ()) -> list[CleanedView]:
-    """Let every member of all broker groups, or of these, remove what is expired and what is left
-    of it. GroupNotFound when nobody of a wanted group is registered.
+    """Let every member of all broker groups, or of these, remove expired files, and the queues of
+    topics that do not exist. GroupNotFound when a wanted group has no registered member.
     """
     members = await _members_of(connection, broker_groups)
-    return list(await asyncio.gather(*(_clean(connection, member) for member in members)))
-
-
-async def _clean(connection: Connection, member: namesrv_pb2.Member) -> CleanedView:
     request = broker_pb2.CleanStoreRequest()
-    method = connection.admin(member).CleanStore
-    done = await call(member.internal_address, method, request, deadline_s=CLEAN_DEADLINE_S)
-    return CleanedView(
-        broker_group=member.broker_group,
-        member_id=member.member_id,
-        role=_role_name(member),
-        log_file_count=done.log_file_count,
-        log_bytes=done.log_bytes,
-        queue_file_count=done.queue_file_count,
-        topics=list(done.topics),
-        log_min_offset=done.log_min_offset,
+    answers = await asyncio.gather(
+        *(
+            call(
+                member.internal_address,
+                connection.admin(member).CleanStore,
+                request,
+                deadline_s=CLEAN_DEADLINE_S,
+            )
+            for member in members
+        )
     )
+    return [
+        CleanedView(
+            broker_group=member.broker_group,
+            member_id=member.member_id,
+            role=_role_name(member),
+            log_file_count=done.log_file_count,
+            log_bytes=done.log_bytes,
+            queue_file_count=done.queue_file_count,
+            topics=list(done.topics),
+            log_min_offset=done.log_min_offset,
+        )
+        for member, done in zip(members, answers, strict=True)
+    ]
 
 
 async def _members_of(
@@ -127,12 +133,41 @@ async def compare_logs(
 ) -> list[LogChecksumView]:
     """Checksums of all members' logs, from the highest minimum to the lowest end of each group.
 
-    GroupNotFound when nobody of a wanted group is registered.
+    GroupNotFound when a wanted group has no registered member.
     """
     members = await _members_of(connection, broker_groups)
     found = []
     for group in broker_groups or sorted({member.broker_group for member in members}):
-        found += await _compare(connection, [m for m in members if m.broker_group == group])
+        of_group = [member for member in members if member.broker_group == group]
+        logs = await asyncio.gather(*(describe_replica(connection, m) for m in of_group))
+        start = max(log.log_min_offset for log in logs)
+        stop = max(start, min(log.log_end_offset for log in logs))
+        peers = {number for log in logs for number in log.peers}
+        request = member_pb2.ChecksumLogRequest(from_offset=start, to_offset=stop)
+        sums = await asyncio.gather(
+            *(
+                call(
+                    member.internal_address,
+                    connection.member(member).ChecksumLog,
+                    request,
+                    deadline_s=CHECKSUM_DEADLINE_S,
+                )
+                for member in of_group
+            )
+        )
+        found += [
+            LogChecksumView(
+                broker_group=group,
+                member_id=member.member_id,
+                role=_role_name(member),
+                from_offset=start,
+                to_offset=stop,
+                sha256=answer.sha256,
+                equal=len({each.sha256 for each in sums}) == 1,
+                missing=sorted(peers - {m.member_id for m in of_group}),
+            )
+            for member, answer in zip(of_group, sums, strict=True)
+        ]
     return found
 
 
@@ -155,47 +190,3 @@ def _doubt(group: str, views: list[LogChecksumView]) -> str:
     if views[0].from_offset == views[0].to_offset:
         return f"{group}: the logs have nothing in common to compare"
     return ""
-
-
-async def _compare(
-    connection: Connection, members: list[namesrv_pb2.Member]
-) -> list[LogChecksumView]:
-    logs = await asyncio.gather(*(_log_of(connection, member) for member in members))
-    start = max(log.log_min_offset for log in logs)
-    stop = min(log.log_end_offset for log in logs)
-    missing = {number for log in logs for number in log.peers} - {m.member_id for m in members}
-    sums = await asyncio.gather(
-        *(_checksum(connection, member, start, max(start, stop)) for member in members)
-    )
-    return [
-        LogChecksumView(
-            broker_group=member.broker_group,
-            member_id=member.member_id,
-            role=_role_name(member),
-            from_offset=start,
-            to_offset=max(start, stop),
-            sha256=digest,
-            equal=len(set(sums)) == 1,
-            missing=sorted(missing),
-        )
-        for member, digest in zip(members, sums, strict=True)
-    ]
-
-
-async def _log_of(
-    connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.DescribeReplicaResponse:
-    """Where its log begins and ends, and which members it knows."""
-    request = member_pb2.DescribeReplicaRequest()
-    return await call(member.internal_address, connection.member(member).DescribeReplica, request)
-
-
-async def _checksum(
-    connection: Connection, member: namesrv_pb2.Member, start: int, stop: int
-) -> str:
-    request = member_pb2.ChecksumLogRequest(from_offset=start, to_offset=stop)
-    stub = connection.member(member)
-    answer = await call(
-        member.internal_address, stub.ChecksumLog, request, deadline_s=CHECKSUM_DEADLINE_S
-    )
-    return answer.sha256

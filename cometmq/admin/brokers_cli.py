@@ -43,7 +43,12 @@ async def broker_step_down(
     Returns when the follower is the writer. No message and no committed offset is lost; clients
     go on by themselves.
     """
-    return await brokers.step_down(connection, name or await _only(connection), member_id)
+    if name is None:
+        groups = sorted(await connection.writers())
+        if len(groups) != 1:
+            raise InvalidRequest(f"there are several broker groups, name one: {', '.join(groups)}")
+        name = groups[0]
+    return await brokers.step_down(connection, name, member_id)
 
 
 @cluster_command(broker_group, "elect")
@@ -81,10 +86,3 @@ async def broker_clean(connection: Connection, names: tuple[str, ...]) -> list[C
     before the log, and queues of topics that do not exist.
     """
     return await brokers.clean(connection, names)
-
-
-async def _only(connection: Connection) -> str:
-    groups = sorted(await connection.writers())
-    if len(groups) != 1:
-        raise InvalidRequest(f"there are several broker groups, name one: {', '.join(groups)}")
-    return groups[0]

@@ -157,29 +157,17 @@ def connection_to(namesrv: str | None, secret_file: Path | None) -> Connection:
     """The way to the cluster that was named, else to the local one, else a usage error. The local
     cluster's secret goes with its name servers, however they were named.
     """
-    cluster = _local_cluster()
-    if not namesrv:
-        namesrv = _running(cluster).namesrv
-    if cluster is not None and secret_file is None and _names_one_of(cluster, namesrv):
-        secret_file = cluster.secret_file
-    return Connection(namesrv, open_secret(secret_file, SystemClock()))
-
-
-def _names_one_of(cluster: local.LocalCluster, namesrv: str) -> bool:
-    return not set(namesrv.split(";")).isdisjoint(filter(None, cluster.namesrv.split(";")))
-
-
-def _local_cluster() -> local.LocalCluster | None:
-    return local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
-
-
-def _running(cluster: local.LocalCluster | None) -> local.LocalCluster:
-    if cluster is None or not cluster.namesrv:
+    cluster = local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
+    own = list(filter(None, cluster.namesrv.split(";"))) if cluster else []
+    if not namesrv and not own:
         raise click.UsageError(
             "no name server is known: give --namesrv HOST:PORT or set COMETMQ_NAMESRV,"
             " or start a cluster here with: cometmq local up"
         )
-    return cluster
+    namesrv = namesrv or ";".join(own)
+    if cluster is not None and secret_file is None and not set(own).isdisjoint(namesrv.split(";")):
+        secret_file = cluster.secret_file
+    return Connection(namesrv, open_secret(secret_file, SystemClock()))
 
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

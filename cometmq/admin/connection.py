@@ -25,6 +25,7 @@ from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (
     broker_pb2_grpc,
     common_pb2,
+    member_pb2,
     member_pb2_grpc,
     namesrv_pb2,
     namesrv_pb2_grpc,
@@ -161,6 +162,14 @@ async def call(
     if isinstance(error, PeerUnavailable):
         raise PeerUnavailable(f"{address} does not answer: {error.message}")
     raise error
+
+
+async def describe_replica(
+    connection: Connection, member: namesrv_pb2.Member, *, deadline_s: float = DEADLINE_S
+) -> member_pb2.DescribeReplicaResponse:
+    """The bounds of a member's log, its peers, its lease and its role."""
+    method, request = connection.member(member).DescribeReplica, member_pb2.DescribeReplicaRequest()
+    return await call(member.internal_address, method, request, deadline_s=deadline_s)
 
 
 # --- asking many --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from contextlib import suppress
 
 from cometmq.admin.views import MessageView, TopicView
 from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, ReplicationMode
@@ -45,6 +46,9 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
 
 
 def message_view(message: broker_pb2.StoredMessage) -> MessageView:
+    text = None
+    with suppress(UnicodeDecodeError):
+        text = message.body.decode()
     return MessageView(
         message_id=message.message_id,
         topic=message.queue.topic,
@@ -63,13 +67,6 @@ def message_view(message: broker_pb2.StoredMessage) -> MessageView:
         unique_id=message.unique_id,
         compressed=bool(message.sys_flag & SYS_FLAG_COMPRESSED),
         body_bytes=len(message.body),
-        body_text=_text(message.body),
+        body_text=text,
         body_base64=base64.b64encode(message.body).decode(),
     )
-
-
-def _text(body: bytes) -> str | None:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        return None

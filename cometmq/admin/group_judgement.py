@@ -15,9 +15,7 @@ ReplicaStatuses = Mapping[int, member_pb2.DescribeReplicaResponse]
 
 @dataclass(frozen=True, slots=True)
 class GroupObservation:
-    """What is known of a group: whom name servers list, how those stand that answer, by member id,
-    and why others refuse to say so.
-    """
+    """What is known of a group: its registered members, the answers by member id, the refusals."""
 
     group: str
     registered: list[namesrv_pb2.Member]
@@ -26,19 +24,16 @@ class GroupObservation:
 
     @property
     def writer(self) -> member_pb2.DescribeReplicaResponse | None:
-        """Of two that say they write the older has not heard of its successor yet."""
+        """Of two members with the writer's role the one of the newer epoch."""
         writers = [s for s in self.statuses.values() if s.role == common_pb2.MEMBER_ROLE_WRITER]
         return max(writers, key=lambda status: status.epoch, default=None)
 
     @property
     def writer_status(self) -> member_pb2.WriterStatus | None:
-        """None also where the writer stands alone on purpose."""
-        writer = self.writer
-        return (
-            writer.writer_status
-            if writer is not None and writer.HasField("writer_status")
-            else None
-        )
+        """None also for a writer that has no lease, because its group has no followers."""
+        if self.writer is None or not self.writer.HasField("writer_status"):
+            return None
+        return self.writer.writer_status
 
     @property
     def lease(self) -> member_pb2.LeaseRecord | None:
@@ -50,12 +45,12 @@ class GroupObservation:
 
     @property
     def members(self) -> list[int]:
-        """Who is registered."""
+        """The registered members."""
         return sorted(member.member_id for member in self.registered)
 
     @property
     def missing(self) -> list[int]:
-        """Who should be registered: of the group by the option peers, or named in the lease."""
+        """Members that the option peers or the lease names, and that are not registered."""
         writer, lease = self.writer, self.lease
         telling = self.statuses.values() if writer is None else [writer]
         named = {number for status in telling for number in status.peers}
@@ -75,9 +70,10 @@ class GroupObservation:
 
 
 def view_of(observed: GroupObservation) -> GroupStatusView:
-    """A group as its members tell."""
+    """The view of a group: its writer, its in-sync set, what is wrong and what to do."""
     status, advice = _judged(observed)
-    members = observed.members
+    members, writer, lease = observed.members, observed.writer, observed.lease
+    problems = {n: _problem(observed, n) for n in sorted({*members, *observed.missing})}
     view = GroupStatusView(
         broker_group=observed.group,
         status=status,
@@ -87,29 +83,17 @@ def view_of(observed: GroupObservation) -> GroupStatusView:
         members=members,
         missing=observed.missing,
         silent=[number for number in members if number not in observed.statuses],
-        troubles=_troubles(observed),
+        troubles=[f"member {number} {problem}" for number, problem in problems.items() if problem],
         advice=advice,
     )
-    return _with_writer_status(_with_lease(view, observed.lease), observed)
-
-
-def _with_lease(view: GroupStatusView, lease: member_pb2.LeaseRecord | None) -> GroupStatusView:
-    if lease is None:
-        return view
-    return replace(view, in_sync=_numbers(lease.in_sync), electable=_numbers(lease.electable))
-
-
-def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:
-    return [replica_id.member_id for replica_id in replica_ids]
-
-
-def _with_writer_status(view: GroupStatusView, observed: GroupObservation) -> GroupStatusView:
-    writer, writer_status = observed.writer, observed.writer_status
+    if lease is not None:
+        view = replace(view, in_sync=_numbers(lease.in_sync), electable=_numbers(lease.electable))
     if writer is None:
         return view
-    behind = _behind_bytes_max(writer, observed.statuses)
+    ends = [s.log_end_offset for s in observed.statuses.values() if s is not writer]
+    behind = max(0, writer.log_end_offset - min(ends)) if ends else None
     view = replace(view, writer=writer.member_id, behind_bytes_max=behind)
-    if writer_status is None:
+    if (writer_status := observed.writer_status) is None:
         return view
     return replace(
         view,
@@ -121,24 +105,12 @@ def _with_writer_status(view: GroupStatusView, observed: GroupObservation) -> Gr
     )
 
 
-def _behind_bytes_max(
-    writer: member_pb2.DescribeReplicaResponse, statuses: ReplicaStatuses
-) -> int | None:
-    ends = [s.log_end_offset for s in statuses.values() if s is not writer]
-    return max(0, writer.log_end_offset - min(ends)) if ends else None
+def _numbers(replica_ids: Iterable[member_pb2.ReplicaId]) -> list[int]:
+    return [replica_id.member_id for replica_id in replica_ids]
 
 
-# --- what is amiss, member by member --------------------------------------------------------------
-
-
-def _troubles(observed: GroupObservation) -> list[str]:
-    numbers = sorted({*observed.members, *observed.missing})
-    found = ((number, _trouble(observed, number)) for number in numbers)
-    return [f"member {number} {trouble}" for number, trouble in found if trouble]
-
-
-def _trouble(observed: GroupObservation, number: int) -> str:
-    """Empty: none."""
+def _problem(observed: GroupObservation, number: int) -> str:
+    """What is wrong with one member; empty: nothing."""
     if number in observed.refusals:
         error = observed.refusals[number]
         return f"refuses to answer: {error.name()}, {error.message}"
@@ -150,24 +122,15 @@ def _trouble(observed: GroupObservation, number: int) -> str:
     replica_ids = [] if lease is None else [s for s in lease.in_sync if s.member_id == number]
     if not all(map(observed.has, replica_ids)):
         return "has another store than the one that was in sync"
-    if (
-        writer_status is not None
-        and number not in writer_status.in_sync
-        and not _is_alone(writer_status)
-    ):
+    # A group of one expects no follower.
+    expects_followers = writer_status is not None and writer_status.in_sync_expected != 1
+    if writer_status is not None and expects_followers and number not in writer_status.in_sync:
         return "is not in sync"
     return ""
 
 
-def _is_alone(writer_status: member_pb2.WriterStatus) -> bool:
-    """Nobody is to take over."""
-    return writer_status.in_sync_expected == 1
-
-
-# --- what to make of it, and to do ----------------------------------------------------------------
-
-
 def _judged(observed: GroupObservation) -> tuple[str, str]:
+    """The status of a group, and what its operator does next."""
     writer, writer_status = observed.writer, observed.writer_status
     if writer is None:
         return "no writer", _who_may_write(observed)
@@ -177,12 +140,6 @@ def _judged(observed: GroupObservation) -> tuple[str, str]:
         return "waiting", "it cannot reach its lease, nor all that could take over"
     if len(writer_status.in_sync) < writer_status.min_in_sync:
         return "refusing", "bring followers back, or lower min_in_sync_replicas"
-    return _judged_copies(observed, writer_status)
-
-
-def _judged_copies(
-    observed: GroupObservation, writer_status: member_pb2.WriterStatus
-) -> tuple[str, str]:
     count = len(observed.registered)
     if count < 2:
         return "degraded", "it has no follower: with its machine its messages are lost"

@@ -1,10 +1,10 @@
-"""Who leads which broker group, whether it could lose its writer now, and how to give it one."""
+"""The writer of each broker group, what endangers it, and how to force an election."""
 
 from __future__ import annotations
 
 import asyncio
 
-from cometmq.admin.connection import Connection, call, said, until
+from cometmq.admin.connection import Connection, call, describe_replica, said, until
 from cometmq.admin.group_judgement import GroupObservation, view_of
 from cometmq.admin.views import ElectedView, GroupStatusView
 from cometmq.errors import (
@@ -26,43 +26,37 @@ async def describe(connection: Connection) -> list[GroupStatusView]:
     members = await connection.registered()
     groups = sorted({member.broker_group for member in members})
     observed = await asyncio.gather(
-        *(_told(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
+        *(_observe(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
     )
     return [view_of(each) for each in observed]
 
 
-async def _told(
+async def _observe(
     connection: Connection, group: str, members: list[namesrv_pb2.Member]
 ) -> GroupObservation:
-    """As :func:`_asked`. Who refuses may be the writer: where no other one writes its error is
-    raised.
+    """As :func:`_ask_members`. A member that refuses may be the writer: where no other member
+    writes, its error is raised.
     """
-    observed = await _asked(connection, group, members)
+    observed = await _ask_members(connection, group, members)
     if observed.refusals and observed.writer is None:
         number, error = next(iter(observed.refusals.items()))
         raise type(error)(f"member {number} of {group}: {error.message}")
     return observed
 
 
-async def _asked(
+async def _ask_members(
     connection: Connection, group: str, members: list[namesrv_pb2.Member]
 ) -> GroupObservation:
-    """What these members tell."""
-    found = await asyncio.gather(*(said(_status(connection, member)) for member in members))
+    """What these members answer about their log, their lease and their role."""
+    found = await asyncio.gather(
+        *(said(describe_replica(connection, m, deadline_s=DESCRIBE_DEADLINE_S)) for m in members)
+    )
     answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
     statuses = {
         n: a for n, a in answers.items() if isinstance(a, member_pb2.DescribeReplicaResponse)
     }
     refusals = {n: a for n, a in answers.items() if isinstance(a, CometError)}
     return GroupObservation(group, members, statuses, refusals)
-
-
-async def _status(
-    connection: Connection, member: namesrv_pb2.Member
-) -> member_pb2.DescribeReplicaResponse:
-    method = connection.member(member).DescribeReplica
-    request = member_pb2.DescribeReplicaRequest()
-    return await call(member.internal_address, method, request, deadline_s=DESCRIBE_DEADLINE_S)
 
 
 async def elect(
@@ -79,7 +73,7 @@ async def elect(
         )
     members = [status.member for status in await connection.members()]
     of_group = [member for member in members if member.broker_group == broker_group]
-    observed = await _told(connection, broker_group, of_group)
+    observed = await _observe(connection, broker_group, of_group)
     if observed.writer is not None:
         raise InvalidRequest(
             f"{broker_group} has a writer that answers: use cometmq broker step-down"
@@ -90,29 +84,23 @@ async def elect(
     request = member_pb2.ElectRequest(force=True)
     method = connection.member(wanted).Elect
     await call(wanted.internal_address, method, request, deadline_s=ELECT_DEADLINE_S)
-    return await _elected(connection, of_group, wanted)
-
-
-async def _elected(
-    connection: Connection, members: list[namesrv_pb2.Member], wanted: namesrv_pb2.Member
-) -> ElectedView:
-    group, member_id = wanted.broker_group, wanted.member_id
     writers: list[member_pb2.DescribeReplicaResponse] = []
 
-    async def somebody_leads() -> bool:
-        observed = await _asked(connection, group, members)
+    async def has_writer() -> bool:
+        observed = await _ask_members(connection, broker_group, of_group)
         if observed.writer is not None:
             writers.append(observed.writer)
         return bool(writers)
 
-    if not await until(somebody_leads, ELECTED_S_MAX):
+    if not await until(has_writer, ELECTED_S_MAX):
         raise LeaseUnavailable(
-            f"member {member_id} of {group} has the order to lead and does not yet: its log says "
-            "what it waits for, or that the order is void because the lease has changed"
+            f"member {member_id} of {broker_group} has the order to lead and does not yet: its log "
+            "says what it waits for, or that the order is void because the lease has changed"
         )
     writer = writers[-1]
     if writer.member_id != member_id:
         raise LeaseConflict(
-            f"member {writer.member_id} of {group} writes: the order to member {member_id} is void"
+            f"member {writer.member_id} of {broker_group} writes: the order to member {member_id} "
+            "is void"
         )
-    return ElectedView(group, member_id, writer.epoch)
+    return ElectedView(broker_group, member_id, writer.epoch)

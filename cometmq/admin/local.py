@@ -167,7 +167,7 @@ async def up(
     end of its log when a process dies or is not ready in time; then nothing that this call started
     goes on.
     """
-    before = known(directory) or _nothing(directory)
+    before = known(directory) or LocalCluster(_resolved(directory), ())
     wished = {
         "namesrvs": namesrv_count,
         "brokers": broker_count,
@@ -175,12 +175,19 @@ async def up(
         "pullholds": pullhold_count,
     }
     counts = {name: count for name, count in wished.items() if count is not None}
-    options = _whole_paths(options or {})
+    options = dict(options or {})
+    if options.get(SECRET_OPTION):  # the next `up` may run in another working directory
+        options[SECRET_OPTION] = str(_resolved(Path(options[SECRET_OPTION])))
     shape = replace(before.shape, **counts)
     names = _names(shape)
-    _refuse_contradictions(before, {**counts, **options})
-    _refuse_other_data(before, names)
     had = {process.name: process for process in before.processes}
+    if any(process.alive for process in before.processes):
+        _refuse_contradictions(before, {**counts, **options})
+    if without_broker := sorted(_with_data(before.directory) - set(names)):
+        raise ShapeConflict(
+            f"{before.directory} has the messages of {', '.join(without_broker)}, which would have "
+            f"no broker. It was started with {as_given(before)}"
+        )
     cluster = replace(
         before,
         options={**before.options, **options},
@@ -201,12 +208,11 @@ async def up(
             _save(cluster)
     except BaseException:
         await processes.stop([process.id for process in started], grace_s=5.0)
-        # What has failed is not what the next `up` goes by: not its options, nor that it has no
-        # ports yet, or had not begun.
+        # The next `up` ignores what this call changed: its options, processes without ports.
         failed = {process.name: process for process in (status(directory) or before).processes}
         observed = {name: process for name, process in failed.items() if process.address}
         kept = replace(before, processes=tuple({**failed, **had, **observed}.values()))
-        # Nor its shape, unless brokers that only it has made stores before it failed.
+        # It ignores the shape, too, unless brokers that only this shape has made stores.
         strangers = _with_data(directory) - set(_names(before.shape))
         _save(replace(kept, shape=shape) if strangers else kept)
         raise
@@ -244,18 +250,21 @@ def status(directory: Path) -> LocalCluster | None:
 
 
 def known(directory: Path) -> LocalCluster | None:
-    """What was started in the folder, or taken down; where no file tells, what its data looks
-    like. None: nothing is known of it.
+    """What was started in the folder, or taken down. Without both files, the smallest cluster that
+    has the brokers whose messages lie in the folder. None: the folder has neither.
     """
     found = status(directory) or _load(directory, STOPPED_FILE)
     members = _with_data(directory)
     if found is not None or not members:
         return found
-    return LocalCluster(directory.resolve(), (), shape=_shape_of(members))
+    matches = [match for name in members if (match := _MEMBER_NAME.fullmatch(name)) is not None]
+    brokers = max((int(match["group"]) for match in matches), default=Shape().brokers)
+    slaves = max((int(match["member"] or 0) for match in matches), default=0)
+    return LocalCluster(directory.resolve(), (), shape=Shape(brokers=brokers, slaves=slaves))
 
 
-def _nothing(directory: Path) -> LocalCluster:
-    return LocalCluster(directory.resolve(), ())
+def _resolved(path: Path) -> Path:
+    return path.resolve()
 
 
 def _load(directory: Path, file: str) -> LocalCluster | None:
@@ -271,25 +280,6 @@ def _load(directory: Path, file: str) -> LocalCluster | None:
 def _with_data(directory: Path) -> set[str]:
     """The members of broker groups whose messages lie in the folder."""
     return {store.parent.name for store in directory.glob("g*/store") if store.is_dir()}
-
-
-def _shape_of(names: Iterable[str]) -> Shape:
-    """The smallest cluster with these members."""
-    found = [match for name in names if (match := _MEMBER_NAME.fullmatch(name)) is not None]
-    if not found:
-        return Shape()
-    return Shape(
-        brokers=max(int(match["group"]) for match in found),
-        slaves=max(int(match["member"] or 0) for match in found),
-    )
-
-
-def _whole_paths(options: Mapping[str, str]) -> dict[str, str]:
-    """Good also for those who stand in another folder later."""
-    found = dict(options)
-    if found.get(SECRET_OPTION):
-        found[SECRET_OPTION] = str(Path(found[SECRET_OPTION]).resolve())
-    return found
 
 
 def _make_secret(directory: Path) -> None:
@@ -356,8 +346,6 @@ def _with(
 
 
 def _refuse_contradictions(before: LocalCluster, wished: Mapping[str, object]) -> None:
-    if not any(process.alive for process in before.processes):
-        return
     had: dict[str, object] = {**asdict(before.shape), **before.options}
     wrong = [
         f"{name} {value}, but with {had.get(name, 'its default')}"
@@ -368,16 +356,6 @@ def _refuse_contradictions(before: LocalCluster, wished: Mapping[str, object]) -
         raise ClusterRunning(
             f"{before.directory} holds a running cluster that was not started with "
             f"{'; nor with '.join(wrong)}"
-        )
-
-
-def _refuse_other_data(before: LocalCluster, names: Iterable[str]) -> None:
-    """Else an empty cluster would start beside the messages."""
-    left_out = sorted(_with_data(before.directory) - set(names))
-    if left_out:
-        raise ShapeConflict(
-            f"{before.directory} has the messages of {', '.join(left_out)}, which would have no "
-            f"broker. It was started with {as_given(before)}"
         )
 
 
@@ -466,21 +444,16 @@ async def _ready(
     waiting = list(wave)
     try:
         async with asyncio.timeout(deadline_s):
-            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files notify nobody
+            # A file that appears notifies nobody.
+            while waiting := [p for p in waiting if _announced(cluster, p) is None]:
+                for process in waiting:
+                    if not process.alive:
+                        raise _failed(cluster, process, "ended before it was ready")
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         raise _failed(cluster, waiting[0], f"was not ready within {deadline_s:g} s") from None
     announced = [_announced(cluster, process) for process in wave]
     return [process for process in announced if process is not None]
-
-
-def _unready(cluster: LocalCluster, waiting: Sequence[LocalProcess]) -> list[LocalProcess]:
-    """Those that have not announced themselves. ProcessFailed when one of them is dead."""
-    unready = [process for process in waiting if _announced(cluster, process) is None]
-    for process in unready:
-        if not process.alive:
-            raise _failed(cluster, process, "ended before it was ready")
-    return unready
 
 
 def _announcement(cluster: LocalCluster, name: str) -> Path:

@@ -21,7 +21,18 @@ async def send_message(connection: Connection, message: Message) -> SentView:
     topic's route, which chooses the queue."""
     route = await connection.route(message.topic)
     wanted = message.queue.broker_group if message.queue else ""
-    member = _writable(route, wanted)
+    member = next(
+        (
+            member
+            for group in route.groups
+            for member in group.members
+            if member.role == common_pb2.MEMBER_ROLE_WRITER and wanted in ("", group.broker_group)
+        ),
+        None,
+    )
+    if member is None:
+        where = f"broker group {wanted}" if wanted else "any broker group"
+        raise RouteNotFound(f"topic {route.topic} has no writer on {where}")
     outgoing = broker_pb2.OutgoingMessage(
         topic=message.topic,
         queue_id=message.queue.queue_id if message.queue else None,
@@ -43,16 +54,6 @@ async def send_message(connection: Connection, message: Message) -> SentView:
         generation=sent.position.generation,
         store_time_ms=answer.store_time_ms,
     )
-
-
-def _writable(route: namesrv_pb2.TopicRoute, wanted: str) -> namesrv_pb2.Member:
-    """The writer of the wanted broker group, or of the first that takes messages."""
-    for group in route.groups:
-        for member in group.members:
-            if member.role == common_pb2.MEMBER_ROLE_WRITER and wanted in ("", group.broker_group):
-                return member
-    where = f"broker group {wanted}" if wanted else "any broker group"
-    raise RouteNotFound(f"topic {route.topic} has no writer on {where}")
 
 
 async def get_message(connection: Connection, message_id: str) -> MessageView:

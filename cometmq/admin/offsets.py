@@ -116,10 +116,16 @@ async def export(
     PeerUnavailable (no name server, or no broker at all answers) and ConfigInvalid (pyarrow is
     missing, the folder cannot be written); then no snapshot was written.
     """
-    _arrow()  # missing: said before anybody is asked
+    _arrow()  # a missing package is an error before a broker is asked
     started_ms = clock.wall_ms()
-    snapshot_id = _new_id(started_ms)
-    writers = await _writers(connection)
+    started = datetime.fromtimestamp(started_ms / 1000, UTC)
+    # Ids sort by time; two exports of one millisecond differ, too.
+    snapshot_id = f"{started:%Y%m%dT%H%M%S}.{started_ms % 1000:03d}Z-{secrets.token_hex(4)}"
+    writers: dict[str, namesrv_pb2.Member | None] = {}  # None: no writer is registered
+    for status in await connection.members():
+        member = status.member
+        is_writer = member.role == common_pb2.MEMBER_ROLE_WRITER
+        writers[member.broker_group] = member if is_writer else writers.get(member.broker_group)
     before = newest(directory)
     expected = sorted({*writers, *(before.expected if before else ())} - set(forget))
     if not expected:
@@ -138,22 +144,6 @@ async def export(
     manifest = Snapshot(SCHEMA_VERSION, snapshot_id, started_ms, expected, exported, failed, share)
     write_manifest(folder, manifest)
     return manifest
-
-
-def _new_id(now_ms: int) -> str:
-    """Sorts by time; unique even among exports of the same millisecond."""
-    now = datetime.fromtimestamp(now_ms / 1000, UTC)
-    return f"{now:%Y%m%dT%H%M%S}.{now_ms % 1000:03d}Z-{secrets.token_hex(4)}"
-
-
-async def _writers(connection: Connection) -> dict[str, namesrv_pb2.Member | None]:
-    """All registered broker groups; None for one without a writer."""
-    writers: dict[str, namesrv_pb2.Member | None] = {}
-    for status in await connection.members():
-        member = status.member
-        is_writer = member.role == common_pb2.MEMBER_ROLE_WRITER
-        writers[member.broker_group] = member if is_writer else writers.get(member.broker_group)
-    return writers
 
 
 async def _export_group(
@@ -227,20 +217,17 @@ def rows_of(
             queue.max_store_time_ms or None,
         )
         for group in queue.groups:
-            yield (*head, *_group_columns(group))
+            known = group.HasField("committed")  # offset 0 is a position, absence is not
+            yield (
+                *head,
+                group.group,
+                group.committed.generation if known else None,
+                group.committed.offset if known else None,
+                group.committed_store_time_ms or None,
+                group.member_count,
+            )
         if not queue.groups:
             yield (*head, None, None, None, None, None)
-
-
-def _group_columns(group: broker_pb2.GroupSnapshot) -> Row:
-    known = group.HasField("committed")  # offset 0 is a position, absence is not
-    return (
-        group.group,
-        group.committed.generation if known else None,
-        group.committed.offset if known else None,
-        group.committed_store_time_ms or None,
-        group.member_count,
-    )
 
 
 # --- files --------------------------------------------------------------------------------------

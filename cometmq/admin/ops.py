@@ -363,15 +363,13 @@ async def group_progress(
     ]
     return GroupProgressView(
         group=group,
-        members=[_member_view(members[client_id]) for client_id in sorted(members)],
+        members=[
+            GroupMemberView(client_id, {s.topic: sorted(s.filter.tags) for s in m.subscriptions})
+            for client_id, m in sorted(members.items())
+        ],
         queues=sorted(rows, key=lambda row: (row.topic, row.broker_group, row.queue_id)),
         lag_count=sum(row.lag_count or 0 for row in rows),
     )
-
-
-def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
-    tags = {s.topic: sorted(s.filter.tags) for s in member.subscriptions}
-    return GroupMemberView(client_id=member.client_id, subscriptions=tags)
 
 
 def _progress_view(broker_group: str, row: broker_pb2.GroupProgress) -> QueueProgressView:

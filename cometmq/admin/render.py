@@ -40,7 +40,8 @@ def show(result: Any, form: str) -> None:
         case views.MessageView():
             show_message(result, form)
         case [views.MessageView(), *_]:
-            _show_messages(result)
+            for message in result:
+                show_message(message, TABLE)
         case [views.GroupStatusView(), *_]:
             _show_groups(result)
         case list():
@@ -49,11 +50,6 @@ def show(result: Any, form: str) -> None:
             forms[type(result)](result)
         case _:
             _print_table([result])
-
-
-def _show_messages(messages: Sequence[views.MessageView]) -> None:
-    for message in messages:
-        show_message(message, TABLE)
 
 
 def show_message(message: views.MessageView, form: str) -> None:
@@ -77,7 +73,8 @@ def show_message(message: views.MessageView, form: str) -> None:
 
 def to_json(result: object, *, indent: int | None = None) -> str:
     """A view as an object, a list of views as an array; keys are the views' field names."""
-    plain = [asdict(row) for row in result] if isinstance(result, list) else _as_dict(result)
+    one: Any = result
+    plain = [asdict(row) for row in result] if isinstance(result, list) else asdict(one)
     return json.dumps(plain, indent=indent, ensure_ascii=False)
 
 
@@ -117,21 +114,17 @@ def _show_local(view: views.LocalView) -> None:
         print(f"Nothing is up in {view.directory}. Start a cluster with: cometmq local up")
         return
     _print_table(view.processes)
-    print(f"\nLogs: {_folder(view.directory)}/PROCESS/log.txt")
+    here = os.path.relpath(view.directory)
+    folder = view.directory if here.startswith("..") else here  # the shorter one
+    print(f"\nLogs: {folder}/PROCESS/log.txt")
     print("Commands of this folder find it by themselves. For programs, and elsewhere:\n")
     for line in export_lines(view):
         print(f"    {line}")
     print()
 
 
-def _folder(directory: str) -> str:
-    """As short as it is from here."""
-    here = os.path.relpath(directory)
-    return directory if here.startswith("..") else here
-
-
 def export_lines(view: views.LocalView) -> list[str]:
-    """What a shell is told, so that clients and commands find the cluster."""
+    """Shell commands that set the variables by which clients and commands find the cluster."""
     observed = {
         "COMETMQ_NAMESRV": view.namesrv,
         "COMETMQ_INTERNAL_SECRET_FILE": view.internal_secret_file,
@@ -149,16 +142,11 @@ def _show_groups(groups: Sequence[views.GroupStatusView]) -> None:
     """A table that fits into 80 columns, and what there is to say of each group."""
     _print_table(groups)
     for group in groups:
-        print(f"{_printable(group.broker_group)}: {_leads(group)}")
+        since = f" since {_time(group.since_ms)[:-4]} ({group.reason})" if group.since_ms else ""
+        leads = "no writer" if group.writer is None else f"member {group.writer} leads{since}"
+        print(f"{_printable(group.broker_group)}: {leads}")
         for line in (*group.troubles, *filter(None, [group.advice])):
             print(f"    {_printable(line)}")
-
-
-def _leads(group: views.GroupStatusView) -> str:
-    if group.writer is None:
-        return "no writer"
-    since = f" since {_time(group.since_ms)[:-4]} ({group.reason})" if group.since_ms else ""
-    return f"member {group.writer} leads{since}"
 
 
 def _show_store(view: views.StoreView) -> None:
@@ -304,10 +292,6 @@ def _time(ms: int | None) -> str:
 
 def _subscriptions(member: views.GroupMemberView) -> list[str]:
     return [f"{topic} [{' || '.join(tags) or '*'}]" for topic, tags in member.subscriptions.items()]
-
-
-def _as_dict(view: Any) -> dict[str, object]:
-    return asdict(view)
 
 
 _SETTINGS: tuple[Column, ...] = (

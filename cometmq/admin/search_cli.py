@@ -38,12 +38,8 @@ class Time(click.ParamType[int]):
 
 def add_to(message_group: click.Group, topic_group: click.Group) -> None:
     """Make the commands."""
-    _add_query(message_group)
-    _add_offset_by_time(topic_group)
 
-
-def _add_query(group: click.Group) -> None:
-    @cluster_command(group, "query")
+    @cluster_command(message_group, "query")
     @click.option("--topic", required=True)
     @click.option("--key", help="One of the message's keys, or its unique id.")
     @click.option("--unique-id", help="The id that the producer gave it.")
@@ -70,29 +66,16 @@ def _add_query(group: click.Group) -> None:
         """
         if (key is None) == (unique_id is None):
             raise click.UsageError("give either --key or --unique-id")
-        _check_range(limits["begin_ms"], limits["end_ms"])
+        begin_ms, end_ms = limits["begin_ms"], limits["end_ms"]
+        if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+            raise click.UsageError(
+                f"--begin {_local_time(begin_ms)} is later than --end {_local_time(end_ms)}"
+            )
         return await search.query_messages(
             connection, topic, key=key, unique_id=unique_id, **limits
         )
 
-
-def _check_range(begin_ms: int | None, end_ms: int | None) -> None:
-    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise click.UsageError(
-            f"--begin {_local_time(begin_ms)} is later than --end {_local_time(end_ms)}"
-        )
-
-
-def _local_time(time_ms: int) -> str:
-    """As it could be given; beyond what calendars have, as it was given."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return str(time_ms)
-
-
-def _add_offset_by_time(group: click.Group) -> None:
-    @cluster_command(group, "offset-by-time")
+    @cluster_command(topic_group, "offset-by-time")
     @click.argument("name")
     @click.argument("time_ms", metavar="TIME", type=Time())
     @click.option(
@@ -110,3 +93,11 @@ def _add_offset_by_time(group: click.Group) -> None:
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
         """
         return await search.offsets_by_time(connection, name, time_ms, _BOUNDARIES[boundary])
+
+
+def _local_time(time_ms: int) -> str:
+    """As it could be given; beyond what calendars have, as it was given."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)

@@ -54,20 +54,8 @@ def store_group() -> None:
 @click.option("--from", "start", type=click.IntRange(0), help="First log or queue offset to list.")
 @click.option("--count", type=click.IntRange(1), default=100, show_default=True, help="Rows.")
 @output_option
-def store_dump(directory: Path, output: str, **options: Any) -> None:
-    """Show what is in a store.
-
-    DIRECTORY is a broker's store_path. The command only reads, also beside a running broker.
-    """
-    render.show(_dump(directory, **options), output)
-
-
-Dumped = StoreView | list[RecordView] | list[UnitView] | list[LogFileView] | PlaceView
-
-
-def _dump(
+def store_dump(
     directory: Path,
-    *,
     scan: bool,
     records: bool,
     units: str | None,
@@ -75,21 +63,29 @@ def _dump(
     at: int | None,
     start: int | None,
     count: int,
-) -> Dumped:
+    output: str,
+) -> None:
+    """Show what is in a store.
+
+    DIRECTORY is a broker's store_path. The command only reads, also beside a running broker.
+    """
+    found: StoreView | list[RecordView] | list[UnitView] | list[LogFileView] | PlaceView
     if scan + records + files + (units is not None) + (at is not None) > 1:
         raise click.UsageError("--scan, --records, --units, --files and --at exclude each other")
     if records:
-        return inspection.records(directory, start=start, count=count)
-    if files:
-        return inspection.files(directory)
-    if at is not None:
-        return inspection.place(directory, at)
-    if units is None:
-        return inspection.store(directory, scan=scan)
-    topic, _, number = units.rpartition("/")
-    if not topic or not number.isdecimal():
-        raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
-    return inspection.units(directory, topic, int(number), start=start or 0, count=count)
+        found = inspection.records(directory, start=start, count=count)
+    elif files:
+        found = inspection.files(directory)
+    elif at is not None:
+        found = inspection.place(directory, at)
+    elif units is not None:
+        topic, _, number = units.rpartition("/")
+        if not topic or not number.isdecimal():
+            raise click.UsageError(f"--units {units!r} is not TOPIC/QUEUE")
+        found = inspection.units(directory, topic, int(number), start=start or 0, count=count)
+    else:
+        found = inspection.store(directory, scan=scan)
+    render.show(found, output)
 
 
 @store_group.command("verify")

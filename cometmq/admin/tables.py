@@ -75,7 +75,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _records(titles: Row, rows: Sequence[Row]) -> list[str]:
-    """Each row one field a line, a blank line between."""
+    """Each row as one field a line, with a blank line between rows."""
     wide = max(map(cell_len, titles))
     lines: list[str] = []
     for row in rows:
