@@ -301,7 +301,7 @@ _SETTINGS: tuple[Column, ...] = (
     ("write queues", lambda v: v.write_queue_count),
     ("permission", lambda v: v.permission),
     ("flush", lambda v: v.flush_mode),
-    ("copies", lambda v: v.replication_mode),
+    ("replication", lambda v: v.replication_mode),
 )
 _STORED: tuple[Column, ...] = (
     *_SETTINGS,
