@@ -18,7 +18,6 @@ from pathlib import Path
 
 from bench import failover, holds, replication, stage
 from bench.processes import Child, Line
-from bench.profiling import Recorder, summary
 from bench.report import (
     BARE_DISK,
     BARE_PULL,
@@ -35,10 +34,7 @@ from cometmq.model import FlushMode
 
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
-PROFILE_BODY_BYTES = 1024
 OTHERS = {"holds": holds.main, "replication": replication.main, "failover": failover.main}
-PROFILE_PRODUCE_S = 12.0
-PROFILE_CONSUME_S = 2.0  # must end before everything is read
 
 
 class Runner:
@@ -159,46 +155,11 @@ def result_of(child: Child) -> Line:
         return child.read()
 
 
-def profile(folder: Path) -> str:
-    """Markdown: broker and client while messages are stored, and while the same ones are read."""
-    topic = (PROFILE_BODY_BYTES, FlushMode.ASYNC)
-    sections: list[str] = []
-    with stage.cluster(folder / "cluster", [topic]) as bench:
-        stored = 0
-        for who in ("broker", "producer"):
-            child = producer(bench, *topic, PROFILE_PRODUCE_S)
-            output = folder / f"{who}-storing.stacks"
-            text, line = profiled(bench, child, who, PROFILE_PRODUCE_S / 2, output)
-            stored += int(line["stored"])
-            sections += [f"### The {who} while messages are stored", text]
-        for who in ("broker", "consumer"):
-            child = consumer(bench, *topic, stored, f"bench-profile-{who}")
-            output = folder / f"{who}-reading.stacks"
-            text, _ = profiled(bench, child, who, PROFILE_CONSUME_S, output)
-            sections += [f"### The {who} while messages are read", text]
-    return "\n\n".join(sections)
-
-
-def profiled(
-    bench: Bench, child: Child, who: str, seconds: float, output: Path
-) -> tuple[str, Line]:
-    """Records the broker or the child for so long after it has started; tables and measurement."""
-    with child:
-        child.read()
-        pid = bench.broker_pid if who == "broker" else child.pid
-        recorder = Recorder(pid, seconds, output)
-        stacks = recorder.stacks()
-        recorded_s, threads = recorder.elapsed_s, recorder.threads()
-        line = child.read()
-    return summary(stacks, threads, int(recorded_s * float(line["rate"]))), line
-
-
 def arguments_of(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short run: a look, not a result")
     parser.add_argument("--runs", type=int, help="runs in turn (default 3)")
     parser.add_argument("--seconds", type=float, help="of each throughput measurement (default 3)")
-    parser.add_argument("--profile", action="store_true", help="only profile: where the CPU goes")
     parser.add_argument("--folder", type=Path, default=PROJECT / "data" / "bench")
     arguments = parser.parse_args(argv)
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
@@ -213,9 +174,6 @@ def main(argv: Sequence[str]) -> None:
     arguments = arguments_of(argv)
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if arguments.profile:
-        print(profile(folder))
-        return
     load = os.getloadavg()[0]
     runner = Runner(folder, arguments.seconds, 1000 if arguments.quick else 2500)
     for number in range(1, arguments.runs + 1):

@@ -21,12 +21,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import uvloop
 
 from bench.filling import HOST, MIB, options
 from bench.limits import fill_with_zeros
-from bench.stats import median
 from cometmq.clock import SystemClock
 from cometmq.format import record
 from cometmq.member.storage.authority import SoleWriter

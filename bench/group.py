@@ -102,17 +102,12 @@ class Groups:
         return time.monotonic() - started_s
 
 
-def wait_for(
-    condition: Callable[[], bool],
-    what: str,
-    seconds_max: float = READY_S_MAX,
-    poll_s: float = POLL_S,
-) -> None:
+def wait_for(condition: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:
     """TimeoutError."""
-    deadline_s = time.monotonic() + seconds_max
+    deadline_s = time.monotonic() + READY_S_MAX
     while not condition():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{what}: not within {seconds_max:.0f} s")
+            raise TimeoutError(f"{what}: not within {READY_S_MAX:.0f} s")
         time.sleep(poll_s)
 
 

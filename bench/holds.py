@@ -17,13 +17,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
 
+from bench.group import wait_for
 from bench.processes import REPOSITORY, STOP_S_MAX, Child, Line, cpu_seconds, say
 from cometmq.admin import local
 from cometmq.admin.local import LocalProcess
@@ -38,7 +39,6 @@ HOLDS_PER_CLIENT = 10
 TOPIC_COUNT, QUEUES_PER_TOPIC = 5, 1_000
 HOLDER_PROCESSES = 4
 HOLD_MS = 15_000
-READY_S_MAX = 60.0
 LATENCY_RATE = 500.0
 BODY_BYTES = 1_024
 # The targets.
@@ -112,14 +112,6 @@ def pullhold(folder: Path, namesrv: str) -> Iterator[Pullhold]:
     finally:
         process.terminate()
         process.wait(STOP_S_MAX)
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + READY_S_MAX
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{what} is not there after {READY_S_MAX:.0f} s")
-        time.sleep(0.05)
 
 
 async def create_topics(broker: LocalProcess) -> None:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import uvloop
 
@@ -25,7 +26,7 @@ from bench import stage
 from bench.filling import MIB, Content, fill, options, sync
 from bench.processes import Child, Line
 from bench.produce import send_for
-from bench.stats import median, percentile
+from bench.stats import percentile
 from cometmq.client import Message, Producer, SendReceipt
 from cometmq.clock import SystemClock
 from cometmq.messaging.pull import choose

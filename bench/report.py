@@ -7,8 +7,9 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from statistics import median
 
-from bench.stats import Spread, median, ratios, spread
+from bench.stats import Spread, ratios, spread
 
 BARE_STREAM = "bare stream"
 BARE_PULL = "bare pull"

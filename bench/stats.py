@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
@@ -17,17 +18,6 @@ def percentile(values: Sequence[float], fraction: float) -> float:
         raise ValueError("no values")
     rank = -(-fraction * len(values) // 1)  # ceiling: the rank counts from 1
     return sorted(values)[max(int(rank), 1) - 1]
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value; the mean of both middle ones when their number is even."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,7 @@ from cometmq.errors import (
     CometError,
     ConfigInvalid,
     DiskFull,
-    StoreDamaged,
     StoreFailed,
-    StoreForeignFile,
     StoreLocked,
 )
 from cometmq.store.writer import MessageStore
@@ -208,80 +206,16 @@ async def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
         await process.client.put_topic("T", 1)
 
 
-FOREIGN = [
-    "commitlog/notes.txt",
-    "commitlog/00000000000000000007",
-    "consumequeue/notes.txt",
-    "consumequeue/T/0/notes.txt",
-    "consumequeue/T/notes.txt",
-    "consumequeue/T/0/00000000000000000007",
-]
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("clean", [True, False])
-async def test_a_foreign_file_in_the_store(tmp_path: Path, name: str, clean: bool) -> None:
-    await _make_store(tmp_path, clean)
-    foreign = tmp_path / "store" / name
-    foreign.write_bytes(b"what is this?")
-    error = await cannot_open(tmp_path)
-    assert isinstance(error, StoreForeignFile)
-    assert foreign.name in str(error)
-    foreign.unlink()
-    await _check_store(tmp_path)  # and nothing else has suffered
-
-
 @pytest.mark.parametrize("name", ["consumerOffset.json", "subscriptionGroup.json"])
 async def test_a_snapshot_of_rocketmq_is_taken_over(tmp_path: Path, name: str) -> None:
     """Its tables are another program's; the messages are as they were."""
-    await _make_store(tmp_path, True)
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"a", b"b")
     path = tmp_path / "store/config" / name
     path.write_text('{"dataVersion":{"counter":1}}')
     async with running_broker(tmp_path) as broker:
         assert len(await asyncio.to_thread(read_queue, broker.store, "T", 0)) == 2
-
-
-async def test_settings_that_the_store_was_not_written_with(tmp_path: Path) -> None:
-    await _make_store(tmp_path, True)
-    error = await cannot_open(tmp_path, mapped_file_size_commit_log=512 * 1024)
-    assert isinstance(error, StoreForeignFile)
-    await _check_store(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "error"),
-    [
-        ("cometmq.json", b"{", StoreDamaged),
-        ("cometmq.epochs", b"\xff" * 8, StoreDamaged),
-        ("cometmq.epochs", None, StoreDamaged),
-    ],
-)
-async def test_a_damaged_file_of_ours(
-    tmp_path: Path, name: str, content: bytes | None, error: type[CometError]
-) -> None:
-    await _make_store(tmp_path, True)
-    path = tmp_path / "store" / name
-    kept = path.read_bytes()
-    if content is None:
-        path.unlink()
-    else:
-        path.write_bytes(content)
-    assert isinstance(await cannot_open(tmp_path), error)
-    path.write_bytes(kept)
-    await _check_store(tmp_path)
-
-
-async def test_a_damaged_log_is_not_opened_as_if_it_were_torn(tmp_path: Path) -> None:
-    """The last good record is older than what the checkpoint says was on disk."""
-    await _make_store(tmp_path, False)
-    path = next((tmp_path / "store/commitlog").iterdir())
-    content = bytearray(path.read_bytes())
-    content[10] ^= 1  # the CRC of the very first record
-    kept = path.read_bytes()
-    path.write_bytes(content)
-    assert isinstance(await cannot_open(tmp_path), StoreDamaged)
-    path.write_bytes(kept)
-    await _check_store(tmp_path)
 
 
 async def test_the_store_path_is_a_file(tmp_path: Path) -> None:
@@ -298,23 +232,6 @@ async def test_ports_that_are_taken(tmp_path: Path) -> None:
         assert isinstance(await cannot_open(other, port=port), ConfigInvalid)
     async with running_broker(other) as broker:
         assert broker.store.clean_start, "what did not start has closed what it opened"
-
-
-async def _make_store(directory: Path, clean: bool) -> None:
-    async with running_broker(directory) as broker:
-        await broker.put_topic("T", 1)
-        await broker.send("T", 0, b"a", b"b")
-        await broker.read_queue("T", 0)
-        checkpoint = directory / "store/checkpoint"
-        await until(lambda: any(checkpoint.read_bytes()))
-        await asyncio.to_thread(broker.store.flush_queues)
-        if not clean:
-            broker.crash()
-
-
-async def _check_store(directory: Path) -> None:
-    async with running_broker(directory) as broker:
-        assert await broker.bodies("T", 0) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -85,23 +85,6 @@ def test_a_file_where_a_deleted_topic_should_go_does_no_harm(store: Path) -> Non
     assert (store / "cometmq.trash.0").read_bytes() == b"x"
 
 
-def test_a_checkpoint_of_another_log_gives_way_to_the_log(tmp_path: Path) -> None:
-    for name, count, byte in (("one", MESSAGES, b"1"), ("other", 3, b"2")):
-        opened = open_store(tmp_path / name)
-        for _ in range(count):
-            append(opened, ("A", 0, [byte * 1000]))
-        opened.flush_log()
-        opened.flush_queues()
-        opened.abandon()
-    shutil.copy(tmp_path / "other" / "checkpoint", tmp_path / "one" / "checkpoint")
-    with pytest.raises((StoreDamaged, StoreForeignFile), match="cometmq store repair"):
-        open_store(tmp_path / "one")
-    repair(tmp_path / "one", Accepted())
-    again = open_store(tmp_path / "one")
-    assert len(bodies(again, "A", 0)) == MESSAGES
-    again.close()
-
-
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_another_stores_log_file_is_not_served(tmp_path: Path, *, clean: bool) -> None:
     """Of other records, whose topics and queues have the same names."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -139,26 +138,6 @@ def test_after_a_crash_only_what_is_behind_the_mark_is_read(
     assert f"recovered 3 records; the log ends at {starts[-1]}" in caplog.text
 
 
-def test_a_log_torn_at_any_sector_keeps_the_whole_records_before(tmp_path: Path) -> None:
-    """512-byte sectors of the last three records, any subset of them: the log is a prefix."""
-    starts = grown(tmp_path / "whole", 6, unmarked=3)
-    rng = random.Random(5)
-    for attempt in range(60):
-        root = tmp_path / str(attempt)
-        shutil.copytree(tmp_path / "whole", root)
-        path = log_file(root)
-        content = bytearray(path.read_bytes())
-        for sector in range(starts[3] // 512 + 1, starts[6] // 512 + 1):
-            if rng.random() < 0.3:
-                content[sector * 512 : (sector + 1) * 512] = bytes(512)
-        path.write_bytes(content)
-        found = recovered(root, files=restarted())
-        assert found == list(range(len(found)))
-        assert len(found) >= 3, "what was on the disk"
-        assert not any(path.read_bytes()[starts[len(found)] :]), "nothing is left behind the end"
-        shutil.rmtree(root)
-
-
 @pytest.mark.parametrize("whole", [0, 1, 2])
 def test_of_a_torn_batch_its_whole_records_are_kept(tmp_path: Path, whole: int) -> None:
     """Nobody was told that the batch is stored; what is kept of it is as if it had been sent
@@ -178,20 +157,6 @@ def test_of_a_torn_batch_its_whole_records_are_kept(tmp_path: Path, whole: int) 
     kept = bodies(store, "A", 0)[1:] + bodies(store, "B", 0)
     assert kept == [b"0", b"1", b"2"][:whole]
     store.close()
-
-
-def test_a_tail_that_was_cut_and_written_again_has_no_ghosts(tmp_path: Path) -> None:
-    """Old records at right offsets behind the cut do not come back when new ones end where they
-    start.
-    """
-    starts = grown(tmp_path, 6, unmarked=3)
-    overwrite(tmp_path, starts[3] + 200, b"torn")
-    store = open_store(tmp_path, files=restarted())
-    assert numbers_of(store) == [0, 1, 2]
-    append(store, ("A", 1, [b"9 " + PADDING]))
-    assert store.appended_offset == starts[4]
-    store.abandon()
-    assert recovered(tmp_path, files=FaultyFiles(boot="a third")) == [0, 1, 2, 9]
 
 
 def test_store_times_do_not_fall_when_the_clock_does(tmp_path: Path) -> None:
@@ -572,13 +537,6 @@ def test_what_rocketmq_5_noted_in_the_checkpoint_is_kept(tmp_path: Path) -> None
     assert recovered(tmp_path) == list(range(MESSAGES))
     kept = checkpoint.load(OsFiles(), tmp_path / "checkpoint")
     assert (kept.master_flushed_offset, kept.confirm_offset) == (11, 12)
-
-
-def test_a_store_without_its_epochs_says_what_to_do(tmp_path: Path) -> None:
-    grown(tmp_path, 3)
-    (tmp_path / "cometmq.epochs").unlink()
-    with pytest.raises(StoreDamaged, match=f"repair {tmp_path} --epoch"):
-        open_store(tmp_path)
 
 
 # --- the log's files ------------------------------------------------------------------------------

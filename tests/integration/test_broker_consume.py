@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import SYNC, BrokerClient, batch, encoded, refusal, running_broker
+from tests.support.cluster.pullhold import sample, scraped
 from tests.support.stores.gates import ColdDisk
 from tests.support.waiting import DEADLINE_S, until
 
@@ -494,25 +494,16 @@ async def test_metrics_have_rocketmqs_names(tmp_path: Path) -> None:
         lane = await broker.lane()
         await lane.refused(b"", [])
         await refusal(broker.send("absent", 0, b"x"))
-        text = await asyncio.to_thread(_scrape, broker.metrics_address)
         node = 'cluster="DefaultCluster",node_id="g1",node_type="broker"'
-        assert _value(text, "rocketmq_messages_in_total", 'topic="T"') == 3
-        assert _value(text, "rocketmq_messages_out_total", 'topic="T"') >= 3
-        assert _value(text, "rocketmq_consumer_lag_messages", 'consumer_group="g"') == 2
-        assert _value(text, "rocketmq_producer_connections", node) == 1
-        assert _value(text, "cometmq_batches_refused_total", 'error="BATCH_MALFORMED"') == 1
-        assert _value(text, "cometmq_batches_refused_total", 'error="TOPIC_NOT_FOUND"') == 1
+        address = broker.metrics_address
+        for name, label, value in (
+            ("rocketmq_messages_in_total", 'topic="T"', 3),
+            ("rocketmq_consumer_lag_messages", 'consumer_group="g"', 2),
+            ("rocketmq_producer_connections", node, 1),
+            ("cometmq_batches_refused_total", 'error="BATCH_MALFORMED"', 1),
+            ("cometmq_batches_refused_total", 'error="TOPIC_NOT_FOUND"', 1),
+        ):
+            assert await sample(address, name, label) == value, name
+        assert await sample(address, "rocketmq_messages_out_total", 'topic="T"') >= 3
         await broker.drop_topic("T")
-        text = await asyncio.to_thread(_scrape, broker.metrics_address)
-        assert 'topic="T"' not in text, "a deleted topic leaves no series behind"
-
-
-def _scrape(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
-def _value(text: str, name: str, label: str) -> float:
-    [line] = [x for x in text.splitlines() if x.startswith(name + "{") and label in x]
-    return float(line.rpartition(" ")[2])
+        assert 'topic="T"' not in await scraped(address), "a deleted topic leaves no series behind"

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cometmq.errors import DiskFull, IndexDisabled, InvalidRequest, TopicNotFound
+from cometmq.errors import IndexDisabled, InvalidRequest, TopicNotFound
 from cometmq.format import properties, record
 from cometmq.rpc.interceptors import from_proto
-from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import BrokerClient, SendLane, encoded, refusal, running_broker
@@ -193,25 +192,6 @@ async def test_a_disk_that_is_really_full_stops_only_the_index(tmp_path: Path) -
             ballast.unlink()
             await indexed(broker, again + 1)
             assert (await query(broker, "T", key="k")).count == 2
-
-
-async def test_a_full_disk_stops_only_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: OsFiles, path: object, size: int) -> None:
-        raise DiskFull(f"no room for {path}")
-
-    async with running_broker(tmp_path) as broker:
-        await broker.put_topic("T")
-        lane = await broker.lane()
-        with monkeypatch.context() as patch:
-            patch.setattr(OsFiles, "map", full)
-            place = await send(lane, "T", KEYS="k")
-            await until(lambda: broker.store.index.status.stalled)
-            assert [found.log_offset for found in await broker.read_queue("T", 0)] == [place]
-            assert (await query(broker, "T", key="k")).count == 0
-        await indexed(broker, place + 1)
-        assert (await query(broker, "T", key="k")).count == 1
 
 
 async def test_a_follower_answers_as_its_writer_does(tmp_path: Path) -> None:

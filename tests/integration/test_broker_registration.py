@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Self
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from cometmq.v1 import namesrv_pb2, namesrv_pb2_grpc
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.cluster.pullhold import LivePullhold, running_pullhold
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until_async
 
 
 class Routes:
@@ -159,32 +158,3 @@ async def test_any_name_server_may_go(tmp_path: Path) -> None:
             await holds(pullhold, broker, number)
             await server.stop()
         await holds(pullhold, broker, 2)
-
-
-async def test_a_broker_starts_without_a_name_server(tmp_path: Path) -> None:
-    async with running_broker(tmp_path, namesrv=("127.0.0.1:9",)) as broker:
-        await broker.put_topic("T", 1)
-        await broker.send("T", 0, b"x")
-
-
-async def test_an_older_broker_of_the_same_name_serves_on_outside_of_the_routes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No name server's word ends a broker that nobody else can follow; it is loud about it."""
-    async with running_namesrv(tmp_path) as address, asking(address) as routes:
-        for _ in range(2):
-            async with running_broker(tmp_path / "new"):
-                pass  # each opening is an epoch
-
-        async with AsyncExitStack() as stack:
-            async with running_broker(tmp_path / "new", namesrv=(address,)) as broker:
-                await broker.put_topic("T", 2)
-                await routes.become("T", [2])
-                old = running_broker(tmp_path / "old", namesrv=(address,))
-                other = await stack.enter_async_context(old)
-                await other.put_topic("T", 3)
-                await other.send("T", 0, b"x")
-                await until(lambda: "serves on" in caplog.text)
-                assert await routes.queues("T") == [2]
-            await routes.become("T", [3])
-        assert await routes.queues("T") == []

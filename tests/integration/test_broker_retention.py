@@ -23,6 +23,7 @@ from tests.support.cluster.broker import (
     refusal,
     running_broker,
 )
+from tests.support.cluster.pullhold import scraped
 from tests.support.stores.small_disk import small_disk
 from tests.support.waiting import until, until_async
 
@@ -250,19 +251,10 @@ async def test_metrics_tell_of_room(tmp_path: Path) -> None:
         await fill(broker, 10)
         clock.later_ms = 2 * HOUR_MS
         done = await clean(broker)
-        scraped = await scrape(broker)
+        text = await scraped(broker.metrics_address)
         node = '{cluster="DefaultCluster",node_id="g1",node_type="broker"'
         assert f'cometmq_log_files_removed_total{node},reason="age"}} {done.log_file_count}.0' in (
-            scraped
+            text
         )
-        assert f"cometmq_sends_refused{node}}} 0.0" in scraped
-        assert "rocketmq_storage_message_reserve_time{" in scraped
-
-
-async def scrape(broker: LiveBroker) -> str:
-    reader, writer = await asyncio.open_connection(*broker.metrics_address.split(":"))
-    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-    try:
-        return (await reader.read()).decode()
-    finally:
-        writer.close()
+        assert f"cometmq_sends_refused{node}}} 0.0" in text
+        assert "rocketmq_storage_message_reserve_time{" in text

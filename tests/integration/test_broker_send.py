@@ -13,7 +13,6 @@ from cometmq.errors import (
     BatchMalformed,
     BrokerDraining,
     CometError,
-    FlowControl,
     PeerUnavailable,
     QueueNotFound,
     TopicNotFound,
@@ -259,30 +258,6 @@ async def test_sync_topic_is_acknowledged_when_it_is_on_disk(
         assert flushed <= result.log_offset < broker.store.flushed_offset
         answer = await broker.pull("S", 0, 0)  # what is acknowledged is readable at once
         assert (answer.status, answer.count) == (pb.PULL_STATUS_FOUND, 1)
-
-
-async def test_flow_control_by_bytes_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = HeldFlush(monkeypatch)
-    mib = b"x" * (1024 * 1024 - 200)
-    options = {"send_in_flight_bytes_max": 2 * 1024 * 1024, "mapped_file_size_commit_log": 1 << 23}
-    async with running_broker(tmp_path, **options) as broker:
-        await broker.put_topic("S", 1, SYNC)
-        lane = await broker.lane()
-        held.hold()
-        for _ in range(3):
-            await lane.put(*batch(("S", 0, [mib])))
-        await until(lambda: held.waiting)
-        # The third is refused at once; answers keep their order, so the stream tells it last.
-        other = await broker.lane()
-        error = await other.refused(*batch(("S", 0, [mib])))
-        assert isinstance(error, FlowControl)
-        held.release()
-        kinds = [(await lane.result()).HasField("error") for _ in range(3)]
-        assert kinds == [False, False, True]
-        await other.send(("S", 0, [mib]))  # there is room again
-        assert (await broker.status("S", 0)).appended_offset == 3
 
 
 # --- the end of a stream ------------------------------------------------------------------------

@@ -103,18 +103,6 @@ async def test_every_message_comes_once_and_all_is_committed_at_the_end() -> Non
     assert [committed(broker) for broker in brokers] == [ends(broker) for broker in brokers]
 
 
-async def test_messages_that_come_later_are_found() -> None:
-    async with consuming(0) as (push, listener, _, namesrv):
-        await until(lambda: len(push.assigned) == 4)
-        await fill(namesrv, 10)
-        await until(lambda: len(listener.got) == 10)
-
-
-async def test_commits_go_out_while_consuming() -> None:
-    async with consuming(100, commit_interval_ms=5) as (_, _, [broker], _):
-        await until(lambda: committed(broker) == ends(broker))
-
-
 async def test_what_another_consumer_committed_does_not_come_again() -> None:
     async with fake_cluster() as (namesrv, [broker]):
         await fill(namesrv, 100)

@@ -24,6 +24,7 @@ from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
 from services.haslave import app as haslave_app
 from tests.support.cluster.broker import ASYNC, refusal, running_namesrv
 from tests.support.cluster.live_group import LiveMember, live_group
+from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
 
 QUICK: dict[str, Any] = {
@@ -152,7 +153,7 @@ async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
         await acknowledged(group[0], b"a")
         await group[0].crash()
         await group[0].start("writer")
-        assert group[1].changes == []
+        assert (reasons(group[0]), reasons(group[1])) == (["first", "restart"], [])
         await group.all_in_sync(0, 1)
         assert await bodies(group[0]) == [b"a"]
 
@@ -271,6 +272,10 @@ async def test_asynchronous_groups_fail_over_and_keep_what_was_lost_aside(tmp_pa
         assert end >= lost_end
         assert kept.stat().st_size == end - first
         assert b"lost lost" in kept.read_bytes()
+        for shown in (end - first, 0):  # until somebody removes it
+            address = group[0].metrics_address
+            assert await sample(address, "cometmq_lost_range_bytes") == shown
+            kept.unlink(missing_ok=True)
 
 
 async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) -> None:
@@ -529,6 +534,8 @@ async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
         await group[1].until_role("writer")
         await until(lambda: "deposed" in reasons(group[0]))
         await group[0].until_role("follower")
+        step_down = group[0].members.StepDown(member_pb2.StepDownRequest())
+        assert isinstance(await refusal(step_down), errors.NotWriter)
         await group.all_in_sync(0, 1)
         assert await bodies(group[1]) == [b"a"]
 

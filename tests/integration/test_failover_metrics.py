@@ -8,14 +8,9 @@ from cometmq.v1 import member_pb2
 from tests.integration.test_failover import (
     QUICK,
     REPLICATED,
-    UNFLUSHED,
-    acknowledged,
-    reasons,
 )
-from tests.support.cluster.broker import ASYNC
 from tests.support.cluster.live_group import LiveMember, live_group
 from tests.support.cluster.pullhold import sample
-from tests.support.waiting import until
 
 
 async def told(member: LiveMember, name: str, label: str = "") -> float:
@@ -52,21 +47,3 @@ async def test_counts_of_elections_outlive_a_change_of_role(tmp_path: Path) -> N
             await group.all_in_sync(0, 1)
         assert await told(group[0], "elections_total", 'reason="first"') == 1
         assert await told(group[0], "elections_total", 'reason="handover"') == 1
-
-
-async def test_what_a_member_cut_off_is_shown_until_somebody_removes_it(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 2, **QUICK, **UNFLUSHED) as group:
-        await group[0].client.put_topic("T", 1, ASYNC)
-        await group.all_in_sync(0, 1)
-        await group.in_step()
-        await group[1].stop()
-        await acknowledged(group[0], b"lost " * 100)
-        await group[0].crash()
-        await group[1].start("writer")
-        await group[0].start("follower")
-        await until(lambda: "cut" in reasons(group[0]))
-        await group[0].until_role("follower")
-        assert await told(group[0], "lost_range_bytes") > 500
-        for file in (tmp_path / "0" / "store" / "lost").iterdir():
-            file.unlink()
-        assert await told(group[0], "lost_range_bytes") == 0

@@ -141,17 +141,6 @@ async def test_an_epoch_that_no_group_has_is_refused(tmp_path: Path, epoch: int)
         await broker.put_topic("T", 1)
 
 
-@pytest.mark.parametrize("epoch", [(1 << 30) + 1, 2**64 - 1])
-async def test_an_epoch_that_no_group_can_have_is_refused_of_a_new_one(
-    tmp_path: Path, epoch: int
-) -> None:
-    async with running_namesrv(tmp_path) as namesrv, stranger_at(namesrv) as stranger:
-        assert isinstance(
-            await refusal(stranger.stub.RegisterMember(forged(epoch))), InvalidRequest
-        )
-        assert await stranger.members() == []
-
-
 async def test_who_does_not_name_the_store_takes_nobody_out(tmp_path: Path) -> None:
     """Nor stands in the writer's place in its epoch, as a writer or as a follower."""
     async with (

@@ -155,16 +155,6 @@ async def test_an_ack_that_lies(tmp_path: Path, fake: str) -> None:
         await group[0].client.send("T", 0, b"y")
 
 
-async def test_acks_do_not_go_back(tmp_path: Path) -> None:
-    async with writing(tmp_path) as group:
-        call, chunk = await opened(group[0])
-        end = chunk.offset + len(chunk.data)
-        await tell(call, end, end, chunk.sent_boot_ms)
-        await tell(call, end, end - 1, chunk.sent_boot_ms)
-        assert isinstance(await ending(call), errors.InvalidRequest)
-        assert await refused(group[0], "ack") == 1
-
-
 async def test_a_second_hello_ends_the_stream(tmp_path: Path) -> None:
     async with writing(tmp_path) as group:
         call, _ = await opened(group[0])

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from services.namesrv.app import App
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import SERVICE, new_server
 from services.namesrv.routes import RouteTable
+from tests.support.cluster.pullhold import scraped
 from tests.support.waiting import DEADLINE_S, until_async
 
 if TYPE_CHECKING:  # the generated module has the class only for type checkers
@@ -181,16 +181,6 @@ async def test_the_cluster_is_described(config: NamesrvConfig) -> None:
         assert status.member == _registration().member
         assert (status.last_heard_ms, status.topic_count) == (1_000_000, 1)
         assert (status.data_version.epoch, status.data_version.counter) == (1, 3)
-
-
-async def test_a_stale_epoch_is_refused(config: NamesrvConfig) -> None:
-    async with _running(config) as running:
-        await running.register("t", epoch=2)
-        with pytest.raises(errors.StaleEpoch):
-            await running.register("x", epoch=1)
-        with pytest.raises(errors.StaleEpoch):
-            await running.call("UnregisterMember", _announce_stop(epoch=1))
-        assert (await running.route("t")).groups[0].members[0].epoch == 2
 
 
 async def test_a_take_over_is_told_at_once_and_the_old_writer_is_gone(
@@ -521,14 +511,8 @@ async def test_invalid_utf8_is_an_invalid_request(config: NamesrvConfig) -> None
 
 
 async def _gauge_is(running: Running, name: str, value: float) -> bool:
-    text = await asyncio.to_thread(_metrics, running.app.metrics_address)
+    text = await scraped(running.app.metrics_address)
     return f'\n{name}{{node_type="namesrv"}} {value:.1f}\n' in text
-
-
-def _metrics(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S) as answer:
-        content: bytes = answer.read()
-    return content.decode()
 
 
 async def test_metrics_tell_what_is_registered(config: NamesrvConfig) -> None:
@@ -536,7 +520,7 @@ async def test_metrics_tell_what_is_registered(config: NamesrvConfig) -> None:
         await running.register("t", "u")
         with pytest.raises(errors.TopicNotFound):
             await running.route("absent")
-        text = await asyncio.to_thread(_metrics, running.app.metrics_address)
+        text = await scraped(running.app.metrics_address)
 
         group = 'broker_group="g",cluster="c",node_type="namesrv"'
         assert f'\ncometmq_namesrv_members{{{group},role="writer"}} 1.0\n' in text
@@ -558,7 +542,7 @@ def test_a_process_announces_itself_and_stops_in_order(
         with grpc.insecure_channel(about["address"]) as channel:
             answer = NameServiceStub(channel).ListTopics(pb.ListTopicsRequest(), timeout=DEADLINE_S)
         assert list(answer.topics) == []
-        assert "cometmq_build_info" in _metrics(about["metrics_address"])
+        assert "cometmq_build_info" in asyncio.run(scraped(about["metrics_address"]))
         process.send_signal(number)
         assert process.wait(DEADLINE_S) == 0
 

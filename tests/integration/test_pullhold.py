@@ -124,14 +124,6 @@ async def test_a_backlog_without_wanted_tags_moves_the_hold_on(tmp_path: Path) -
         assert pulled.next_position.generation > 0
 
 
-async def test_a_sync_topic_wakes_too(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as (broker, pullhold):
-        await broker.put_topic("s", flush=common_pb2.FLUSH_MODE_SYNC)
-        lane = await parked(pullhold, ("s", 0, 0))
-        await broker.send("s", 0, b"one")
-        assert (await lane.answer()).response.pull.count == 1
-
-
 async def test_a_watched_queue_is_synced_without_waiting_for_the_interval(tmp_path: Path) -> None:
     slow: dict[str, Any] = {
         "flush_interval_commit_log": 60_000,

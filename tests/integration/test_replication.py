@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -164,17 +163,6 @@ async def test_a_follower_cuts_what_its_writer_has_lost(
         assert await follower.client.bodies("T", 0) == [b"kept", b"again"]
 
 
-async def test_a_follower_finds_a_writer_that_comes_back(tmp_path: Path) -> None:
-    async with live_group(tmp_path) as group:
-        await group[0].client.put_topic("T", 1, SYNC)
-        await group[0].stop()
-        assert [change.reason for change in group[1].changes] == [], "nobody takes over"
-        await group[0].start("writer")
-        assert [change.reason for change in group[0].changes] == ["first", "restart"]
-        await group[0].client.send("T", 0, b"x")
-        await assert_equal_logs(group)
-
-
 # --- the wire -------------------------------------------------------------------------------------
 
 
@@ -192,46 +180,6 @@ def hello(**fields: Any) -> member_pb2.ReplicateRequest:
             }
         )
     )
-
-
-def ack(appended: int, flushed: int) -> member_pb2.ReplicateRequest:
-    return member_pb2.ReplicateRequest(
-        ack=member_pb2.ReplicaAck(appended_offset=appended, flushed_offset=flushed)
-    )
-
-
-async def stream_refusal(member: LiveMember, *requests: member_pb2.ReplicateRequest) -> CometError:
-    """What a stream ends with."""
-    call = member.members.Replicate()
-    for request in requests:
-        await call.write(request)
-    try:
-        async with asyncio.timeout(10):
-            while (await call.read()) is not grpc.aio.EOF:
-                pass
-    except grpc.aio.AioRpcError as error:
-        return error_from(error)
-    raise AssertionError("the stream ended in order")
-
-
-async def test_who_may_not_follow(tmp_path: Path) -> None:
-    epochs = [member_pb2.EpochStart(epoch=n, start_offset=0) for n in (1, 2)]
-    later = [member_pb2.EpochStart(epoch=9, start_offset=0)]
-    async with live_group(tmp_path, members=1) as group:
-        for kind, request in [
-            (errors.VersionUnsupported, hello(protocol_version=2)),
-            (errors.VersionUnsupported, hello(format_version=7)),
-            (errors.InvalidRequest, hello(broker_group="g2")),
-            (errors.InvalidRequest, hello(epochs=epochs, log_end_offset=10)),
-            (errors.InvalidRequest, hello(log_min_offset=5)),
-            (errors.StaleEpoch, hello(epochs=later, log_end_offset=10)),
-            (errors.InvalidRequest, ack(0, 0)),
-        ]:
-            assert isinstance(await stream_refusal(group[0], request), kind), request
-        assert isinstance(await stream_refusal(group[0], hello(), hello()), errors.InvalidRequest)
-        assert isinstance(
-            await stream_refusal(group[0], hello(), ack(10**9, 0)), errors.InvalidRequest
-        )
 
 
 async def test_a_follower_that_has_to_cut_is_told_where_and_let_go(tmp_path: Path) -> None:
@@ -365,18 +313,6 @@ async def test_a_follower_that_does_not_sync_takes_nothing_over(
         await writer.client.send("T", 0, b"on we go")
         assert writer.role == "writer"
         call.cancel()
-
-
-async def test_a_writer_that_is_deposed_follows(tmp_path: Path) -> None:
-    async with live_group(tmp_path, members=1) as group:
-        content = json.loads(group.lease.read_text())
-        content["version"] = "1000"
-        another = {"holder_id": 7, "holder_store_id": "another", "in_sync": [], "electable": []}
-        content["record"] |= {**another, "epoch": 50}
-        group.lease.write_text(json.dumps(content))
-        await group[0].until_role("follower")
-        assert group[0].changes[-1].reason == "deposed"
-        assert isinstance(await refusal(step_down(group[0])), errors.NotWriter)
 
 
 async def test_a_member_without_a_lease_leads(tmp_path: Path) -> None:

@@ -135,13 +135,19 @@ async def sample(metrics_address: str, name: str, label: str = "") -> float:
     """The sum of a process's samples of this name, of those that have ``label`` (``key="value"``)
     or the end of one.
     """
+    pattern = rf"^{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$"
+    text = await scraped(metrics_address)
+    return sum(float(number) for number in re.findall(pattern, text, flags=re.M))
+
+
+async def scraped(metrics_address: str) -> str:
+    """All metrics of a process."""
     host, port = metrics_address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
-    pattern = rf"^{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$"
-    return sum(float(number) for number in re.findall(pattern, text, flags=re.M))
+    return text
 
 
 async def rpc_count(metrics_address: str, method: str) -> int:

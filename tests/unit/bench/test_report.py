@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from bench.report import Measurement, markdown, summarise
+from bench.report import Measurement, summarise
 
 
 def rate(kind: str, run: int, value: float, flush: str = "", body: int = 1024) -> Measurement:
@@ -63,16 +61,3 @@ def test_sync_is_also_divided_by_the_disk() -> None:
 def test_latency_keeps_the_worst_maximum() -> None:
     (row,) = summarise(RUNS).latencies
     assert (row.p50_ms, row.p99_ms, row.max_ms, row.count) == (6, 12, 90, 300)
-
-
-def test_a_report_is_json_and_text() -> None:
-    report = summarise(RUNS)
-    assert json.loads(json.dumps(report.as_json()))["ratios"][0]["ratio"]["runs"] == 3
-    assert "21.0%" in report.as_text()
-    assert "90.00" in report.as_text()
-
-
-def test_columns_line_up() -> None:
-    lines = markdown(("a", "b"), [("long cell", "x"), ("", "y")]).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[1] == "|-----------|---|"

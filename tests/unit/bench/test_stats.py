@@ -1,8 +1,6 @@
-"""The figures of a report against the standard library's and against counting."""
+"""The figures of a report against counting."""
 
 from __future__ import annotations
-
-import statistics
 
 import pytest
 from hypothesis import given
@@ -11,11 +9,6 @@ from hypothesis import strategies as st
 from bench import stats
 
 VALUES = st.lists(st.integers(-1000, 1000), min_size=1)
-
-
-@given(VALUES)
-def test_median(values: list[float]) -> None:
-    assert stats.median(values) == statistics.median(values)
 
 
 @given(VALUES, st.floats(0.001, 1.0))
@@ -35,17 +28,11 @@ def test_percentiles_of_a_hundred() -> None:
 
 def test_no_values_is_an_error() -> None:
     with pytest.raises(ValueError, match="no values"):
-        stats.median([])
-    with pytest.raises(ValueError, match="no values"):
         stats.percentile([], 0.5)
 
 
 def test_a_ratio_takes_its_denominator_from_the_same_run() -> None:
     assert stats.ratios({1: 10, 2: 30, 3: 99}, {1: 100, 2: 100}) == [0.1, 0.3]
-
-
-def test_spread() -> None:
-    assert stats.spread([3, 1, 2]) == stats.Spread(median=2, lowest=1, highest=3, runs=3)
 
 
 def test_latency_summary() -> None:
