@@ -1,4 +1,4 @@
-"""README and tutorial word by word: each block as a new user runs it, in order, and what it shows."""
+"""README and tutorial word by word: what each block prints is what the page shows."""
 
 from __future__ import annotations
 
