@@ -28,7 +28,7 @@ help:  ## Show this list
 
 .PHONY: run
 run: $(STAMP)  ## The main job on real input: every line of Python's library through a cluster and back (KEEP=1 leaves it up)
-	@$(BIN)/python -m examples.roundtrip $(if $(KEEP),--keep) $(ARGS)
+	@$(BIN)/python -u -m examples.roundtrip $(if $(KEEP),--keep) $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP)  ## Produce, consume, latency, and the bare loops they are measured against; JSON and tables

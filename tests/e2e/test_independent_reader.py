@@ -6,20 +6,15 @@ command. Every byte that was sent must be found where its receipt says, and noth
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import pytest
 
@@ -31,8 +26,6 @@ from tests.support.cluster.cluster_story import (
     expect_equal,
     found_in,
 )
-from tests.support.independent.changes import STATE_QUEUE
-from tests.support.independent.index import Shape
 from tests.support.independent.reader import Store
 from tests.support.independent.record import Broken, tag_hash
 from tests.support.independent.state import State, raise_history
@@ -40,11 +33,8 @@ from tests.support.independent.tables import EXPORTS
 
 pytestmark = pytest.mark.timeout(180)  # a dozen commands, each of them a process
 
-PROJECT = Path(__file__).resolve().parents[2]
 GROUPS = ("g1", "g2")
 QUEUES = {"orders": 12, "bills": 2, "gone": 1}  # of each broker
-LOCAL_INDEX_SHAPE = Shape(slots=100_000, entries=400_000)  # of `cometmq local up`
-ROUND_TRIP_S_MAX = 500
 BODY_CRC_AT = 8
 SECONDS_TO_2021 = 1_609_459_200
 TAGS = ("TagA", "polygenelubricants", "Aa", "BB", "é", "😀", "two words", "", "tag-\U0001f680-ä")
@@ -455,82 +445,3 @@ def test_what_a_repair_wrote_off_is_lost_and_nothing_else(story: Story, tmp_path
         assert len(after.log.lost) == 3
         assert {key: list(after.messages(*key)) for key in after.queues()} == left
         assert after.bounds("orders", 3) == (1, len(messages))
-
-
-# --- the round trip of `make run` ---------------------------------------------------------------
-
-
-def lines_of(data: bytes) -> list[bytes]:
-    """With their line feeds; an empty file is one empty line."""
-    return re.findall(rb"[^\n]*\n|[^\n]+", data) or [b""]
-
-
-def files_below(root: Path) -> Iterator[tuple[str, list[bytes]]]:
-    """(relative path, lines) of each file that is UTF-8 text."""
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        if "__pycache__" in relative.parts or not path.is_file():
-            continue
-        data = path.read_bytes()
-        try:
-            data.decode()
-        except UnicodeDecodeError:
-            continue
-        yield relative.as_posix(), lines_of(data)
-
-
-def expect_all_lines(cluster: Path, files: Mapping[str, list[bytes]]) -> None:
-    """In the stores of the cluster's brokers every line of every file is found once."""
-    missing = {name: set(range(len(lines))) for name, lines in files.items()}
-    # Members g1-0, g1-1 … of a group hold the same log: one of them is read.
-    stores = {path.parent.name.partition("-")[0]: path for path in cluster.glob("g*/store")}
-    for folder in stores.values():
-        with Store(folder, LOCAL_INDEX_SHAPE) as store:
-            for key in store.queues():
-                for message in store.messages(*key) if key != STATE_QUEUE else ():
-                    name = os.fsdecode(unquote_to_bytes(message.properties["file"]))
-                    number = max(int(message.properties["line"]) - 1, 0)
-                    assert message.body == files[name][number], (name, number)
-                    assert message.tag == Path(name).suffix.removeprefix(".")
-                    missing[name].remove(number)
-    assert not any(missing.values())
-
-
-def left_in(folder: Path) -> dict[str, list[bytes]] | None:
-    """The files of the last round trip in a folder, from the copies that came back; None while it
-    runs, and when it was not completed.
-    """
-    stores = list(folder.glob("cluster/*/store"))
-    if not stores or any((store / "abort").exists() for store in stores):
-        return None
-    files = dict(files_below(folder / "files"))
-    plan = json.loads((folder / "plan.json").read_text())
-    return files if len(plan) == len(files) else None
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(ROUND_TRIP_S_MAX)
-def test_every_line_of_a_round_trip_lies_in_the_stores_once(tmp_path: Path) -> None:
-    root = Path(sysconfig.get_path("stdlib")) / "email"
-    files = dict(files_below(root))
-    options = ["--root", str(root), "--folder", str(tmp_path), "--no-lag"]
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.roundtrip", *options],
-        cwd=PROJECT,
-        capture_output=True,
-        timeout=ROUND_TRIP_S_MAX,
-    )
-    print(done.stdout.decode(), done.stderr.decode())  # pytest shows it when something is wrong
-    assert done.returncode in (0, 1)  # 1: also when a broker got nothing of so small an input
-    assert files
-    expect_all_lines(tmp_path / "cluster", files)
-    assert left_in(tmp_path) == files
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(ROUND_TRIP_S_MAX)
-def test_the_stores_that_make_run_left_hold_every_line_once() -> None:
-    files = left_in(PROJECT / "data" / "run")
-    if files is None:
-        pytest.skip("make run has left no stores of a whole round trip, or uses them")
-    expect_all_lines(PROJECT / "data" / "run" / "cluster", files)

@@ -41,8 +41,6 @@ REPLACED = {
 ALLOWED = {
     "cometmq/replication/lease.py": {"takeover"},  # the reason in leases of earlier releases
     "tests/unit/replication/test_lease.py": {"takeover"},
-    "examples/roundtrip/__init__.py": {"takeover"},
-    "examples/roundtrip/job.py": {"takeover"},
     "docs/STYLE.md": {"seat"},  # an example
     "README.md": {"news"},  # a tag of a message
 }
