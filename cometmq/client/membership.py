@@ -36,7 +36,7 @@ class _Joined:
     def __init__(self) -> None:
         # client → topics; None = no stream is up
         self.members: dict[str, frozenset[str]] | None = None
-        # of the stream before, and not told by this one yet
+        # known before this stream, and not told by it yet
         self.absent: dict[str, frozenset[str]] = {}
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
@@ -58,6 +58,8 @@ class Membership:
         self._on_change = on_change
         self._subscriptions: dict[str, frozenset[str]] = {}
         self._joined: dict[str, _Joined] = {}
+        # The members that were known last. A broker group without a writer leaves the route.
+        self._known: dict[str, frozenset[str]] = {}
 
     async def update(
         self,
@@ -67,6 +69,10 @@ class Membership:
     ) -> None:
         """Says what this client reads, and at which broker groups it is a member."""
         wanted = set(broker_groups)
+        if self._joined:
+            self._known = {}
+            for joined in self._joined.values():
+                self._known |= joined.absent | (joined.members or {})
         left = [self._joined.pop(group) for group in list(self._joined) if group not in wanted]
         await stop_all([joined.task for joined in left if joined.task is not None])
         if subscriptions != self._subscriptions:
@@ -75,6 +81,7 @@ class Membership:
                 joined.resend.set()
         for group in wanted - self._joined.keys():
             joined = self._joined[group] = _Joined()
+            joined.absent = dict(self._known)
             joined.task = tasks.start(self._stay(group, joined), f"join at {group}")
 
     def members(self, topic: str, broker_groups: Iterable[str]) -> list[str] | None:

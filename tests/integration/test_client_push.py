@@ -21,6 +21,7 @@ from cometmq.client import (
     membership,
 )
 from cometmq.errors import ClientClosed, FilterInvalid, FlowControl, GroupNameInvalid
+from cometmq.v1 import common_pb2
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 from tests.support.waiting import until
 
@@ -317,8 +318,9 @@ async def test_a_broker_that_restarts_is_joined_and_read_again() -> None:
 
 
 @pytest.mark.parametrize("rejoin_s", [3600.0, 0.01])
+@pytest.mark.parametrize("was_in_no_route", [False, True])
 async def test_a_member_has_time_to_join_a_broker_that_restarts(
-    monkeypatch: pytest.MonkeyPatch, rejoin_s: float
+    monkeypatch: pytest.MonkeyPatch, rejoin_s: float, was_in_no_route: bool
 ) -> None:
     monkeypatch.setattr(membership, "REJOIN_S_MAX", rejoin_s)
     async with consuming(0, client_id="b") as (push, _, [broker], namesrv):
@@ -326,6 +328,11 @@ async def test_a_member_has_time_to_join_a_broker_that_restarts(
         half = [QueueRef("T", 2, "g1"), QueueRef("T", 3, "g1")]
         await until(lambda: push.assigned == half)
         await broker.stop()
+        if was_in_no_route:
+            broker.role = common_pb2.MEMBER_ROLE_FOLLOWER
+            await namesrv.put("T", broker)
+            await asyncio.sleep(0.3)  # for many times what a rebalance takes
+            broker.role = common_pb2.MEMBER_ROLE_WRITER
         del broker.members["G"]["a"]
         await broker.start()
         await namesrv.put("T", broker)
