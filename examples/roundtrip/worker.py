@@ -39,8 +39,6 @@ from cometmq.client import (
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 # Two brokers with 8 batches of 256 KiB in flight each; more would only wait here and grow old.
 BUFFER_BYTES_MAX = 4 * 1024 * 1024
-BATCH_MESSAGES_MAX = 256
-COMMIT_INTERVAL_MS = 1_000
 REPORT_S = 0.2
 
 
@@ -142,9 +140,7 @@ async def consume(arguments: argparse.Namespace) -> None:
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
     loop.add_signal_handler(signal.SIGUSR1, going.clear)
     loop.add_signal_handler(signal.SIGUSR2, going.set)
-    options = PushConsumerOptions(
-        batch_count=BATCH_MESSAGES_MAX, commit_interval_ms=COMMIT_INTERVAL_MS
-    )
+    options = PushConsumerOptions(batch_count=256, commit_interval_ms=1_000)
     with arguments.spool.open("w") as file:
 
         async def spool(messages: list[ReceivedMessage]) -> None:
