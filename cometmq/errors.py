@@ -615,8 +615,9 @@ class StoreDamaged(StoreError):
     code = 5002
     status = "DATA_LOSS"
     advice = (
-        "Keep a copy of the store. If the message names no other way, cometmq store repair "
-        "DIRECTORY says what is lost and how to go on; unasked it gives nothing up."
+        "Stop the member and copy its folder (store_path), then do what the message says. If it "
+        "names no way, run cometmq store repair on the folder: it lists what is lost, and gives "
+        "nothing up without an option."
     )
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
 from cometmq.format import queueunit, record
+from cometmq.store import layout
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
@@ -274,6 +275,10 @@ class BaseStore:
         return self._guarded(self._opened.indexer.step)
 
     # --- keeping room: a thread of its own --------------------------------------------------------
+
+    def repair_command(self, options: str = "") -> str:
+        """What errors of this store advise to call."""
+        return layout.repair_command(self._opened.paths.root, options)
 
     def keep_room(self, state_bytes: int) -> None:
         """Keep what the next opening writes free on the volume, while there is plenty of room;

@@ -129,7 +129,7 @@ async def test_a_log_without_a_state_is_refused_where_one_was(tmp_path: Path) ->
         path.write_bytes(bytes(path.stat().st_size))
     shutil.rmtree(root / "consumequeue")
     (root / "checkpoint").unlink()
-    with pytest.raises(StoreDamaged, match="lost its copies of the state"):
+    with pytest.raises(StoreDamaged, match="lost its snapshots of the state"):
         started(root)
     opened, _ = obeyed(root)
     opened.store.close()

@@ -16,12 +16,12 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.state import adoption
 from cometmq.member.state.follower import FollowerState
 from cometmq.member.state.statelog import (
-    REBUILD,
     Counted,
     append_now,
     load,
     load_what_is_left,
     lost_changes,
+    rebuild_advice,
     refuse_short_queues,
     topic_deletions,
 )
@@ -65,9 +65,9 @@ def open_writer(
     progress: Progress | None = None,
 ) -> Opened:
     """Open the store for writing, in an epoch above ``epoch_floor``. ``log_end``: where the writer
-    before handed its log over, of which we have everything. ``keeps_positions`` False: what others
-    have seen may not be in our log, so all positions are fenced: where it parts from the logs of
-    others, of which ``branches`` tells. ``progress`` is told how far recovery is.
+    before handed its log over, of which we have everything. ``keeps_positions`` False: consumers
+    may have seen messages of other logs, so positions are fenced from where our log parts from
+    those, by ``branches``. ``progress`` hears how far recovery is.
 
     Raises what ``MessageStore.open`` raises, StateTooNew and StoreDamaged; then the folder is free
     again.
@@ -85,10 +85,13 @@ def open_writer(
     )
     state = approval.state
     try:
+        assert log_end is None or store.appended_offset == log_end
         is_other = store.state_lost is not None or store.adoption is not None
-        if is_other or not keeps_positions or _lost_its_end(store, log_end):
+        # What was appended but not flushed may be gone, although consumers have seen it.
+        lost_its_end = store.has_damage or (not store.clean_start and log_end is None)
+        if is_other or not keeps_positions or lost_its_end:
             common = common_end(store.epochs, branches, state.generations.last_fork)
-            # Another writer, of which this log has nothing, may have gone on from it too.
+            # A writer of which this log has nothing may have gone on from it too.
             state.generations.count_in(store.epoch)
             if store.state_lost is not None:
                 _rebuild(store, state, approval, config)
@@ -97,12 +100,14 @@ def open_writer(
             else:
                 _raise_generations(store, state, common)
         orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
-        copy = state.snapshot_records(next_offset_of=lambda *queue: store.queue_bounds(*queue)[1])
+        records = state.snapshot_records(
+            next_offset_of=lambda *queue: store.queue_bounds(*queue)[1]
+        )
         if orphans:
-            copy = [*change_records(map(TopicDropped, sorted(orphans))), *copy]
-        append_now(store, copy, host, clock.wall_ms())
-        # The process ended between the record of a deletion and the removal of the files, or
-        # another program deleted the topic. A new topic of the name would go on in them.
+            records = [*change_records(map(TopicDropped, sorted(orphans))), *records]
+        append_now(store, records, host, clock.wall_ms())
+        # The process ended between a deletion's record and the removal of the files, or another
+        # program deleted the topic. A new topic of that name would go on in those files.
         for topic in orphans:
             store.drop_topic(topic)
         store.keep_room(state.copy_bytes())
@@ -115,14 +120,9 @@ def open_writer(
     return Opened(store, state, _log_opened(store, clock.monotonic_s() - started_s))
 
 
-def _lost_its_end(store: MessageStore, log_end: int | None) -> bool:
-    """Whether messages may be gone that somebody has seen."""
-    return store.has_damage or (not store.clean_start and log_end is None)
-
-
 class _WriterApproval:
-    """Reads what the store's log and another program's tables say, while the folder is as the last
-    stop left it: what cannot be read is refused without a trace.
+    """Reads the state from the store's log and another program's tables, while the folder is as the
+    last stop left it: a refusal leaves no trace.
     """
 
     def __init__(self, config: MemberConfig, log_end: int | None) -> None:
@@ -144,13 +144,33 @@ class _WriterApproval:
             self.exported = adoption.read_exported(self._config.store_path / "config")
         else:
             _refuse_lost_changes(store)
-            self.state = _load_state(store, self._config)
+            self.state = self._load(store)
         if store.adoption is not None:
             try:
                 self.tables = adoption.read(store.adoption.tables)
             except StoreDamaged as error:
                 said = error.message.replace("config/", f"{self._config.store_path}/config/", 1)
                 raise StoreForeignFile(said) from error
+
+    def _load(self, store: Preview) -> BrokerState:
+        if store.adoption is not None:
+            try:
+                return load(store, lambda: _new_state(self._config))
+            except StoreDamaged:
+                # RocketMQ's retention does not know what of our log has to stay; its tables do.
+                log.warning("the log has no complete snapshot of our state any more")
+                return _new_state(self._config)
+        low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+        if low == high and store.has_state:
+            raise StoreDamaged(
+                f"the log has lost its snapshots of the state. {rebuild_advice(store)}"
+            )
+        counted: Counted = {}
+        state = load(store, lambda: _new_state(self._config), counted)
+        if store.may_lack_queues:
+            refuse_short_queues(store, counted)
+        _refuse_unknown_queues(store, state)
+        return state
 
 
 def _is_known(topic: str, state: BrokerState) -> bool:
@@ -174,7 +194,7 @@ def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
             raise StoreDamaged(
                 f"queue {queue_id} of {topic} has messages, and the state in the log neither knows "
                 f"the topic nor tells of its deletion: a part of the log is lost, or another "
-                f"store's. {REBUILD}"
+                f"store's. {rebuild_advice(store)}"
             )
 
 
@@ -182,25 +202,6 @@ def _refuse_lost_changes(store: Preview) -> None:
     complaint = lost_changes(store)
     if complaint and store.adoption is None:
         raise StoreDamaged(complaint)
-
-
-def _load_state(store: Preview, config: MemberConfig) -> BrokerState:
-    if store.adoption is not None:
-        try:
-            return load(store, lambda: _new_state(config))
-        except StoreDamaged:
-            # RocketMQ's retention does not know what of our log has to stay; its tables have it.
-            log.warning("the log tells no state of ours any more")
-            return _new_state(config)
-    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
-    if low == high and store.has_state:
-        raise StoreDamaged(f"the log has lost its copies of the state. {REBUILD}")
-    counted: Counted = {}
-    state = load(store, lambda: _new_state(config), counted)
-    if store.may_lack_queues:
-        refuse_short_queues(store, counted)
-    _refuse_unknown_queues(store, state)
-    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +221,26 @@ def open_copy(
     approval = _FollowerApproval(config)
     store = FollowerStore.open(
         config.store_path,
-        # A writer waits for our word that something is written: the pool would only delay it.
+        # A writer waits until this member has written the log: the pool would only delay it.
         replace(_store_options(config, BatchLimits()), transient_bytes_max=0),
         observer=QueueChanges(),
         progress=progress,
         approve=approval,
     )
+    state = approval.state
     try:
-        state = _copy_of(store, approval, config)
+        if approval.why_anew:
+            # The log was cut below its last complete snapshot. It is a copy: copy it again.
+            log.error("the log is copied again", extra=fields(reason=approval.why_anew))
+            store.start_anew(store.min_offset)
+            state = _new_state(config)
+        _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+        whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
     except BaseException:
         store.abandon()
         raise
-    return OpenedFollower(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+    follower = FollowerState(state, lambda: _new_state(config), whole=whole)
+    return OpenedFollower(store, follower, _log_opened(store, clock.monotonic_s() - started_s))
 
 
 class _FollowerApproval:
@@ -239,39 +248,21 @@ class _FollowerApproval:
 
     def __init__(self, config: MemberConfig) -> None:
         self.state = _new_state(config)
-        self.why_anew = ""  # the log has to be copied anew
+        self.why_anew = ""  # the log has to be copied from the start
         self._config = config
 
     def __call__(self, store: Preview) -> None:
         if store.state_lost is not None:
             self.state, _ = load_what_is_left(store, lambda: _new_state(self._config))
             return
-        # Nobody else may have what the rest of this log has: it is not thrown away unasked.
+        # Perhaps no other member has the rest of this log: only the operator may give it up.
         _refuse_lost_changes(store)
         try:
             self.state = load(store, lambda: _new_state(self._config))
         except StoreDamaged as error:
-            if store.adoption is not None:  # nobody has another copy of what RocketMQ wrote
+            if store.adoption is not None:  # there is no other copy of what RocketMQ wrote
                 raise
             self.why_anew = str(error)
-
-
-def _copy_of(
-    store: FollowerStore, approval: _FollowerApproval, config: MemberConfig
-) -> FollowerState:
-    def new_state() -> BrokerState:
-        return _new_state(config)
-
-    state = approval.state
-    if approval.why_anew:
-        # The log was cut below its last complete copy of the state. It is a copy itself, so it can
-        # be had again.
-        log.error("the log is copied anew", extra=fields(reason=approval.why_anew))
-        store.start_anew(store.min_offset)
-        state = new_state()
-    _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
-    whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
-    return FollowerState(state, new_state, whole=whole)
 
 
 def _new_state(config: MemberConfig) -> BrokerState:
@@ -306,23 +297,21 @@ def _log_opened(store: BaseStore, seconds: float) -> float:
 def _rebuild(
     store: MessageStore, state: BrokerState, approval: _WriterApproval, config: MemberConfig
 ) -> None:
-    told = rebuilding.rebuild(
+    for line in rebuilding.rebuild(
         state,
         approval.commits,
         approval.exported,
         [*store.queues(), *((topic, n - 1) for topic, n in (store.state_lost or {}).items() if n)],
         lambda topic, queue_id: store.queue_bounds(topic, queue_id)[1],
         config.flush_disk_type.value,
-    )
-    for line in told:
+    ):
         log.warning("the state was lost in part: %s", line)
 
 
 def _raise_generations(store: MessageStore, state: BrokerState, common: int) -> None:
-    # What was appended but not flushed may be gone, and its offsets are about to be given to other
-    # messages. The state snapshot that follows carries the new generation: no change of its own is
-    # needed, and before the copy is complete nobody has been answered with it.
-
+    # The offsets of messages that are gone are about to be given to others. The state snapshot that
+    # follows carries the new generation: it needs no record of its own, because no client gets an
+    # answer before the snapshot is complete.
     def maximum_of(topic: str, queue_id: int) -> int:
         if common < store.epochs[-1][1]:
             return store.queue_offset_at(topic, queue_id, common)

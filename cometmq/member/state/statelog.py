@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from cometmq.errors import CometError, MessageNotFound, StateTooNew, StoreDamaged
+from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
 from cometmq.messaging.changes import OffsetsCommitted, QueuesCounted, TopicDropped, decode
 from cometmq.messaging.rebuilding import Commits
@@ -24,11 +24,6 @@ from cometmq.messaging.state import (
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore
 
-REBUILD = (
-    "Take the log from a copy or another member; or let topics, groups and offsets be made anew "
-    "from what is left of them, config/*.json and the queues: cometmq store repair DIRECTORY "
-    "--rebuild-tables"
-)
 Counted = dict[str, tuple[int, ...]]  # by topic, the next offset of each queue
 
 _TAG_OF_CODE = {taghash.tags_code(tag.encode()): tag for tag in STATE_TAGS}
@@ -37,9 +32,10 @@ _RECORD_BYTES_AT_ONCE = 4 * 1024 * 1024
 
 
 def encode_record(state_record: StateRecord, host: bytes, now_ms: int) -> bytes:
-    """One state record as it goes into the log. ``host`` is the broker's own address and port:
-    it is the producer.
+    """One state record as it goes into the log. ``host``: the broker's own address and port, as of
+    a producer.
     """
+    assert state_record.tag in STATE_TAGS, state_record.tag
     return record.encode(
         STATE_TOPIC.encode(),
         STATE_QUEUE_ID,
@@ -54,12 +50,13 @@ def encode_record(state_record: StateRecord, host: bytes, now_ms: int) -> bytes:
 def append_now(
     store: MessageStore, records: Sequence[StateRecord], host: bytes, now_ms: int
 ) -> None:
-    """Append state records before anybody else uses the store, and sync."""
+    """Append state records to a store that nothing else uses yet, and sync."""
     for state_record in records:
         data = encode_record(state_record, host, now_ms)
         segment = (STATE_TOPIC, STATE_QUEUE_ID, 1)
         store.append(data, [segment], born_host=host, store_host=host)
     store.flush_log()
+    assert store.flushed_offset == store.appended_offset
 
 
 class Source(Protocol):
@@ -73,45 +70,64 @@ class Source(Protocol):
 
     def read_records(self, spans: Sequence[tuple[int, int]], *, nowait: bool = False) -> bytes: ...
 
+    def repair_command(self, options: str = "") -> str: ...
+
+
+def rebuild_advice(store: Source) -> str:
+    """What an error says that reports a loss of the state."""
+    return (
+        "Take the log from a copy or another member. Or let the next writer rebuild topics, groups "
+        "and offsets from what is left of them, config/*.json and the queues: "
+        + store.repair_command("--rebuild-tables")
+    )
+
 
 def load(
     store: Source, new_state: Callable[[], BrokerState], counted: Counted | None = None
 ) -> BrokerState:
-    """The state as the log tells it: the newest complete copy and the changes after it. Into
-    ``counted`` comes how far queues had counted then. Raises StoreDamaged, StateTooNew.
+    """The state as the log tells it: the newest complete snapshot and the changes after it. Puts
+    into ``counted`` how far queues had counted then. Raises StoreDamaged, StateTooNew.
     """
-    try:
-        return _load(store, new_state, {} if counted is None else counted)
-    except MessageNotFound as error:
-        raise _damaged_queue(error.message) from error
-
-
-def _load(store: Source, new_state: Callable[[], BrokerState], counted: Counted) -> BrokerState:
+    counted = {} if counted is None else counted
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if high == low:
         return new_state()
-    back = find_copy_start(_tags_newest_first(store, low, high))
-    first = low if back is None else high - 1 - back
-    # Read from its very beginning, the state topic needs no copy to start from.
-    loader = StateLoader(new_state() if first == 0 else None, new_state)
-    for found in _records(store, first, high):
-        try:
-            for change in loader.feed(found.tag, found.body):
+    try:
+        first = _start_of_state(store, low, high)
+        # Read from its very beginning, the state topic needs no snapshot to start from.
+        loader = StateLoader(new_state() if first == 0 else None, new_state)
+        for found in _records(store, first, high):
+            try:
+                changes = loader.feed(found.tag, found.body)
+            except (StateTooNew, StoreDamaged) as error:
+                raise type(error)(f"{error.message}{_way_on(store, found)}") from error
+            for change in changes:
                 match change:
                     case QueuesCounted(topic, next_offsets):
                         counted[topic] = next_offsets
                     case TopicDropped(topic):
                         counted.pop(topic, None)
-        except (StateTooNew, StoreDamaged) as error:
-            raise type(error)(f"{error.message}{_way_on(found)}") from error
+    except MessageNotFound as error:
+        raise _damaged_queue(store, error.message) from error
     if not loader.complete:
-        raise StoreDamaged(f"the log holds no complete copy of the state. {REBUILD}")
+        raise StoreDamaged(
+            f"the log holds no complete snapshot of the state. {rebuild_advice(store)}"
+        )
     return loader.state
 
 
+def _start_of_state(store: Source, low: int, high: int) -> int:
+    """Queue offset of the newest complete snapshot; without one, of the oldest record."""
+    assert low < high
+    back = find_copy_start(_tags_newest_first(store, low, high))
+    first = low if back is None else high - 1 - back
+    assert low <= first < high
+    return first
+
+
 def refuse_short_queues(store: Source, counted: Counted) -> None:
-    """Raise StoreDamaged when a queue ends before what it had counted when the state was copied:
-    all that it had then stands before that copy in the log.
+    """Raise StoreDamaged when a queue ends before what the state snapshot says it had counted: all
+    that it had then comes before that snapshot in the log.
     """
     for topic, next_offsets in counted.items():
         for queue_id, next_offset in enumerate(next_offsets):
@@ -119,27 +135,31 @@ def refuse_short_queues(store: Source, counted: Counted) -> None:
             if high < next_offset:
                 raise StoreDamaged(
                     f"queue {queue_id} of {topic} ends at {high}, but had counted to {next_offset}"
-                    ". Make the queues anew from the log: cometmq store repair DIRECTORY"
+                    f". Rebuild the queues from the log: {store.repair_command()}"
                 )
 
 
 def lost_changes(store: Source) -> str:
-    """What tells that damage took changes behind the newest complete copy; empty: nothing does."""
+    """The complaint that damage took changes behind the newest complete snapshot; empty: it did
+    not.
+    """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if low == high:
         return ""
-    back = find_copy_start(_tags_newest_first(store, low, high))
-    for log_offset, size, _ in _units(store, low if back is None else high - 1 - back, high):
+    for log_offset, size, _ in _units(store, _start_of_state(store, low, high), high):
         if size == queueunit.LOST_SIZE:
-            return f"changes of the state that stood at {log_offset} of the log are lost. {REBUILD}"
+            return (
+                f"changes of the state that were at {log_offset} of the log are lost. "
+                + rebuild_advice(store)
+            )
     return ""
 
 
 def load_what_is_left(
     store: Source, new_state: Callable[[], BrokerState]
 ) -> tuple[BrokerState, Commits]:
-    """The state of a log that has lost a part of it, and what groups had committed, in topics that
-    it does not tell of too: all that can still be read.
+    """What can still be read of the state of a log that has lost a part of it, and what groups had
+    committed, also in topics that this state lacks.
     """
     commits: dict[tuple[str, str, int], int] = {}
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
@@ -157,13 +177,16 @@ def load_what_is_left(
 
 
 def keep_from(store: BaseStore) -> int:
-    """Log offset from which on everything must be kept, so that whatever a crash or a cut takes
-    away the rest still tells the state: where the last but one complete copy begins. The log's
-    start while it has no two. What is not on the disk does not count.
+    """Log offset from which on retention keeps everything, so that the log still tells the state
+    after a crash or a cut took its end: where the last but one complete snapshot on the disk
+    begins. The log's start while there are no two.
     """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     flushed = store.flushed_offset
-    while high > low and _end_of(_units(store, high - 1, high)[0]) > flushed:
+    while high > low:
+        [(log_offset, size, _)] = _units(store, high - 1, high)
+        if log_offset + size <= flushed:
+            break
         high -= 1
     tags = _tags_newest_first(store, low, high)
     last = find_copy_start(tags)
@@ -171,12 +194,8 @@ def keep_from(store: BaseStore) -> int:
     if last is None or before is None:
         return store.min_offset
     first = high - 1 - last - 1 - before
+    assert low <= first < high
     return _units(store, first, first + 1)[0][0]
-
-
-def _end_of(unit: tuple[int, int, int]) -> int:
-    log_offset, size, _ = unit
-    return log_offset + size
 
 
 def _tags_newest_first(store: Source, low: int, high: int) -> Iterator[str]:
@@ -191,41 +210,47 @@ def _tags_newest_first(store: Source, low: int, high: int) -> Iterator[str]:
         high = first
 
 
-def _unknown_tag(store: Source, log_offset: int, size: int, code: int) -> CometError:
+def _unknown_tag(
+    store: Source, log_offset: int, size: int, code: int
+) -> StateTooNew | StoreDamaged:
     """Is it the record's, or has only its unit been damaged?"""
     try:
         found = record.decode(store.read_records([(log_offset, size)]))
     except MessageNotFound as error:
-        return _damaged_queue(str(error))
+        return _damaged_queue(store, str(error))
     if found.topic == STATE_TOPIC and taghash.tags_code(found.tag.encode()) == code:
-        told = f"a record of the state topic has the tag {found.tag!r}, which is no tag of ours"
-        return StateTooNew(told + _way_on(found))
-    return _damaged_queue(f"the unit of the record at {log_offset} has tag hash {code}")
+        complaint = (
+            f"a record of the state topic has the tag {found.tag!r}, which is no tag of ours"
+        )
+        return StateTooNew(complaint + _way_on(store, found))
+    return _damaged_queue(store, f"the unit of the record at {log_offset} has tag hash {code}")
 
 
-def _way_on(found: record.Record) -> str:
+def _way_on(store: Source, found: record.Record) -> str:
     """Neither tags nor the rest of the properties have a checksum."""
     start = found.log_offset
     return (
-        f", at {start} of the log. Where no other release wrote it, it is damaged: take the log "
-        "from another member, or give that record up: cometmq store repair DIRECTORY --write-off "
-        f"{start}-{start + found.size}"
+        f", at {start} of the log. Unless another release wrote it, it is damaged: take the log "
+        "from another member, or give that record up: "
+        + store.repair_command(f"--write-off {start}-{start + found.size}")
     )
 
 
-def _damaged_queue(complaint: str) -> StoreDamaged:
-    """What the log has is not lost by it."""
+def _damaged_queue(store: Source, complaint: str) -> StoreDamaged:
+    """The queue is damaged; the log still has its records."""
     return StoreDamaged(
-        f"queue {STATE_QUEUE_ID} of {STATE_TOPIC} does not fit the log: {complaint}. Make the "
-        "queues anew from the log: cometmq store repair DIRECTORY"
+        f"queue {STATE_QUEUE_ID} of {STATE_TOPIC} does not fit the log: {complaint}. Rebuild the "
+        f"queues from the log: {store.repair_command()}"
     )
 
 
 def _units(store: Source, first: int, end: int) -> list[tuple[int, int, int]]:
-    data = store.read_units(STATE_TOPIC, STATE_QUEUE_ID, first, end - first, nowait=False)
-    units = list(queueunit.iterate(data))
-    # Fewer than asked for is no damage: the read stops at the end of a queue file.
-    return units if len(units) == end - first else units + _units(store, first + len(units), end)
+    found: list[tuple[int, int, int]] = []
+    while (start := first + len(found)) < end:  # each read stops at the end of a queue file
+        data = store.read_units(STATE_TOPIC, STATE_QUEUE_ID, start, end - start, nowait=False)
+        assert data, "the queue ends before its own bound"
+        found += queueunit.iterate(data)
+    return found
 
 
 def _records(store: Source, first: int, end: int) -> Iterator[record.Record]:

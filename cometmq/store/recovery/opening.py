@@ -453,6 +453,9 @@ class Preview:
     def read_records(self, spans: Sequence[Span], *, nowait: bool = False) -> bytes:
         return self._opened.log.read_records(spans, nowait=nowait)
 
+    def repair_command(self, options: str = "") -> str:
+        return layout.repair_command(self._opened.paths.root, options)
+
 
 Approve = Callable[[Preview], None]
 

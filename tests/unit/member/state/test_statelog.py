@@ -104,7 +104,7 @@ def test_a_damaged_unit_is_no_sign_of_a_newer_release(
     queue = store._dispatcher.find(STATE_TOPIC, STATE_QUEUE_ID)
     assert queue is not None
     next(iter(queue.segments)).pwrite(at, damage)
-    with pytest.raises(StoreDamaged, match=r"cometmq store repair DIRECTORY"):
+    with pytest.raises(StoreDamaged, match=f"cometmq store repair {tmp_path}"):
         load(store, BrokerState)
     store.abandon()
 
