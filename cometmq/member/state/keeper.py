@@ -8,9 +8,9 @@ before any of them is answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
@@ -30,20 +30,21 @@ from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-FIRST_COPIES_S_MAX = 3.0  # until followers that are there are in sync
+FIRST_COPIES_S_MAX = 3.0  # until connected followers are in sync
 RETRY_S = 0.05
-OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which who commits gives up
+OFFSETS_COPIED_S_MAX = 2.0  # below the 3 s after which a client gives a commit up
 
 
 class StateDemands:
     """What a change of the state waits for: all that any topic asks for, also a topic that a change
-    on its way makes. Else a member that has heard nothing of the change could take over.
+    on its way makes. Else a member that lacks the change could take the lease.
     """
 
     def __init__(self, topics: TopicTable) -> None:
         self._topics = topics
-        self._coming = DurabilityClass.ASYNC
+        self.coming = DurabilityClass.ASYNC  # what the change asks for that is on its way
 
     @property
     def of_topics(self) -> DurabilityClass:
@@ -52,22 +53,28 @@ class StateDemands:
 
     @property
     def now(self) -> DurabilityClass:
-        return self._coming | self.of_topics
+        return self.coming | self.of_topics
 
-    @contextmanager
-    def with_coming(self, coming: DurabilityClass) -> Iterator[None]:
-        """While a change is on its way that asks for ``coming``."""
-        self._coming = coming
-        try:
-            yield
-        finally:
-            self._coming = DurabilityClass.ASYNC
+
+def to_its_end(
+    change: Callable[Concatenate[StateKeeper, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[StateKeeper, P], Coroutine[Any, Any, T]]:
+    """A change whose record is in the log comes to its end, even if its caller goes away."""
+
+    @wraps(change)
+    async def shielded(keeper: StateKeeper, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        task = asyncio.get_running_loop().create_task(change(keeper, *args, **kwargs))
+        keeper.tasks.add(task)
+        task.add_done_callback(keeper.forget_task)
+        return await asyncio.shield(task)
+
+    return shielded
 
 
 class StateKeeper:
     """Owns all changes of a writer's :class:`BrokerState`. ``on_topics`` is called after topics
-    have changed, ``on_drop`` before that with the name of one that was deleted. ``on_drop_group``
-    is called with the name of a group that was.
+    have changed, before it ``on_drop`` with the name of a deleted topic; ``on_drop_group`` with the
+    name of a deleted group.
     """
 
     def __init__(
@@ -82,10 +89,9 @@ class StateKeeper:
         on_drop_group: Callable[[str], None] = lambda _group: None,
     ) -> None:
         self.state = state
-        self.closing: set[str] = (
-            set()
-        )  # topics whose deletion is on its way: nothing more may be sent to them
-        self.closing_groups: set[str] = set()  # likewise, and nothing may be committed by them
+        # While its deletion is on its way, a topic takes no sends and a group no commits.
+        self.closing: set[str] = set()
+        self.closing_groups: set[str] = set()
         self._storage = storage
         self._host = host
         self._clock = clock
@@ -93,53 +99,23 @@ class StateKeeper:
         self._on_drop = on_drop
         self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()  # changes that have begun
         self._demands = demands
         self._in_flight: list[Change] = []  # appended, not yet applied
-        # Due at the end of this turn of the loop; None: nobody has committed in it.
+        # Due at the end of this turn of the loop; None: no group has committed in it.
         self._offsets_written: asyncio.Future[None] | None = None
-        self._offsets_end = storage.store.appended_offset  # of the newest that were written
-        # end of the last state snapshot, as a log offset
-        self._snapshot_end = storage.store.appended_offset
+        # Log offsets: the ends of the newest written offsets and of the last state snapshot.
+        self._offsets_end = self._snapshot_end = storage.store.appended_offset
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
-        return await self._finish(self._put_topic(config, only_new=False))
+        return await self._put_topic(config, only_new=False)
 
     async def create_topic(self, config: TopicConfig) -> bool:
         """As :meth:`put_topic`, but a topic that is there keeps its settings."""
-        return await self._finish(self._put_topic(config, only_new=True))
+        return await self._put_topic(config, only_new=True)
 
-    async def drop_topic(self, topic: str) -> None:
-        """Delete a topic. Raises what ``plan_drop`` raises."""
-        await self._finish(self._drop_topic(topic))
-
-    async def put_group(self, settings: GroupSettings) -> None:
-        """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
-        await self._finish(self._put_group(settings))
-
-    async def drop_group(self, group: str) -> None:
-        """Delete a consumer group. Raises what ``plan_group_drop`` raises."""
-        await self._finish(self._drop_group(group))
-
-    async def settled(self) -> None:
-        """Wait until no change is on its way."""
-        async with self._one_at_a_time:
-            assert not self._in_flight
-
-    async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
-        # A change whose record is in the log must come to its end, also when the caller that asked
-        # for it goes away.
-        task = asyncio.get_running_loop().create_task(change)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget_task)
-        return await asyncio.shield(task)
-
-    def _forget_task(self, task: asyncio.Task[T]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller got it, or has gone
-
+    @to_its_end
     async def _put_topic(self, config: TopicConfig, *, only_new: bool) -> bool:
         # From when it was asked for: were each to wait in its turn, they would pile up.
         until_s = self._clock.monotonic_s() + FIRST_COPIES_S_MAX
@@ -152,7 +128,9 @@ class StateKeeper:
                 self._on_topics()
             return created
 
-    async def _drop_topic(self, topic: str) -> None:
+    @to_its_end
+    async def drop_topic(self, topic: str) -> None:
+        """Delete a topic. Raises what ``plan_drop`` raises."""
         async with self._one_at_a_time:
             change = self.state.plan_drop(topic)
             # Nothing may follow the deletion into the old queues: at recovery everything after it
@@ -166,12 +144,16 @@ class StateKeeper:
             self._on_drop(topic)
             self._on_topics()
 
-    async def _put_group(self, settings: GroupSettings) -> None:
+    @to_its_end
+    async def put_group(self, settings: GroupSettings) -> None:
+        """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
         async with self._one_at_a_time:
             if self.state.groups.get(settings.name) != settings:
                 await self._commit(self.state.plan_group(settings))
 
-    async def _drop_group(self, group: str) -> None:
+    @to_its_end
+    async def drop_group(self, group: str) -> None:
+        """Delete a consumer group. Raises what ``plan_group_drop`` raises."""
         async with self._one_at_a_time:
             change = self.state.plan_group_drop(group)
             self.closing_groups.add(group)
@@ -184,9 +166,20 @@ class StateKeeper:
                 self.closing_groups.discard(group)
             self._on_drop_group(group)
 
+    def forget_task(self, task: asyncio.Task[T]) -> None:
+        """Of a change that has come to its end."""
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller got it, or has gone
+
+    async def settled(self) -> None:
+        """Wait until no change is on its way."""
+        async with self._one_at_a_time:
+            assert not self._in_flight
+
     def drop_orphans(self) -> list[str]:
-        """Remove the queues of topics that do not exist; their names. There are none, unless a
-        crash or another program left some.
+        """Remove the queues of topics that do not exist, and return those topics. There are none,
+        unless a crash or another program left some.
         """
         topics = {topic for topic, _ in self._storage.store.queues()}
         orphans = sorted(t for t in topics if t not in self.state.topics and not is_system(t))
@@ -200,18 +193,20 @@ class StateKeeper:
             raise TopicNotFound(f"topic {topic} is being deleted")
 
     def write_offsets(self) -> None:
-        """Append what groups have committed since the last time. May raise DiskFull; then it
-        stays to be written.
+        """Append what groups have committed since the last time. May raise DiskFull; then the next
+        call writes it.
         """
         while (change := self.state.plan_offsets()) is not None:
             demands = self.demands_of({commit.topic for commit in change.commits})
-            self._offsets_end = self._append(change_records([change]), demands)
+            end = self._append(change_records([change]), demands)
+            assert end > self._offsets_end
+            self._offsets_end = end
             self.state.offsets.written(change.commits)
 
     async def offsets_stored(self, topics: Iterable[str]) -> None:
         """Wait until what groups have committed so far is as safe as messages of ``topics``. All
-        that is committed in a turn of the loop is written at once. Raises what
-        :meth:`write_offsets` raises, and SlaveNotAvailable while copies cannot be had.
+        commits of a turn of the loop are written at once. Raises what :meth:`write_offsets` raises,
+        and SlaveNotAvailable while too few followers copy.
         """
         if self._offsets_written is None:
             loop = asyncio.get_running_loop()
@@ -237,12 +232,12 @@ class StateKeeper:
             self.write_offsets()
         except CometError as error:
             written.set_exception(error)
-            written.exception()  # whoever committed may have gone away
+            written.exception()  # the clients that committed may have gone away
         else:
             written.set_result(None)
 
     def demands_of(self, topics: Iterable[str]) -> DurabilityClass:
-        """All that any of ``topics`` asks for; one that was deleted asks for nothing."""
+        """All that any of ``topics`` asks for; a deleted topic asks for nothing."""
         known = (self.state.topics.find(topic) for topic in topics)
         return union(DurabilityClass.of_topic(config) for config in known if config is not None)
 
@@ -255,42 +250,39 @@ class StateKeeper:
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
-        self._append(self.state.snapshot_records(self._in_flight, next_offset_of=self._next_offset))
-        self._snapshot_end = self._storage.store.appended_offset
-
-    def _next_offset(self, topic: str, queue_id: int) -> int:
-        return self._storage.store.queue_bounds(topic, queue_id)[1]
+        bounds = self._storage.store.queue_bounds
+        self._snapshot_end = self._append(
+            self.state.snapshot_records(
+                self._in_flight, next_offset_of=lambda *queue: bounds(*queue)[1]
+            )
+        )
 
     async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
-        with self._demanding(changes):
-            await self._check_copies(until_s)
-            end = self._append(change_records(changes))
-            self._in_flight += changes
-            try:
-                # On our disk too: else the next start could do without a change that was answered.
-                await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)
-            finally:
-                for change in changes:
-                    self._in_flight.remove(change)
-            for change in changes:
-                self.state.apply(change)
-
-    @contextmanager
-    def _demanding(self, changes: Sequence[Change]) -> Iterator[None]:
-        coming = union(
+        """Write the changes, wait until they are safe, apply them. In its turn."""
+        assert self._one_at_a_time.locked()
+        assert not self._in_flight
+        assert self._demands.coming is DurabilityClass.ASYNC
+        self._demands.coming = union(
             DurabilityClass.of_topic(c.config) for c in changes if isinstance(c, TopicPut)
         )
         try:
-            with self._demands.with_coming(coming):
-                self._storage.settle()  # what counts as replicated depends on the demands
-                yield
+            self._storage.settle()  # what counts as replicated depends on the demands
+            await self._check_copies(until_s)
+            end = self._append(change_records(changes))
+            self._in_flight += changes
+            # On our disk too: else the next start could do without a change that was answered.
+            await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)
+            for change in changes:
+                self.state.apply(change)
         finally:
+            self._in_flight.clear()
+            self._demands.coming = DurabilityClass.ASYNC
             self._storage.settle()
 
     async def _check_copies(self, until_s: float) -> None:
-        """Raises SlaveNotAvailable where copies cannot be had. Where no topic has asked for any so
-        far it takes a while to know, at most ``until_s``: followers that are there may not be in
-        sync yet.
+        """Raises SlaveNotAvailable while too few members are in sync. If no topic has asked for
+        replication so far, connected followers may not be in sync yet: it waits for them, at most
+        until ``until_s``.
         """
         if not self._demands.now & REPLICATED:
             return
@@ -306,6 +298,7 @@ class StateKeeper:
     def _append(
         self, records: Sequence[StateRecord], demands: DurabilityClass | None = None
     ) -> int:
+        """Returns the end of the log. ``demands``: by default all that the state waits for."""
         demands = self._demands.now if demands is None else demands
         segment = Segment(STATE_TOPIC, STATE_QUEUE_ID, 1, demands)
         end = self._storage.store.appended_offset

@@ -1,4 +1,4 @@
-"""Retention at work: looks at the store now and then, lets go what has to go, refuses sends while
+"""Retention at work: looks at the store now and then, removes old log files, refuses sends while
 there is no room for them.
 
 :mod:`cometmq.store.retention` decides, :mod:`cometmq.store.cleaner` removes, in a thread.
@@ -25,7 +25,6 @@ from cometmq.member.storage.member_storage import BaseStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.store.retention import (
     RESUME_MARGIN,
-    LogFile,
     Look,
     Reason,
     RetentionRules,
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Removed:
-    """What has gone, in one pass or since the start."""
+    """What retention removed, in one pass or since the start."""
 
     log_files: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     log_bytes: int = 0
@@ -90,12 +89,12 @@ def _what_helps(verdict: Verdict) -> str:
         return "the oldest messages are being removed to get there"
     if verdict.waits_for_state:
         return (
-            "the oldest messages can be removed as soon as two newer copies of the broker's state "
-            "are in the log"
+            "the oldest messages can be removed as soon as two newer snapshots of the broker's "
+            "state are in the log"
         )
     return (
-        "no message can be removed: the newest log files always stay, and older ones there are "
-        "none. Remove what else is on the volume, or give it more room"
+        "no message can be removed: the newest log files always stay, and there are no older ones. "
+        "Remove what else is on the volume, or give it more room"
     )
 
 
@@ -139,21 +138,17 @@ class Retention:
         until cancelled. Ends with StoreFailed.
         """
         while True:
-            next_look_s = await self._looked()
+            try:
+                verdict, _ = await self.look()
+                next_look_s = verdict.next_look_s
+            except Shortage as error:
+                log.error("retention waits", extra=fields(reason=str(error)))
+                next_look_s = LOOK_INTERVAL_S_MIN
             at_once_s = min(LOOK_INTERVAL_S_MIN, next_look_s)
             await asyncio.sleep(at_once_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(next_look_s - at_once_s):
                     await self._storage.look_wanted.wait()
-
-    async def _looked(self) -> float:
-        """Look; in how many seconds to look again."""
-        try:
-            verdict, _ = await self.look()
-        except Shortage as error:
-            log.error("retention waits", extra=fields(reason=str(error)))
-            return LOOK_INTERVAL_S_MIN
-        return verdict.next_look_s
 
     async def clean(self) -> Removed:
         """Remove all that is expired, whatever the hour, and what is left of queues behind the log.
@@ -177,46 +172,44 @@ class Retention:
                 raise
 
     async def _look(self, commanded: bool) -> tuple[Verdict, Removed]:
+        assert self._one_at_a_time.locked()
         out_of_space = self._storage.out_of_space
         self._storage.out_of_space = False
         self._storage.look_wanted.clear()
-        copy_bytes = self._state.copy_bytes()
-        await self._in_thread(lambda: self._store.keep_room(copy_bytes))
+        state_bytes = self._state.copy_bytes()
+        await self._in_thread(lambda: self._store.keep_room(state_bytes))
         look = await self._in_thread(lambda: self._take_look(commanded, out_of_space))
         verdict = decide(self.rules, look)
-        # Only now is it worth while to look for the copies of the state.
+        # Only now is it worth while to look for the state snapshots.
         if verdict.remove or look.ratio > self.rules.max_used_ratio:
             keep = await self._in_thread(lambda: keep_from(self._store))
+            assert keep <= look.keep_from
             verdict = decide(self.rules, replace(look, keep_from=keep))
-        self._note(look, verdict)
-        reserves = self._reserves(look.now_ms)
-        removed = await self._in_thread(lambda: self._remove(verdict, reserves))
-        self.removed.add(removed)
-        if self.refusal and removed.log_bytes:
-            await self._look_again(verdict)
-        return verdict, removed
-
-    async def _look_again(self, verdict: Verdict) -> None:
-        """Sends are refused, and something has gone: is there room now?"""
-        spaces = await self._in_thread(lambda: self._cleaner.spaces(self.rules.quota_bytes))
-        refuse = refuses(self.rules, spaces, refusing=True)
-        self._refuse(refuse, spaces, _what_helps(verdict))
-
-    # --- on the loop ------------------------------------------------------------------------------
-
-    def _note(self, look: Look, verdict: Verdict) -> None:
         if verdict.refuse or not verdict.remove:
-            self._refuse(verdict.refuse, look.spaces, _what_helps(verdict))
+            self._refuse(verdict.refuse, look.spaces, verdict)
         if not verdict.waits_for_readers:
             self._pinned_since_s = None
         elif self._pinned_since_s is None:
             self._pinned_since_s = self._clock.monotonic_s()
         if verdict.waits_for_state and self._write_snapshot is not None:
-            # The next pass, or the one after it, finds the last but one copy further up.
+            # The next pass, or the one after it, finds the last but one snapshot further up.
             with suppress(Shortage, BrokerDraining):
                 self._write_snapshot()
+        # The topics that keep their messages for a time of their own, and the oldest store time
+        # that they show.
+        reserves = [
+            (config.name, look.now_ms - config.reserve_time_ms)
+            for config in self._state.topics
+            if config.reserve_time_ms
+        ]
+        removed = await self._in_thread(lambda: self._remove(verdict, reserves))
+        self.removed.add(removed)
+        if self.refusal and removed.log_bytes:  # is there room now?
+            spaces = await self._in_thread(lambda: self._cleaner.spaces(self.rules.quota_bytes))
+            self._refuse(refuses(self.rules, spaces, refusing=True), spaces, verdict)
+        return verdict, removed
 
-    def _refuse(self, refuse: bool, spaces: Sequence[Space], what_helps: str) -> None:
+    def _refuse(self, refuse: bool, spaces: Sequence[Space], verdict: Verdict) -> None:
         """Refuse sends from now on, or take them again."""
         fullest = max(spaces, key=lambda space: space.ratio)
         if refuse != bool(self.refusal):
@@ -224,25 +217,14 @@ class Retention:
                 "sends are refused" if refuse else "sends are taken again",
                 extra=fields(used=f"{fullest.ratio:.1%}", free_bytes=fullest.free_bytes),
             )
-        self._storage.refusal = self._refusal(fullest, what_helps) if refuse else ""
-
-    def _refusal(self, space: Space, what_helps: str) -> str:
-        mark, again = self.rules.full_ratio, self.rules.full_ratio - RESUME_MARGIN
-        return (
-            f"{space.ratio:.1%} of the store's room is used, {space.free_bytes / GIB:.2f} GiB are "
-            f"free: sends are refused above {mark:.0%} and taken again at {again:.0%}, by itself; "
-            f"{what_helps}"
-        )
-
-    def _reserves(self, now_ms: int) -> list[tuple[str, int]]:
-        """The topics that keep their messages for a time of their own, and the oldest store time
-        that they show.
-        """
-        return [
-            (config.name, now_ms - config.reserve_time_ms)
-            for config in self._state.topics
-            if config.reserve_time_ms
-        ]
+        self._storage.refusal = ""
+        if refuse:
+            mark, again = self.rules.full_ratio, self.rules.full_ratio - RESUME_MARGIN
+            self._storage.refusal = (
+                f"{fullest.ratio:.1%} of the store's room is used, {fullest.free_bytes / GIB:.2f} "
+                f"GiB are free: sends are refused above {mark:.0%} and taken again at {again:.0%}; "
+                f"{_what_helps(verdict)}"
+            )
 
     # --- in the thread ----------------------------------------------------------------------------
 
@@ -276,22 +258,20 @@ class Retention:
         if verdict.remove:
             self._cleaner.forget_before(verdict.remove[-1][0].end)
         for file, reason in verdict.remove:
-            removed.log_bytes += self._remove_first(file, reason)
+            assert file.end <= self._store.flushed_offset
+            removed.log_bytes += self._cleaner.remove_first()
             removed.log_files[reason] += 1
+            log.info(
+                "log file removed",
+                extra=fields(start=file.start, reason=reason.value, newest_ms=file.newest_ms),
+            )
+            assert self._store.min_offset >= file.end
             if self._closing.wait(self._pause_s):
                 return removed
         removed.queue_files = self._cleaner.remove_spare_files()
         for topic, oldest_ms in reserves:
             self._cleaner.forget_older(topic, oldest_ms)
         return removed
-
-    def _remove_first(self, file: LogFile, reason: Reason) -> int:
-        size = self._cleaner.remove_first()
-        log.info(
-            "log file removed",
-            extra=fields(start=file.start, reason=reason.value, newest_ms=file.newest_ms),
-        )
-        return size
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -197,7 +197,7 @@ async def test_a_refusal_says_truly_what_is_being_done(tmp_path: Path) -> None:
             assert "no message can be removed" in s.retention.refusal
             await s.fill(3)
             await s.retention.look()
-            assert "newer copies of the broker's state" in s.retention.refusal
+            assert "newer snapshots of the broker's state" in s.retention.refusal
             for _ in range(2):
                 await s.copy_state()
             await s.retention.look()
