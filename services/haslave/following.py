@@ -262,7 +262,7 @@ class Following:
             chunk.visible_replicated_offset,
             chunk.visible_replicated_flushed_offset,
         )
-        self._storage.told(visible, chunk.flush_to_offset)
+        self._storage.raise_marks(visible, chunk.flush_to_offset)
         self._answers_ms = chunk.sent_boot_ms
         self.heard_s = self._clock.boottime_s()
         self._taken.set()

@@ -256,7 +256,7 @@ class WriterAndFollower(RuleBasedStateMachine):
     @rule()
     def hear_positions(self) -> None:
         if self.connected:
-            self.copy.told(self.writer.shown, 0)
+            self.copy.raise_marks(self.writer.shown, 0)
 
     @rule()
     def flush_copy(self) -> None:
@@ -304,9 +304,10 @@ class WriterAndFollower(RuleBasedStateMachine):
     # --- what always holds --------------------------------------------------------------------
 
     @invariant()
-    def the_writers_positions_are_in_order(self) -> None:
+    def positions_are_in_order(self) -> None:
         if self.opened:
             self.writer.validate()
+            self.copy.validate()
 
     @invariant()
     def nothing_is_shown_that_the_writer_does_not_show(self) -> None:

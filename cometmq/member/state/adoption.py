@@ -33,10 +33,11 @@ def adopt_tables(
     config: MemberConfig,
     common: int,
 ) -> None:
-    """Let ``state`` hold RocketMQ's ``tables``. From ``common`` on our log may not be that of
-    another writer of ours.
+    """Let ``state`` hold RocketMQ's ``tables``. From ``common`` on the log may differ from that of
+    another CometMQ writer.
     """
     sure = min(found.verified, common)
+    assert 0 <= sure <= store.appended_offset
     for entry in tables.left_out:
         log.warning("left out of RocketMQ's tables", extra=fields(entry=entry))
     queues = Queues(
@@ -47,7 +48,7 @@ def adopt_tables(
     adoption.adopt_tables(state, tables, queues, config.flush_disk_type.value)
     deleted = {topic for topic, _ in queues.known if topic not in state.topics}
     log.warning(
-        "took over what another program wrote",
+        "adopted what another program wrote",
         extra=fields(
             verified=found.verified,
             tables=" ".join(sorted(found.tables)),
@@ -57,20 +58,21 @@ def adopt_tables(
 
 
 def read(candidates: Mapping[str, Sequence[bytes]]) -> Tables:
-    """The tables of the first of each file's candidates that reads, as RocketMQ does it. Raises
+    """The tables of each file's first candidate that parses, as RocketMQ reads them. Raises
     StoreDamaged, StoreForeignFile.
     """
     chosen = {}
     for name, contents in candidates.items():
+        assert contents, name
         readable = [content for content in contents if _reads(content)]
         if len(readable) < len(contents):
-            log.warning("config/%s of RocketMQ does not read", name)
+            log.warning("config/%s of RocketMQ does not parse", name)
         chosen[name] = (readable or contents)[0]
     return adoption.read(chosen)
 
 
 def read_exported(folder: Path) -> Tables:
-    """What our own exports tell; of a file that does not read, nothing."""
+    """What our own exports tell; nothing of a file that does not parse."""
     found: dict[str, bytes] = {}
     for name in layout.SNAPSHOTS:
         for path in (folder / name, folder / f"{name}.bak"):
@@ -96,9 +98,10 @@ def _reads(content: bytes) -> bool:
 
 
 def settle(store: MessageStore, state: BrokerState, config: MemberConfig, clock: Clock) -> None:
-    """The state's snapshot is on the disk: write the exports, so that the tables are not taken for
-    RocketMQ's once more, and note that all is ours. Raises StoreFailed.
+    """The state snapshot is on the disk: write the exports, so that the next start does not adopt
+    RocketMQ's tables once more, and note the end of the adoption. Raises StoreFailed.
     """
+    assert store.flushed_offset == store.appended_offset
     mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)
     try:
         Exporter(config.store_path / "config").write(

@@ -16,38 +16,31 @@ class Exporter:
         self._one_at_a_time = threading.Lock()
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write each file whole or not at all, the previous one staying as ``.bak``, as RocketMQ
+        """Write each file whole or not at all, and keep the previous one as ``.bak``, as RocketMQ
         does. Raises OSError.
         """
         with self._one_at_a_time:
             self._directory.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
-                self._replace(self._directory / name, content)
+                path = self._directory / name
+                draft = path.with_name(f"{name}.tmp")
+                # Synced although the state in the log is the truth: after a power cut an empty file
+                # under this name would look like another program's, and the store would not open.
+                with draft.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                # The file is its own backup for a moment. Were it missing beside an older backup of
+                # RocketMQ's, that backup would seem to be what counts.
+                link = path.with_name(f"{name}.bak.tmp")
+                link.unlink(missing_ok=True)
+                if path.exists():
+                    os.link(path, link)
+                    link.replace(path.with_name(f"{name}.bak"))
+                draft.replace(path)
             # So that after a power cut the tables of RocketMQ that these replace do not come back.
             folder = os.open(self._directory, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-
-    def _replace(self, path: Path, content: bytes) -> None:
-        draft = path.with_name(f"{path.name}.tmp")
-        # Synced although the state log is the truth: after a power cut an empty file under this
-        # name would look like another program's, and the store would not open.
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        self._keep(path)
-        draft.replace(path)
-
-    @staticmethod
-    def _keep(path: Path) -> None:
-        """The file is its own backup for a moment: without it, and beside an older backup of
-        RocketMQ's, that would seem to be what counts.
-        """
-        link = path.with_name(f"{path.name}.bak.tmp")
-        link.unlink(missing_ok=True)
-        if path.exists():
-            os.link(path, link)
-            link.replace(path.with_name(f"{path.name}.bak"))

@@ -1,8 +1,8 @@
-"""An open store that is a copy of the writer's: what comes is appended, its queues and its state
-are shown to readers when the writer shows them, and not before it is on our own disk.
+"""An open store that copies the writer's log. Readers see its messages and its state when the
+writer shows them, and not before they are on this member's disk.
 
 The event loop owns everything here. A large chunk is verified and written in a thread, so that
-readers do not wait for it; nobody else writes meanwhile.
+readers do not wait for it; nothing else is written meanwhile.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ INLINE_BYTES_MAX = 32 * 1024
 
 
 class FollowerStorage(BaseStorage):
-    """The store of a member that follows. ``on_drop`` hears the name of a topic that is deleted."""
+    """The store of a member that follows. ``on_drop`` hears the name of a topic that is deleted,
+    ``on_drop_group`` of a group.
+    """
 
     store: FollowerStore
 
@@ -71,12 +73,17 @@ class FollowerStorage(BaseStorage):
 
     async def copy(self, offset: int, data: bytes) -> None:
         """Append a chunk. Raises what ``FollowerStore.append`` raises."""
-        collected = _Collected()
+        collected, append = _Collected(), self.store.append
         try:
-            end = await self._append(offset, data, collected)
+            if len(data) <= INLINE_BYTES_MAX:
+                end = append(offset, data, collected)
+            else:
+                loop = asyncio.get_running_loop()
+                end = await loop.run_in_executor(self._thread, append, offset, data, collected)
         except DiskFull:
             self.note_no_space()
             raise
+        assert end == self.store.appended_offset, "one chunk at a time"
         self.watermarks.append_to(end)
         for event in collected.events:
             self._apply(event)
@@ -85,25 +92,19 @@ class FollowerStorage(BaseStorage):
         self._sync_as_the_writer()
         self.moved.notify()
 
-    async def _append(self, offset: int, data: bytes, collected: _Collected) -> int:
-        if len(data) <= INLINE_BYTES_MAX:
-            return self.store.append(offset, data, collected)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self.store.append, offset, data, collected)
-
-    def told(self, visible: HighWatermarks, flush_to: int) -> None:
-        """The writer has told what consumers may see, and up to where it waits for our disk."""
+    def raise_marks(self, visible: HighWatermarks, flush_to: int) -> None:
+        """The writer says what consumers may see, and up to where it waits for our disk."""
         self.watermarks.told(visible)
         self._flusher.demand(min(flush_to, self.store.appended_offset))
         self._sync_as_the_writer()
         self._show()
 
     def _sync_as_the_writer(self) -> None:
-        # What the writer has on disk we sync at once too: somebody waited for it there, or its
-        # interval was over. So a follower needs no rule of its own. What is seen because it was
-        # copied, without anybody's disk, is synced when a reader here waits for it.
-        told = self.watermarks.told_on_disk
-        self._flusher.demand(min(told, self.store.appended_offset))
+        # What the writer has on its disk is synced here at once too: a send or a reader waited for
+        # it there, or the writer's interval was over. So a follower needs no rule of its own. What
+        # consumers see without any disk is synced when a reader here waits for it.
+        on_disk = self.watermarks.told_on_disk
+        self._flusher.demand(min(on_disk, self.store.appended_offset))
 
     def _flushed(self, position: int) -> None:
         # A chunk that a thread is appending may be on the disk before the loop hears of it.
@@ -114,12 +115,14 @@ class FollowerStorage(BaseStorage):
     def _show(self) -> None:
         # State first, whatever it demands itself: a message of a new topic can only be read when
         # the topic is known, and one of a new writer only under that writer's generation.
-        for topic in self._state.advance(self.watermarks.most_visible):
+        visible = self.watermarks.most_visible
+        assert visible <= self.watermarks.flushed <= self.store.flushed_offset
+        for topic in self._state.advance(visible):
             self.arrivals.topic_changed(topic)
         self.arrivals.advanced(self.maxima.advance(self.watermarks))
 
     def _apply(self, event: _Event) -> None:
-        """What a chunk brought, in the order of the log."""
+        """An event of a chunk; they come in the order of the log."""
         match event:
             case _QueueAdvanced(topic, queue_id, end, next_offset):
                 self.maxima.push(self._state.demands(topic), end, (topic, queue_id), next_offset)
@@ -133,6 +136,16 @@ class FollowerStorage(BaseStorage):
                 self._on_drop(topic)
             case GroupDropped(group):
                 self._on_drop_group(group)
+
+    def validate(self) -> None:
+        """Assert that no position passes another that bounds it, and that all visible records of
+        the state have changed it.
+        """
+        marks, log = self.watermarks, self.store
+        assert 0 <= marks.flushed <= marks.appended <= log.appended_offset
+        assert marks.flushed <= log.flushed_offset
+        self._state.validate(marks.most_visible)
+        self._flusher.validate()
 
     def end_threads(self) -> None:
         self._thread.shutdown(wait=True)
@@ -177,7 +190,7 @@ class _Collected(QueueChanges):
 
 
 def _unseen(store: BaseStore) -> ReadableMaxima:
-    """What is there when a follower starts: readable when the writer says that all of it is."""
+    """What a follower has when it starts: readable when the writer says that all of it is."""
     maxima = ReadableMaxima()
     for key in store.queues():
         low, high = store.queue_bounds(*key)
@@ -187,10 +200,10 @@ def _unseen(store: BaseStore) -> ReadableMaxima:
 
 
 class FollowerState:
-    """The state of a follower: records wait until they are visible, then ``state`` changes.
+    """The state of a follower: records wait until they are visible, then they change ``state``.
 
-    ``whole``: ``state`` is what the log tells so far. Else it is empty, and stays so until a state
-    snapshot has come.
+    ``whole``: ``state`` is what the log tells so far. Else it is empty until a snapshot comes.
+    Invariant: the waiting records are in log order.
     """
 
     def __init__(
@@ -202,8 +215,8 @@ class FollowerState:
         self._expected: dict[str, DurabilityClass] = {}  # of topics, by what waits
 
     def demands(self, topic: str) -> DurabilityClass:
-        """What the topic's messages demand, as far as is known; the strictest where it is not.
-        While a change of the topic waits, what it demanded before and what it will.
+        """What the topic's messages demand; of an unknown topic the strictest. While a change of
+        the topic waits, what it demands before and after it.
         """
         config = None if is_system(topic) else self.state.topics.find(topic)
         if config is None:
@@ -211,8 +224,8 @@ class FollowerState:
         return DurabilityClass.of_topic(config) | self._expected.get(topic, DurabilityClass.ASYNC)
 
     def expect(self, config: TopicConfig) -> None:
-        """Messages that come now may be of the topic as it is in a record that waits: what was
-        sent after a change must not be seen by the rule from before it.
+        """Messages that come now may obey a change of the topic that still waits: consumers must
+        not see them by the rule from before it.
         """
         before = self._expected.get(config.name, DurabilityClass.ASYNC)
         self._expected[config.name] = before | DurabilityClass.of_topic(config)
@@ -223,7 +236,7 @@ class FollowerState:
         self._waiting.append((end, tag, body))
 
     def advance(self, visible: int) -> set[str]:
-        """Apply what has become visible; the topics that may be others now."""
+        """Apply what has become visible; returns the topics that may have changed."""
         touched: set[str] = set()
         while self._waiting and self._waiting[0][0] <= visible:
             _, tag, body = self._waiting.popleft()
@@ -237,39 +250,34 @@ class FollowerState:
         if tag in (SNAPSHOT_ONLY, SNAPSHOT_LAST) and self._loader.complete:
             self.state.become(self._loader.state)
             return [config.name for config in self.state.topics]
-        return [name for name in map(_topic_of, changes) if name]
+        puts = [change.config.name for change in changes if isinstance(change, TopicPut)]
+        return puts + [change.topic for change in changes if isinstance(change, TopicDropped)]
 
-
-def _topic_of(change: Change) -> str:
-    match change:
-        case TopicPut(config, _):
-            return config.name
-        case TopicDropped(topic):
-            return topic
-        case _:
-            return ""
+    def validate(self, visible: int) -> None:
+        """Assert the invariant, and that no record waits that ends at or below ``visible``."""
+        ends = [visible, *(end for end, _, _ in self._waiting)]
+        assert all(map(int.__lt__, ends, ends[1:])), ends
 
 
 def cut(store: FollowerStore, offset: int) -> None:
-    """Cut a follower's log at ``offset``; nobody else may use the store. What is cut is kept aside.
+    """Cut a follower's log at ``offset``, and keep aside what is cut, as far as the disk takes it.
+    Nothing else may use the store.
 
-    When a topic was deleted behind it, that topic's queues are gone, and only the whole log could
-    bring them back: then everything is forgotten, and copied anew.
+    The queues of a topic that was deleted behind ``offset`` are gone, and only the whole log could
+    bring them back. Then all of the log goes, to be copied from the start.
     """
-    _keep_aside(store, offset)
-    if topic_deletions(store, offset):
-        store.start_anew(store.min_offset)
-    else:
-        store.truncate(offset)
-
-
-def _keep_aside(store: FollowerStore, offset: int) -> None:
-    lost = store.appended_offset - offset
+    end = store.appended_offset
+    assert store.min_offset <= offset <= end
     try:
         kept = store.keep_aside(offset)
     except DiskFull:
         kept = 0
     log.warning(
         "the group has gone on without the end of this log",
-        extra=fields(first=offset, end=store.appended_offset, bytes=lost, kept_bytes=kept),
+        extra=fields(first=offset, end=end, bytes=end - offset, kept_bytes=kept),
     )
+    if topic_deletions(store, offset):
+        store.start_anew(store.min_offset)
+    else:
+        store.truncate(offset)
+    assert store.appended_offset <= offset

@@ -1,15 +1,15 @@
-"""Who wants to hear of new messages in which queues: level-triggered, only the latest is told.
+"""Which streams watch which queues for new messages: level-triggered, only the latest is sent.
 
-A watch remembers names of queues, not what arrived there: how a queue stands is read when its
-stream can take it. So nothing is queued up for a slow stream, an arrival costs one look into a
-dictionary for each queue that moved (none while nobody watches), and which tags came is read from
-the queue's own units, once for all messages since the last telling.
+A watch remembers names of queues, not what arrived there: the state of a queue is read when its
+stream has room for it. So a slow stream queues nothing up, and an arrival costs one look into a
+dictionary for each queue that moved (none while there is no watch). Tags are read from the queue's
+own units, once for all messages since the last arrival that was sent.
 
-A stream may want the messages themselves, where they are few: for as many arrivals as it was last
-asked for, so that a queue nobody waits at any more soon sends none.
+A stream may want the messages themselves, where they are few. It gets them with a few arrivals
+after each wish, so that a queue without waiting holds soon sends none.
 
-Invariants: a queue that a watch has not been told of as it stands now is pending there; messages
-that are told begin where the last telling ended.
+Invariants: a queue whose state differs from what was sent is pending in its watch; inline messages
+begin where the arrival sent before ended.
 
 Pure: waking a stream is a function handed in.
 """
@@ -29,13 +29,13 @@ WATCHES_MAX = 1_024
 # Above it the tags of what arrived are not looked at: a reader that far behind pulls anyway.
 TAG_UNITS_MAX = 256
 TAG_CODES_MAX = 16
-SHARED_INLINE_MAX = 64  # kept at most, while more than one stream is to be told: 1 MiB
+SHARED_INLINE_MAX = 64  # kept at most, for queues with more than one stream: 1 MiB
 
 ANY_TAG: frozenset[int] = frozenset()
 
 
 class QueueState(Protocol):
-    """How a queue stands at one instant."""
+    """A queue at one instant."""
 
     @property
     def generation(self) -> int: ...
@@ -60,9 +60,9 @@ class Queues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A queue as it stands now. ``codes``: low 32 bits of the tag hashes of what came since the
-    watch was last told; empty = could be any. ``inline_messages``: all of these messages; None =
-    pull them. With ``error`` the queue's watch is over.
+    """A queue as it is now. ``codes``: low 32 bits of the tag hashes of what came since the arrival
+    before; empty = could be any. ``inline_messages``: all of these messages; None = pull them. With
+    ``error`` the queue's watch is over.
     """
 
     key: QueueKey
@@ -74,14 +74,14 @@ class Arrival:
 
 
 class Watch:
-    """One stream: the queues that it watches, what it was told of each, and what is to be told."""
+    """One stream: the queues that it watches, what was sent of each, and which to look at."""
 
-    __slots__ = ("_pending", "_wake", "_wanted", "told")
+    __slots__ = ("_pending", "_wake", "_wanted", "sent")
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self.told: dict[QueueKey, tuple[int, int] | None] = {}  # generation, maximum; None: nothing
+        self.sent: dict[QueueKey, tuple[int, int] | None] = {}  # generation, maximum; None: nothing
         self._pending: dict[QueueKey, None] = {}  # in order of the first change
-        self._wanted: dict[QueueKey, int] = {}  # arrivals that are to come with their messages
+        self._wanted: dict[QueueKey, int] = {}  # so many arrivals go with their messages
         self._wake = wake
 
     def note(self, key: QueueKey) -> None:
@@ -90,28 +90,36 @@ class Watch:
         self._wake()
 
     def forget(self, key: QueueKey) -> None:
-        del self.told[key]
+        """Watch the queue no longer."""
+        del self.sent[key]
         self._pending.pop(key, None)
         self._wanted.pop(key, None)
 
     def want(self, key: QueueKey) -> None:
-        """Its next arrivals come with their messages."""
+        """The queue's next arrivals go with their messages."""
+        assert key in self.sent
         self._wanted[key] = WANTED_ARRIVALS
 
     def spend(self, key: QueueKey) -> bool:
-        """An arrival is told: whether it comes with its messages."""
+        """An arrival of the queue is sent: whether it goes with its messages."""
         left = self._wanted.pop(key, 0)
         if left > 1:
             self._wanted[key] = left - 1
         return left > 0
 
     def take(self) -> QueueKey | None:
-        """The next queue to look at; None: all is told."""
+        """The next queue to look at; None: everything was sent."""
         if not self._pending:
             return None
         key = next(iter(self._pending))
         del self._pending[key]
+        assert key in self.sent
         return key
+
+    def validate(self) -> None:
+        """Assert that the stream watches all queues that it would look at or wants messages of."""
+        assert self._pending.keys() | self._wanted.keys() <= self.sent.keys()
+        assert all(0 < left <= WANTED_ARRIVALS for left in self._wanted.values())
 
 
 class Arrivals:
@@ -124,7 +132,7 @@ class Arrivals:
         self._queues_max = queues_max  # of one watch
         self._watches: set[Watch] = set()
         self._by_queue: dict[QueueKey, set[Watch]] = {}
-        # What was read for one stream and others are to be told too; by what it spans.
+        # What was read for one stream and goes to others too; by what it spans.
         self._shared: dict[tuple[QueueKey, int, int], InlineMessages | None] = {}
 
     def __len__(self) -> int:
@@ -132,7 +140,7 @@ class Arrivals:
         return len(self._watches)
 
     def __contains__(self, key: object) -> bool:
-        """Whether anybody watches the queue."""
+        """Whether a stream watches the queue."""
         return key in self._by_queue
 
     @property
@@ -152,31 +160,33 @@ class Arrivals:
 
     def close(self, watch: Watch) -> None:
         """Forget a stream."""
-        self.remove(watch, list(watch.told))
+        assert watch in self._watches
+        self.remove(watch, list(watch.sent))
         self._watches.discard(watch)
 
     def add(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
-        """Watch these queues too and tell them now, known ones again. LimitExceeded: then nothing
-        has changed.
+        """Watch these queues too, and send the state of all of them now. LimitExceeded: nothing has
+        changed.
         """
+        assert watch in self._watches
         wanted = dict.fromkeys(keys)
-        if len(watch.told) + len(wanted.keys() - watch.told.keys()) > self._queues_max:
+        if len(watch.sent) + len(wanted.keys() - watch.sent.keys()) > self._queues_max:
             raise LimitExceeded(f"a stream watches {self._queues_max} queues")
         for key in wanted:
-            watch.told[key] = None
+            watch.sent[key] = None
             self._by_queue.setdefault(key, set()).add(watch)
             watch.note(key)
 
     def want(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
-        """Somebody waits at the end of these queues; those that are not watched do not matter."""
+        """Holds wait at the end of these queues; queues that are not watched do not matter."""
         for key in keys:
-            if key in watch.told:
+            if key in watch.sent:
                 watch.want(key)
 
     def remove(self, watch: Watch, keys: Iterable[QueueKey]) -> None:
-        """Watch these queues no longer; those that are not watched do not matter."""
+        """Watch these queues no longer; queues that are not watched do not matter."""
         for key in keys:
-            if key in watch.told:
+            if key in watch.sent:
                 watch.forget(key)
                 watching = self._by_queue[key]
                 watching.remove(watch)
@@ -195,7 +205,7 @@ class Arrivals:
                     watch.note(key)
 
     def topic_changed(self, topic: str) -> None:
-        """The topic's queues may be others now: deleted, or of a new generation."""
+        """The topic's queues may have changed: deleted, or of a new generation."""
         self._shared.clear()
         for key, watching in self._by_queue.items():
             if key[0] == topic:
@@ -203,36 +213,34 @@ class Arrivals:
                     watch.note(key)
 
     def next_arrival(self, watch: Watch, queues: Queues) -> Arrival | None:
-        """What to tell the stream next; None: it knows everything."""
+        """What to send to the stream next; None: it knows everything."""
         while (key := watch.take()) is not None:
-            arrival = self._look(watch, key, queues)
-            if arrival is not None:
-                return arrival
+            try:
+                state = queues.queue(*key)
+            except CometError as error:
+                self.remove(watch, [key])
+                return Arrival(key, error=error)
+            before, now = watch.sent[key], (state.generation, state.max_offset)
+            if now == before:
+                continue
+            watch.sent[key] = now
+            with_messages = watch.spend(key)
+            if before is None or before[0] != now[0]:
+                return Arrival(key, *now)
+            first, end = before[1], now[1]
+            assert first < end, "a maximum never goes back within a generation"
+            inline = self._inline_messages(queues, key, first, end) if with_messages else None
+            codes = ANY_TAG
+            if end - first <= TAG_UNITS_MAX:
+                known = queues.tag_codes(*key, first, end) if inline is None else inline.codes
+                codes = frozenset(known)
+            return Arrival(key, *now, codes if len(codes) <= TAG_CODES_MAX else ANY_TAG, inline)
         return None
-
-    def _look(self, watch: Watch, key: QueueKey, queues: Queues) -> Arrival | None:
-        try:
-            state = queues.queue(*key)
-        except CometError as error:
-            self.remove(watch, [key])
-            return Arrival(key, error=error)
-        told = watch.told[key]
-        now = (state.generation, state.max_offset)
-        if now == told:
-            return None
-        watch.told[key] = now
-        wanted = watch.spend(key)
-        if told is None or told[0] != now[0]:
-            return Arrival(key, *now)
-        assert told[1] < now[1], "a maximum never goes back within a generation"
-        span = (key, told[1], now[1])
-        inline_messages = self._inline_messages(queues, *span) if wanted else None
-        return Arrival(key, *now, _codes(queues, *span, inline_messages), inline_messages)
 
     def _inline_messages(
         self, queues: Queues, key: QueueKey, first: int, end: int
     ) -> InlineMessages | None:
-        """Read once, however many streams are to be told."""
+        """Read once, however many streams watch the queue."""
         if len(self._by_queue[key]) == 1:
             return queues.inline_messages(*key, first, end)
         span = (key, first, end)
@@ -242,15 +250,11 @@ class Arrivals:
             self._shared[span] = queues.inline_messages(*key, first, end)
         return self._shared[span]
 
-
-def _codes(
-    queues: Queues, key: QueueKey, first: int, end: int, inline_messages: InlineMessages | None
-) -> frozenset[int]:
-    if end - first > TAG_UNITS_MAX:
-        return ANY_TAG
-    codes = (
-        queues.tag_codes(*key, first, end)
-        if inline_messages is None
-        else frozenset(inline_messages.codes)
-    )
-    return codes if len(codes) <= TAG_CODES_MAX else ANY_TAG
+    def validate(self) -> None:
+        """Assert that queues and watches name each other, and the limits."""
+        by_watch = {(key, watch) for watch in self._watches for key in watch.sent}
+        assert by_watch == {(key, one) for key, found in self._by_queue.items() for one in found}
+        assert len(self._watches) <= self._watches_max
+        assert len(self._shared) <= SHARED_INLINE_MAX
+        for watch in self._watches:
+            watch.validate()

@@ -72,7 +72,7 @@ class Pair:
     def show(self, position: int) -> None:
         """All of ours is on the disk, and the writer shows so much."""
         self.copy._synced(self.copy.store.flush_log(), 0.0)
-        self.copy.told(HighWatermarks(position, position, position), 0)
+        self.copy.raise_marks(HighWatermarks(position, position, position), 0)
 
     def forget(self, log_files: int) -> None:
         """The writer lets so many files of its log go, and all that is in no others."""
@@ -119,10 +119,10 @@ def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) 
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
+    pair.copy.raise_marks(HighWatermarks(sent, 0, 0), 0)
     assert pair.replicated.topics.get("T") == replicated
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
-    pair.copy.told(HighWatermarks(sent, sent, 0), 0)
+    pair.copy.raise_marks(HighWatermarks(sent, sent, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     pair.close()
 
@@ -138,7 +138,7 @@ def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
+    pair.copy.raise_marks(HighWatermarks(sent, 0, 0), 0)
     assert pair.replicated.topics.get("T") == replicated
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
     pair.close()
@@ -158,7 +158,7 @@ def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) 
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy._synced(pair.copy.store.flush_log(), 0.0)
-    pair.copy.told(HighWatermarks(sent, 0, 0), 0)
+    pair.copy.raise_marks(HighWatermarks(sent, 0, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert pair.replicated.generations.of("T", 0).current > before
     pair.close()

@@ -378,6 +378,7 @@ class ArrivalsMachine(RuleBasedStateMachine):
 
     @invariant()
     def watched_is_what_streams_watch(self) -> None:
+        self.arrivals.validate()
         for key in self.shelf.states:
             assert (key in self.arrivals) == any(key in seen for seen in self.seen)
 
