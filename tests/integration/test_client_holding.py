@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from cometmq.client.rendezvous import ranked
 from cometmq.rpc.retry import BackoffPolicy
 from services.pullhold import holds
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.cluster.processes import Processes, Service
 from tests.support.cluster.pullhold import LivePullhold, rpc_count, running_pullhold
 from tests.support.waiting import until, until_async
 
@@ -189,55 +188,26 @@ async def test_a_client_returns_to_its_first_choice(tmp_path: Path) -> None:
         await on.send(b"one", b"two")
 
 
-class PullholdProcess:
-    """``python -m services.pullhold``, to be killed."""
-
-    def __init__(self, folder: Path, namesrv: str, port: int = 0) -> None:
-        self._announce = folder / f"pullhold-{port}.json"
-        self._announce.unlink(missing_ok=True)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("COMETMQ_")}
-        flags = {
-            "namesrv": namesrv,
-            "port": port,
-            "metrics_port": 0,
-            "announce_file": self._announce,
-        }
-        words = [word for k, v in flags.items() for word in (f"--{k}", str(v))]
-        with (folder / "pullhold.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.pullhold", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-            )
-
-    async def address(self) -> str:
-        await until(lambda: self._announce.exists() or self.process.poll() is not None)
-        said = json.loads(self._announce.read_text())
-        assert said["pid"] == self.process.pid
-        return str(said["address"])
-
-    async def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        await until(lambda: self.process.poll() is not None)
-        return self.process.returncode
+async def started(processes: Processes, on: Stage, port: int = 0) -> Service:
+    """A pullhold as a process, which can be killed."""
+    start = functools.partial(processes.service, namesrv=on.namesrv, port=port)
+    return await asyncio.to_thread(start, f"pullhold-{port}", "pullhold")
 
 
 async def test_kill_9_of_the_pullhold_loses_nothing_and_polling_bridges(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
-        first = PullholdProcess(tmp_path, on.namesrv)
-        address = await first.address()
+        processes = on.stack.enter_context(Processes(tmp_path))
+        address = (await started(processes, on)).address
         consumer = await on.consumer(**POLL)
         await until(lambda: consumer.pullhold == address)
         await on.send(b"parked", b"parked too")
-        assert await first.end(signal.SIGKILL) == -signal.SIGKILL
+        processes.kill("pullhold-0")
         await on.send(b"polled", b"polled too")
         assert consumer.pullhold is None
-        second = PullholdProcess(tmp_path, on.namesrv, int(address.rpartition(":")[2]))
+        again = await started(processes, on, int(address.rpartition(":")[2]))
         await until(lambda: consumer.pullhold == address)
         await on.send(b"parked again", b"and again")
-        assert await second.end(signal.SIGTERM) == 0
+        assert await asyncio.to_thread(processes.end, again.name, signal.SIGTERM) == 0
         assert sorted(on.listener.bodies) == sorted(set(on.listener.bodies))
 
 
@@ -246,12 +216,11 @@ async def test_an_unanswered_hold_sends_the_client_elsewhere(
 ) -> None:
     monkeypatch.setattr(long_poller, "OVERDUE_S", 0.1)
     async with stage(tmp_path) as on:
-        process = PullholdProcess(tmp_path, on.namesrv)
-        address = await process.address()
+        processes = on.stack.enter_context(Processes(tmp_path))
+        pullhold = await started(processes, on)
         consumer = await on.consumer(**POLL, hold_ms=100)
-        await until(lambda: consumer.pullhold == address)
+        await until(lambda: consumer.pullhold == pullhold.address)
         monkeypatch.setattr(long_poller, "CALL_TIMEOUT_S", 0.2)
-        process.process.send_signal(signal.SIGSTOP)
+        os.kill(pullhold.pid, signal.SIGSTOP)
         await on.send(b"one", b"two")
-        await asyncio.to_thread(process.process.kill)
-        await until(lambda: process.process.poll() is not None)
+        processes.kill(pullhold.name)

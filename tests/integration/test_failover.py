@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +23,7 @@ from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
 from services.haslave import app as haslave_app
 from tests.support.cluster.broker import ASYNC, refusal, running_namesrv
-from tests.support.cluster.live_group import LiveMember, live_group
+from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
 
@@ -40,6 +40,15 @@ UNFLUSHED: dict[str, Any] = {
     "flush_interval_commit_log": NEVER_MS,
     "flush_commit_log_thorough_interval": NEVER_MS,
 }
+
+
+@asynccontextmanager
+async def replicated(directory: Path, members: int = 2, **options: Any) -> AsyncIterator[LiveGroup]:
+    """A group, all of it in sync, with a topic T that waits for copies."""
+    async with live_group(directory, members, **{**REPLICATED, **options}) as group:
+        await group.all_in_sync(*range(members))
+        await group[0].client.put_topic("T", 1, ASYNC)
+        yield group
 
 
 async def acknowledged(member: LiveMember, *bodies: bytes) -> None:
@@ -60,9 +69,7 @@ async def bodies(member: LiveMember) -> list[bytes]:
 
 
 async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path) as group:
         for number in range(50):
             await acknowledged(group[0], b"%d" % number)
         before = await group[0].client.pull("T", 0, 0)
@@ -82,9 +89,7 @@ async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
 
 async def test_commits_that_were_answered_survive_the_writer(tmp_path: Path) -> None:
     """Of a topic that waits for copies: lost as soon as the last is answered."""
-    async with live_group(tmp_path, **REPLICATED) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path) as group:
         await acknowledged(group[0], *[b"."] * 30)
         assert len(await bodies(group[0])) == 30
         for offset in range(1, 31):
@@ -98,9 +103,7 @@ async def test_commits_that_were_answered_survive_the_writer(tmp_path: Path) -> 
 
 
 async def test_a_commit_below_the_floor_is_not_answered_as_taken(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED, min_in_sync_replicas=2) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, min_in_sync_replicas=2) as group:
         await acknowledged(group[0], b"a")
         assert await bodies(group[0]) == [b"a"]
         await group[0].client.commit("g", ("T", 0, 0, 0))
@@ -124,9 +127,7 @@ async def test_a_commit_below_the_floor_is_not_answered_as_taken(tmp_path: Path)
 
 
 async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 3, **REPLICATED, min_in_sync_replicas=2) as group:
-        await group.all_in_sync(0, 1, 2)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, 3, min_in_sync_replicas=2) as group:
         await acknowledged(group[0], b"a")
         await group[0].crash()
         await until(lambda: "writer" in (group[1].role, group[2].role))
@@ -147,9 +148,7 @@ async def test_of_three_one_takes_over_and_the_other_follows_it(tmp_path: Path) 
 
 
 async def test_a_writer_that_comes_back_soon_goes_on(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **{**REPLICATED, "lease_duration_s": 30.0}) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, lease_duration_s=30.0) as group:
         await acknowledged(group[0], b"a")
         await group[0].crash()
         await group[0].start("writer")
@@ -300,11 +299,7 @@ async def test_an_asynchronous_group_may_wait_for_an_operator(tmp_path: Path) ->
 
 
 async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
-    async with live_group(
-        tmp_path, **{**REPLICATED, **IMPATIENT, "in_sync_lag_s_max": 3.0}
-    ) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, **IMPATIENT, in_sync_lag_s_max=3.0) as group:
         await group[1].crash()
         result = await group[0].client.send("T", 0, b"a")
         assert result.status == pb.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
@@ -318,10 +313,8 @@ async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
 async def test_nobody_waits_for_a_follower_that_is_leaving(
     tmp_path: Path, replication: ReplicationMode
 ) -> None:
-    patient = {**QUICK, "in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
-    async with live_group(tmp_path, **patient, replication_mode=replication) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    patient = {"in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
+    async with replicated(tmp_path, **patient, replication_mode=replication) as group:
         await acknowledged(group[0], b"a")
         await group[1].retire()
         assert group.lease_record()["electable"] == group.lease_record()["in_sync"]
@@ -349,9 +342,7 @@ async def test_a_leave_that_the_lease_cannot_take_delays_a_stop_only_so_long(
 
 
 async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED, min_in_sync_replicas=2) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, min_in_sync_replicas=2) as group:
         await acknowledged(group[0], b"a")
         await group[1].crash()
         await group.all_in_sync(0)
@@ -367,9 +358,7 @@ async def test_below_the_floor_sends_are_refused_until_it_is_reached(tmp_path: P
 
 async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Path) -> None:
     """At a member that took over, and when that one is restarted."""
-    async with live_group(tmp_path, 3, **REPLICATED, min_in_sync_replicas=2) as group:
-        await group.all_in_sync(0, 1, 2)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, 3, min_in_sync_replicas=2) as group:
         await acknowledged(group[0], b"seen")
         await until_async(lambda: _has(group[2], 1))
         await group[1].crash()
@@ -388,10 +377,8 @@ async def test_below_the_floor_what_was_seen_before_stays_readable(tmp_path: Pat
 
 
 async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> None:
-    options = {**REPLICATED, **IMPATIENT, "in_sync_lag_s_max": 3600.0}
-    async with live_group(tmp_path, **options, min_in_sync_replicas=2) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    options = {**IMPATIENT, "in_sync_lag_s_max": 3600.0, "min_in_sync_replicas": 2}
+    async with replicated(tmp_path, **options) as group:
         await group[0].client.send("T", 0, b"seen")
         await until_async(lambda: _has(group[1], 1))
         await group[1].crash()
@@ -409,9 +396,7 @@ async def test_a_restart_below_the_floor_shows_nothing_new(tmp_path: Path) -> No
 
 
 async def test_a_set_of_one_shows_what_it_has_where_the_floor_allows(tmp_path: Path) -> None:
-    async with live_group(tmp_path, 3, **REPLICATED) as group:
-        await group.all_in_sync(0, 1, 2)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, 3) as group:
         await acknowledged(group[0], b"seen")
         await group[1].crash()
         await group[0].crash()
@@ -436,9 +421,7 @@ def peers(*addresses: str) -> tuple[str, ...]:
 
 
 async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path) as group:
         await acknowledged(group[0], b"a")
         before = group[0].opened.store_id
         await group[0].crash()
@@ -452,9 +435,7 @@ async def test_a_writer_whose_machine_failed_is_no_longer_who_it_was(tmp_path: P
 
 
 async def test_after_all_machines_failed_the_longest_log_leads(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path) as group:
         await acknowledged(group[0], b"a")
         await group.in_step()
         known = peers(*(group[n].internal_address for n in (0, 1)))
@@ -516,9 +497,7 @@ async def test_a_lease_that_is_lost_with_its_writer_keeps_the_list_of_epochs(
 
 
 async def test_a_writer_whose_lease_was_taken_follows(tmp_path: Path) -> None:
-    async with live_group(tmp_path, **REPLICATED) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path) as group:
         await acknowledged(group[0], b"a")
         store_id = group[1].opened.store_id
         content = json.loads(group.lease.read_text())
@@ -564,9 +543,7 @@ async def test_members_tell_how_they_stand(tmp_path: Path) -> None:
 async def test_a_message_is_seen_when_everybody_in_sync_has_it(
     tmp_path: Path, mode: ReplicationMode
 ) -> None:
-    async with live_group(tmp_path, **{**REPLICATED, "replication_mode": mode}) as group:
-        await group.all_in_sync(0, 1)
-        await group[0].client.put_topic("T", 1, ASYNC)
+    async with replicated(tmp_path, replication_mode=mode) as group:
         for number in range(20):
             await acknowledged(group[0], b"%d" % number)
             assert len(await bodies(group[0])) == number + 1

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -30,6 +27,7 @@ from services.namesrv.app import App
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import SERVICE, new_server
 from services.namesrv.routes import RouteTable
+from tests.support.cluster.processes import Processes
 from tests.support.cluster.pullhold import scraped
 from tests.support.waiting import DEADLINE_S, until_async
 
@@ -534,43 +532,18 @@ async def test_metrics_tell_what_is_registered(config: NamesrvConfig) -> None:
 def test_a_process_announces_itself_and_stops_in_order(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    announced = tmp_path / "announce.json"
-    with _process(tmp_path, "--announce_file", str(announced)) as process:
-        _wait_for(announced, process)
-        about = json.loads(announced.read_text())
-        assert about["pid"] == process.pid
-        with grpc.insecure_channel(about["address"]) as channel:
+    with Processes(tmp_path) as processes:
+        service = processes.service("names", "namesrv", kv_config_path=tmp_path / "kv.json")
+        with grpc.insecure_channel(service.address) as channel:
             answer = NameServiceStub(channel).ListTopics(pb.ListTopicsRequest(), timeout=DEADLINE_S)
         assert list(answer.topics) == []
-        assert "cometmq_build_info" in asyncio.run(scraped(about["metrics_address"]))
-        process.send_signal(number)
-        assert process.wait(DEADLINE_S) == 0
+        assert "cometmq_build_info" in asyncio.run(scraped(service.metrics_address))
+        assert processes.end("names", number) == 0
 
 
 def test_a_process_with_a_bad_option_tells_and_fails(tmp_path: Path) -> None:
-    with _process(tmp_path, "--prot", "1") as process:
-        assert process.wait(DEADLINE_S) == 1
-        assert process.stderr is not None
-        assert b"CONFIG_UNKNOWN_KEY: there is no option 'prot'" in process.stderr.read()
-
-
-@contextlib.contextmanager
-def _process(tmp_path: Path, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["--port", "0", "--metrics_port", "0", "--kv_config_path", str(tmp_path / "kv.json")]
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("COMETMQ_")}
-    command = [sys.executable, "-m", "services.namesrv", *words, *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    waited = 0
-    while not path.exists():
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert waited < DEADLINE_S * 100
-        waited += 1
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.01)
+    with Processes(tmp_path) as processes:
+        command = [sys.executable, "-m", "services.namesrv", "--prot", "1"]
+        assert processes.spawn("names", command).wait(DEADLINE_S) == 1
+        told = processes.log("names").read_text()
+        assert "CONFIG_UNKNOWN_KEY: there is no option 'prot'" in told

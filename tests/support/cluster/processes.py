@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -55,8 +56,12 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """End a process as a loss of its machine would."""
-        self._running[name].kill()
-        self._running[name].wait()
+        self.end(name, signal.SIGKILL)
+
+    def end(self, name: str, number: signal.Signals) -> int:
+        """End a process by a signal; its exit status."""
+        self._running[name].send_signal(number)
+        return self._running[name].wait(GRACE_S)
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"

@@ -17,7 +17,6 @@ from tempfile import mkdtemp
 
 from cometmq.format import queueunit, record
 from cometmq.format.batch import BatchLimits
-from cometmq.format.properties import encode as encode_properties
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.exports import Exporter
 from cometmq.member.state.opening import Opened, open_writer
@@ -32,7 +31,7 @@ from cometmq.store.base import BaseStore
 from cometmq.store.writer import MessageStore
 from tests.compat.golden import GOLDEN, STORES
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
-from tests.support.stores.small_stores import HOST, WallClock
+from tests.support.stores.small_stores import HOST, WallClock, encoded
 
 LOG_FILE_BYTES = 16 * 1024  # as the golden stores
 BEGAN_MS = 1_800_000_000_000  # after the golden stores
@@ -188,7 +187,7 @@ class Life:
             size = self.rng.choice([0, 20, 300, 900, 2500])
             keys = f"k{self._number} all" if self.rng.random() < 0.5 else ""
             sent.append((b"%d " % self._number + self.rng.randbytes(size), keys))
-        records = b"".join(self._encoded(topic, queue_id, b, tag, keys) for b, keys in sent)
+        records = b"".join(encoded(topic, queue_id, b, tag, keys) for b, keys in sent)
         done = self._store.append(
             records, [(topic, queue_id, len(sent))], born_host=HOST, store_host=HOST
         )
@@ -198,18 +197,6 @@ class Life:
         generation = self._state.generations.of(topic, queue_id).current
         for offset in range(first, first + len(sent)):
             self._acknowledge(read(self._store, topic, queue_id, offset), generation)
-
-    def _encoded(self, topic: str, queue_id: int, body: bytes, tag: str, keys: str) -> bytes:
-        given = {name: text for name, text in (("TAGS", tag), ("KEYS", keys)) if text}
-        return record.encode(
-            topic.encode(),
-            queue_id,
-            body,
-            encode_properties(given),
-            born_time_ms=self.clock.now_ms,
-            born_host=HOST,
-            store_host=HOST,
-        )
 
     def _acknowledge(self, found: record.Record, generation: int) -> None:
         message = Message(

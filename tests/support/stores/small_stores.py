@@ -174,18 +174,7 @@ def append(store: MessageStore, *runs: Run, tag: str = "", keys: str = "") -> Ap
 
 def append_keyed(store: MessageStore, topic: str, queue_id: int, *keys: str) -> Appended:
     """Append one message for each of ``keys``, which is its body and what stands in KEYS."""
-    records = b"".join(
-        record.encode(
-            topic.encode(),
-            queue_id,
-            key.encode(),
-            encode_properties({"KEYS": key}),
-            born_time_ms=START_MS,
-            born_host=HOST,
-            store_host=HOST,
-        )
-        for key in keys
-    )
+    records = b"".join(encoded(topic, queue_id, key.encode(), keys=key) for key in keys)
     return store.append(records, [(topic, queue_id, len(keys))], born_host=HOST, store_host=HOST)
 
 
