@@ -1,4 +1,4 @@
-"""Seeds of the cluster simulation that once found a bug. docs/bugs.md says which."""
+"""Seeds of the cluster simulation that once found a bug."""
 
 from __future__ import annotations
 

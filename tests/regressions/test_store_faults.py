@@ -1,4 +1,4 @@
-"""Bugs that the fault harness found, each as small as it can be made. docs/bugs.md lists them."""
+"""Faults that the fault harness found, each as small as it can be made (docs/bugs.md)."""
 
 from __future__ import annotations
 

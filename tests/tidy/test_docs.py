@@ -81,6 +81,16 @@ def test_make_targets_in_documents_exist(path: Path) -> None:
     assert named <= targets
 
 
+def test_a_decision_has_its_context_its_cost_and_its_gain_on_half_a_page() -> None:
+    index = (ROOT / "docs/decisions/index.md").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs/decisions").glob("0*.md")):
+        text = path.read_text(encoding="utf-8")
+        titles = re.findall(r"^\*\*(\w+)\.\*\*", text, flags=re.M)
+        assert titles == ["Context", "Decision", "Cost", "Gain"], path
+        assert 60 <= len(text.split()) <= 150, path
+        assert f"]({path.name})" in index
+
+
 ARCHITECTURE = (
     (ROOT / "docs/ARCHITECTURE.md").read_text() if (ROOT / "docs/ARCHITECTURE.md").exists() else ""
 )
