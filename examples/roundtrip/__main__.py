@@ -125,13 +125,13 @@ async def run(arguments: argparse.Namespace) -> Report:
                 for queue in await ops.topic_status(connection, TOPIC)
                 if queue.broker_group != CHANGING
             )
-            told = await checksums(connection)
+            views = await checksums(connection)
             scrapes.append(await scrape(cluster))
 
     report = Report()
     body_bytes = sum(len(line) for lines in files.values() for line in lines)
     checker.check_metrics(report, scrapes, cluster, CHANGING, steady, body_bytes)
-    checker.check_logs(report, told, cluster)
+    checker.check_logs(report, views, cluster)
     if progress and lag:
         checker.check_lag(report, progress, *lag)
     checker.check_messages(report, files, traffic.spools, hand_over, fail_over, held_ms)

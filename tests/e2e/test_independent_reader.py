@@ -324,6 +324,12 @@ def _unit(store: Path, at: int) -> None:
     change(_first(store, "consumequeue/bills/0"), at)
 
 
+def _index(store: Path, at: int) -> None:
+    change(_first(store, "index"), at)
+
+
+ENTRY_0_AT = 40 + 4 * INDEX_SHAPE.slots
+ENTRY_5_AT = ENTRY_0_AT + 5 * 20
 DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a body": lambda store: _log(store, 90),
     "a queue offset": lambda store: _log(store, 27),
@@ -359,9 +365,19 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "an elder of nothing": lambda store: (store / "config" / "topics.json").unlink(),
     "the log's last file too short": lambda store: shorten(max((store / "commitlog").iterdir())),
     "an index file's name": lambda store: later(max((store / "index").iterdir())),
-    "an index entry": lambda store: change(_first(store, "index"), 40 + 4 * 100 + 20 * 5 + 11),
-    "an index slot": lambda store: change(_first(store, "index"), 40 + 4 * 7 + 3),
-    "an index header": lambda store: change(_first(store, "index"), 35),
+    "an index entry": lambda store: _index(store, ENTRY_5_AT + 11),
+    "an index entry's hash": lambda store: _index(store, ENTRY_5_AT + 3),
+    "an index entry's seconds": lambda store: _index(store, ENTRY_5_AT + 15),
+    "an index entry's chain": lambda store: _index(store, ENTRY_5_AT + 19),
+    "an index entry 0": lambda store: _index(store, ENTRY_0_AT),
+    "an index slot": lambda store: _index(store, 40 + 4 * 7 + 3),
+    "an index's begin time": lambda store: _index(store, 7),
+    "an index's end offset": lambda store: _index(store, 31),
+    "an index's used slots": lambda store: _index(store, 35),
+    "an index's next entry": lambda store: change(max((store / "index").iterdir()), 39),
+    "an index file's length": lambda store: shorten(_first(store, "index")),
+    "an index file within lost": lambda store: sorted((store / "index").iterdir())[1].unlink(),
+    "an index file at the end lost": lambda store: max((store / "index").iterdir()).unlink(),
     "an index file lost": lambda store: _first(store, "index").unlink(),
     "an index lost": lambda store: shutil.rmtree(store / "index"),
     "a lock": lambda store: (store / "lock").write_text("key"),
@@ -406,7 +422,7 @@ LATER_DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a unit": lambda store: _unit(store, 11),
     "a record before the mark": lambda store: _log(store, 90),
     "a mark's units": lambda store: mark(store, 299),
-    "an index file that is full": lambda store: change(_first(store, "index"), 40 + 4 * 7 + 3),
+    "an index file that is full": lambda store: _index(store, 40 + 4 * 7 + 3),
 }
 
 

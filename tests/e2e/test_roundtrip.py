@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.independent.changes import STATE_QUEUE
 from tests.support.independent.index import Shape
 from tests.support.independent.reader import Store
+from tests.support.independent.state import STATE_QUEUE
 
 PROJECT = Path(__file__).resolve().parents[2]
 LINES = 16_000

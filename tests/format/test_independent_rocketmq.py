@@ -13,14 +13,12 @@ import pytest
 from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES
 from tests.compat.rocketmq import Listing
 from tests.support.cluster.broker import running_broker
-from tests.support.independent.changes import STATE_QUEUE
-from tests.support.independent.fastjson import read_fastjson
 from tests.support.independent.files import Row, read_checkpoint
 from tests.support.independent.index import IndexFile, Shape, key_hash
-from tests.support.independent.log import UNIT, Log
-from tests.support.independent.queues import Queues
+from tests.support.independent.log import UNIT, Log, Queues
 from tests.support.independent.reader import Store
 from tests.support.independent.record import QueueKey, decode
+from tests.support.independent.state import STATE_QUEUE
 
 pytestmark = pytest.mark.parametrize("name", STORES)
 
@@ -93,16 +91,6 @@ def test_its_index(name: str, store: Path) -> None:
 def is_of_a_tag(log: Log, code: int, log_offset: int) -> bool:
     message = decode(*log.row.at(log_offset), log_offset)
     return bool(message.tag) and code == key_hash(message.topic, f"T#{message.tag}")
-
-
-def test_its_tables(listing: Listing, store: Path) -> None:
-    tables = {path.name: path.read_bytes() for path in (store / "config").iterdir()}
-    offsets = read_fastjson(tables["consumerOffset.json"])
-    assert offsets["offsetTable"] == {"orders@billing": {"0": 7, "1": 2}}
-    topics = read_fastjson(tables["topics.json"])["topicConfigTable"]
-    assert {topic for topic, _ in listing.bounds if topic in topics} >= {"orders", "many"}
-    groups = read_fastjson(tables["subscriptionGroup.json"])["subscriptionGroupTable"]
-    assert groups["billing"]["retryMaxTimes"] == 5
 
 
 async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> None:

@@ -25,10 +25,10 @@ from cometmq.client import (
     PullConsumer,
     SendReceipt,
 )
-from tests.support.independent.changes import STATE_QUEUE
 from tests.support.independent.index import Shape
 from tests.support.independent.reader import Store
 from tests.support.independent.record import Message as StoredMessage
+from tests.support.independent.state import STATE_QUEUE
 
 COMMAND = Path(sys.executable).with_name("cometmq")
 COMMAND_S_MAX = 50

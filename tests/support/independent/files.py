@@ -1,6 +1,5 @@
 """Files in rows, and the small files, as ``docs/format/store-layout.md``, ``checkpoint.md`` and
-``epochs.md`` tell them: a part of the independent reader
-(:mod:`tests.support.independent.reader`), with the standard library alone.
+``epochs.md`` have them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import mmap
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -152,52 +151,45 @@ class Identity:
     """``cometmq.json``; ``clean`` is None after a crash, ``foreign`` once an adoption is done."""
 
     store_id: str
-    boot_id: str
     clean: Mark | None
-    recovered: bool
     foreign: int | None
 
 
 def read_identity(path: Path) -> Identity:
     fields = json.loads(path.read_text(encoding="utf-8"))
-    told = fields.pop("crc32", None)
+    crc32 = fields.pop("crc32", None)
     sealed = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode("ascii")
-    expect(told in (None, zlib.crc32(sealed)), path, f"crc32 {told}")
-    recovered = fields.pop("recovered", False)
-    foreign = fields.pop("foreign", None)
-    expect_options(path, fields.pop("options", None))
-    former = fields.pop("former_store_id", "")
-    named = former == "" or re.fullmatch("[0-9a-f]{32}", former) is not None
-    expect(named, path, f"formerly {former!r}")
-    lost = fields.pop("state_lost", None)
-    counted = lost is None or all(type(count) is int and count > 0 for count in lost.values())
-    expect(counted, path, f"state_lost is {lost!r}")
-    expect(type(fields.pop("has_state", False)) is bool, path, "has_state is no bool")
-    known = {"version", "store_id", "boot_id", "clean"}
-    expect(set(fields) == known and fields["version"] == 1, path, f"fields {sorted(fields)}")
-    expect(type(recovered) is bool, path, f"recovered is {recovered!r}")
-    expect(foreign is None or type(foreign) is int, path, f"foreign is {foreign!r}")
-    hexadecimal = re.fullmatch("[0-9a-fA-F]{32}", fields["store_id"])
-    expect(hexadecimal is not None, path, f"store id {fields['store_id']}")
-    clean = fields["clean"]
-    counted = clean is None or set(clean) == set(Mark.__annotations__)
-    expect(counted, path, f"clean {clean}")
-    mark = None if clean is None else Mark(**clean)
-    return Identity(fields["store_id"], fields["boot_id"], mark, recovered, foreign)
-
-
-def expect_options(path: Path, options: Any) -> None:
+    expect(crc32 in (None, zlib.crc32(sealed)), path, f"crc32 {crc32}")
     sizes = ["log_file_bytes", "queue_file_bytes", "hash_slots", "index_entries"]
-    names = [*sizes, "transient_bytes_max"]
-    told = options is None or (
-        list(options) == names and all(type(value) is int for value in options.values())
-    )
-    expect(told, path, f"options {options}")
-
-
-def expect_abort(path: Path) -> None:
-    text = path.read_text()
-    expect(re.fullmatch(r"(failed )?[0-9]+", text) is not None, path, f"{text!r}")
+    optional: dict[str, Callable[[Any], bool]] = {
+        "recovered": lambda value: type(value) is bool,
+        "has_state": lambda value: type(value) is bool,
+        "foreign": lambda value: value is None or type(value) is int,
+        "former_store_id": lambda value: re.fullmatch("(?:[0-9a-f]{32})?", value) is not None,
+        "state_lost": lambda value: (
+            value is None or all(type(count) is int and count > 0 for count in value.values())
+        ),
+        "options": lambda value: (
+            value is None
+            or (
+                list(value) == [*sizes, "transient_bytes_max"]
+                and all(type(size) is int for size in value.values())
+            )
+        ),
+    }
+    required: dict[str, Callable[[Any], bool]] = {
+        "version": lambda value: value == 1,
+        "store_id": lambda value: re.fullmatch("[0-9a-fA-F]{32}", value) is not None,
+        "boot_id": lambda value: True,
+        "clean": lambda value: value is None or set(value) == set(Mark.__annotations__),
+    }
+    expect(required.keys() <= fields.keys(), path, f"has only {sorted(fields)}")
+    for name, value in fields.items():
+        legal = (required | optional).get(name)
+        expect(legal is not None and legal(value), path, f"{name} is {value!r}")
+    clean = fields["clean"]
+    mark = None if clean is None else Mark(**clean)
+    return Identity(fields["store_id"], mark, fields.get("foreign"))
 
 
 class Epoch(NamedTuple):
@@ -234,12 +226,11 @@ class Checkpoint(NamedTuple):
     durable_offset: int
     mark: Mark | None
     reach: int | None
-    log_start: int | None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
-        return Checkpoint(0, 0, 0, 0, 0, 0, None, None, None)
+        return Checkpoint(0, 0, 0, 0, 0, 0, None, None)
     data = path.read_bytes()
     expect(len(data) == CHECKPOINT_BYTES, path, f"{len(data)} bytes")
     mark_end = CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size
@@ -250,19 +241,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     expect(not any(rest), path, "not zeros behind the fields")
     fields = CHECKPOINT.unpack_from(data)
     expect(min(fields) >= 0, path, f"negative: {fields}")
-    mark = _read_mark(data[CHECKPOINT_MARK_AT:mark_end])
-    reach = _read_sealed(data[mark_end:reach_end])
-    start = _read_sealed(data[CHECKPOINT_START_AT:start_end])
-    return Checkpoint._make((*fields, mark, reach, start))
-
-
-def _read_sealed(data: bytes) -> int | None:
-    """Without its seal it is not known."""
-    offset, seal = CHECKPOINT_REACH.unpack(data)
-    return offset if seal == zlib.crc32(data[:-4]) else None
-
-
-def _read_mark(data: bytes) -> Mark | None:
-    """Without its magic or its seal it is none."""
-    magic, *fields, seal = CHECKPOINT_MARK.unpack(data)
-    return Mark(*fields) if magic == b"cometmq1" and seal == zlib.crc32(data[:-4]) else None
+    # Without its magic or its seal a mark is none, and without its seal the reach is not known.
+    magic, *numbers, seal = CHECKPOINT_MARK.unpack_from(data, CHECKPOINT_MARK_AT)
+    sealed = zlib.crc32(data[CHECKPOINT_MARK_AT : mark_end - 4])
+    mark = Mark(*numbers) if (magic, seal) == (b"cometmq1", sealed) else None
+    reach, seal = CHECKPOINT_REACH.unpack_from(data, mark_end)
+    known = seal == zlib.crc32(data[mark_end : reach_end - 4])
+    return Checkpoint._make((*fields, mark, reach if known else None))

@@ -1,6 +1,4 @@
-"""The key index as ``docs/format/indexfile.md`` tells it: a part of the independent reader
-(:mod:`tests.support.independent.reader`), with the standard library alone.
-"""
+"""The key index, as ``docs/format/indexfile.md`` has it."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import re
 import struct
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,7 +84,20 @@ class IndexFile:
         self.sealed = self.next >= shape.entries
         entries = [self._entry(number) for number in range(1, self.next)]
         self.found = [(code, offset) for code, offset, _, _ in entries]
-        self._expect_chains(entries)
+        newest: dict[int, int] = {}
+        for number, (code, _, _, previous) in enumerate(entries, 1):
+            place = f"{path} entry {number}"
+            expect(code >= 0, place, f"hash {code}")
+            wanted = newest.get(code % shape.slots, 0)
+            expect(previous == wanted, place, f"{previous} is before it, not {wanted}")
+            newest[code % shape.slots] = number
+        for number in range(shape.slots):
+            wanted, found = newest.get(number, 0), self._slot(number)
+            expect(found == wanted, f"{path} slot {number}", f"{found}, not {wanted}")
+        expect(self.used == len(newest), path, f"{self.used} slots, {len(newest)} are used")
+        rest = self._content[40 + 4 * shape.slots + 20 * self.next :]
+        expect(not any(rest), path, "not zeros behind the last entry")
+        expect(self._entry(0) == (0, 0, 0, 0), path, "entry 0 is used")
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         at = 40 + 4 * self._shape.slots + 20 * number
@@ -95,22 +105,6 @@ class IndexFile:
 
     def _slot(self, number: int) -> int:
         return int.from_bytes(self._content[40 + 4 * number : 44 + 4 * number], "big", signed=True)
-
-    def _expect_chains(self, entries: Sequence[tuple[int, int, int, int]]) -> None:
-        newest: dict[int, int] = {}
-        for number, (code, _, _, previous) in enumerate(entries, 1):
-            place = f"{self.path} entry {number}"
-            expect(code >= 0, place, f"hash {code}")
-            wanted = newest.get(code % self._shape.slots, 0)
-            expect(previous == wanted, place, f"{previous} stands before it, not {wanted}")
-            newest[code % self._shape.slots] = number
-        for number in range(self._shape.slots):
-            wanted, found = newest.get(number, 0), self._slot(number)
-            expect(found == wanted, f"{self.path} slot {number}", f"{found}, not {wanted}")
-        expect(self.used == len(newest), self.path, f"{self.used} slots, {len(newest)} are used")
-        rest = self._content[40 + 4 * self._shape.slots + 20 * self.next :]
-        expect(not any(rest), self.path, "not zeros behind the last entry")
-        expect(self._entry(0) == (0, 0, 0, 0), self.path, "entry 0 is used")
 
     def expect_keys(self, keys: Sequence[Keyed]) -> None:
         """Its keys are these, with their times, and the header tells of the first and the last."""
@@ -125,14 +119,12 @@ class IndexFile:
             place = f"{self.path} entry {number}"
             expect(found == seconds, place, f"{found} s, not {seconds} s")
 
-    def places(self, code: int, first_ms: int, last_ms: int) -> list[int]:
+    def places(self, code: int) -> list[int]:
         """Log offsets under a hash, newest first, by slot and chain."""
         found, number = [], self._slot(code % self._shape.slots)
-        while 0 < number < self.next:
-            its_code, offset, seconds, previous = self._entry(number)
-            time_ms = self.begin_ms + 1000 * seconds
-            if its_code == code and first_ms - 999 <= time_ms <= last_ms:
-                found.append(offset)
+        while number:
+            its_code, offset, _, previous = self._entry(number)
+            found += [offset] if its_code == code else []
             number = previous
         return found
 
@@ -143,40 +135,27 @@ class KeyIndex:
     """
 
     def __init__(self, folder: Path, shape: Shape, clean: bool) -> None:
-        paths = entries(folder)
-        for path in paths:
-            expect(NAME.fullmatch(path.name) is not None, path, "a name that does not belong here")
         self._clean = clean
-        self.files = []
-        for path in paths:
-            file = self._opened(path, shape)
-            if file is None:
-                break
+        self.files: list[IndexFile] = []
+        for path in entries(folder):
+            expect(NAME.fullmatch(path.name) is not None, path, "a name that does not belong here")
+            size = path.stat().st_size
+            if not clean and not (
+                size and HEADER.unpack_from(path.read_bytes())[-1] >= shape.entries
+            ):
+                break  # a crash left it in doubt, and those behind it
+            file = IndexFile(path, shape)
+            # A file is named by its first key's time; not to fall behind, by the name before.
+            name, wanted = int(path.name), int(name_of(file.begin_ms))
+            if self.files:
+                older = self.files[-1]
+                wanted = max(wanted, int(older.path.name) + 1)
+                expect(older.sealed, older.path, "not full, although another file follows")
+                in_order = older.end_offset <= file.begin_offset or file.next == 1
+                expect(in_order, path, "begins before the end of the file before it")
+            right = name == wanted or (not self.files and name > wanted)
+            expect(right, path, f"{wanted} is the time of its first key")
             self.files.append(file)
-        before = 0
-        for file in self.files:
-            name = int(file.path.name)
-            self._expect_name(before, name, file)
-            before = name
-        for older, newer in pairwise(self.files):
-            expect(older.sealed, older.path, "not full, although another file follows")
-            in_order = older.end_offset <= newer.begin_offset or newer.next == 1
-            expect(in_order, newer.path, "begins before the end of the file before it")
-
-    def _expect_name(self, before: int, name: int, file: IndexFile) -> None:
-        """A file is named by its first key's time; not to fall behind, by the name before."""
-        wanted = int(name_of(file.begin_ms))
-        right = name == max(wanted, before + 1) if before else name >= wanted
-        expect(right, file.path, f"{wanted} is the time of its first key")
-
-    def _opened(self, path: Path, shape: Shape) -> IndexFile | None:
-        """The file; None when a crash left it in doubt."""
-        if self._clean:
-            return IndexFile(path, shape)
-        if not path.stat().st_size:
-            return None
-        count = HEADER.unpack_from(path.read_bytes())[-1]
-        return IndexFile(path, shape) if count >= shape.entries else None
 
     def expect_log(self, keys: Sequence[Keyed], log_start: int) -> None:
         """The files have the keys of the log, in its order; those of log files that are gone may
@@ -194,8 +173,7 @@ class KeyIndex:
             expect(same, file.path, "not the keys of the log")
         expect(not left or not self._clean, "index", f"{len(left)} keys of the log are missing")
 
-    def places(self, topic: str, key: str, first_ms: int = 0, last_ms: int = 2**62) -> list[int]:
+    def places(self, topic: str, key: str) -> list[int]:
         """Log offsets of records that may have the key, newest first."""
         code = key_hash(topic, key)
-        files = [f for f in self.files if f.begin_ms <= last_ms and f.end_ms >= first_ms]
-        return [at for file in reversed(files) for at in file.places(code, first_ms, last_ms)]
+        return [at for file in reversed(self.files) for at in file.places(code)]

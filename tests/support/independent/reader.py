@@ -5,34 +5,28 @@ It shares no code with cometmq, so a mistake of the broker's cannot hide in a mi
 a broken promise is a ``Broken`` that names the place. A store of a broker that has stopped must be
 exact to the last byte; one of a broker that crashed is read as its recovery would find it. The
 store must not be in use.
-
-The parts: ``files`` (rows of files, the small ones), ``record``, ``log``,
-``queues``, ``index``, ``changes`` (of the state), ``state``, ``tables`` (``config/*.json``)
-and ``fastjson`` (their form).
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.independent.changes import STATE_QUEUE
 from tests.support.independent.files import (
     Mark,
     Row,
-    expect_abort,
     expect_tree,
     read_checkpoint,
     read_epochs,
     read_identity,
 )
 from tests.support.independent.index import KeyIndex, Shape, keys_of
-from tests.support.independent.log import LOST_BYTES, UNIT, Log
-from tests.support.independent.queues import Queues
+from tests.support.independent.log import LOST_BYTES, UNIT, Log, Queues
 from tests.support.independent.record import Message, QueueKey, decode, expect
-from tests.support.independent.state import rebuild
+from tests.support.independent.state import STATE_QUEUE, rebuild
 from tests.support.independent.tables import Tables
 
 DEFAULT_SHAPE = Shape(5_000_000, 20_000_000)
@@ -57,7 +51,12 @@ class Store:
         self.epochs = read_epochs(self.directory / "cometmq.epochs")
         self.checkpoint = read_checkpoint(self.directory / "checkpoint")
         expect_tree(self.directory, self._log_row.file_bytes)
-        self._expect_owner()
+        abort, lock = self.directory / "abort", self.directory / "lock"
+        if abort.exists():
+            expect(re.fullmatch(r"(failed )?[0-9]+", abort.read_text()) is not None, abort, "text")
+        else:
+            expect(self.clean, abort, "absent after a crash: another program was here")
+        expect(lock.read_text() == "lock", lock, "another text")
         saved = self.checkpoint.mark
         self.log = Log(self._log_row, self.clean, self.epochs, saved.end if saved else None)
         self.log.state.expect_agreement()
@@ -118,15 +117,10 @@ class Store:
 
     # --- what it must keep to ---
 
-    def _expect_owner(self) -> None:
-        """The table of store-layout §4; the text of ``lock``."""
-        abort = self.directory / "abort"
-        if abort.exists():
-            expect_abort(abort)
-        else:
-            expect(self.clean, abort, "absent after a crash: another program was here")
-        lock = (self.directory / "lock").read_text()
-        expect(lock == "lock", self.directory / "lock", f"{lock!r}")
+    def _expect_mark(self, mark: Mark) -> None:
+        """Its record is there."""
+        raw = self._log_row.read(mark.last_offset, mark.last_offset + mark.last_bytes)
+        expect(zlib.crc32(raw) == mark.last_crc32, "mark", f"{mark}: another record is there")
 
     def _expect_log(self) -> None:
         log, mark = self.log, self.identity.clean
@@ -145,11 +139,6 @@ class Store:
         self._expect_mark(mark)
         log.row.expect_zeros(log.end)
 
-    def _expect_mark(self, mark: Mark) -> None:
-        """Its record is there."""
-        raw = self._log_row.read(mark.last_offset, mark.last_offset + mark.last_bytes)
-        expect(zlib.crc32(raw) == mark.last_crc32, "mark", f"{mark}: another record is there")
-
     def _expect_checkpoint(self) -> None:
         """Times are those of records; a mark stands behind a record, and knows it."""
         said, log = self.checkpoint, self.log
@@ -163,11 +152,9 @@ class Store:
         expect(not self.clean or times == (newest, newest), "checkpoint", f"{times}, not {newest}")
         beyond = said.reach is not None and said.reach < log.end
         expect(not beyond, "checkpoint", f"reaches to {said.reach}, the log to {log.end}")
-        mark = said.mark
-        if mark is None:
-            return
-        expect(mark.end <= said.durable_offset, "checkpoint", f"{said}: marks more")
-        if mark.last_offset >= log.row.start:
+        if mark := said.mark:
+            expect(mark.end <= said.durable_offset, "checkpoint", f"{said}: marks more")
+        if mark and mark.last_offset >= log.row.start:
             expect(log.at_mark is not None, "checkpoint", f"marks {mark.end}, inside a record")
             self._expect_mark(mark)
 

@@ -1,6 +1,4 @@
-"""Records as ``docs/format/record.md`` and its neighbours tell them: a part of the independent
-reader (:mod:`tests.support.independent.reader`), with the standard library alone.
-"""
+"""Records, as ``docs/format/record.md`` and its neighbours have them."""
 
 from __future__ import annotations
 

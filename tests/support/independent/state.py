@@ -1,23 +1,126 @@
-"""What the state log says, as ``docs/format/state.md`` tells it: a part of the independent reader
-(:mod:`tests.support.independent.reader`), with the standard library alone.
-"""
+"""What the state log says, as ``docs/format/state.md`` has it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from tests.support.independent.changes import (
-    COPY_BEGINS,
-    HISTORY_PAIRS_MAX,
-    STATE_QUEUE,
-    TOPIC_KINDS,
-    Json,
-    changes_of,
-)
-from tests.support.independent.record import Message, QueueKey, expect
+from tests.support.independent.record import INT32_MAX, Message, QueueKey, expect
+
+Json = dict[str, Any]
+
+NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+STATE_QUEUE: QueueKey = ("rmq_sys_cometmq_state", 0)
+PART_BYTES_MAX = 256 * 1024
+HISTORY_PAIRS_MAX = 16
+
+
+def _number(low: int, high: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and NAME.fullmatch(value) is not None
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_history(value: object) -> bool:
+    """1 to 16 pairs; the first start is 0, generations rise, starts never fall."""
+    if not isinstance(value, list) or not 1 <= len(value) <= HISTORY_PAIRS_MAX:
+        return False
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return False
+    generations, starts = zip(*value, strict=True)
+    if not all(map(_generation, generations)) or not all(map(_offset, starts)):
+        return False
+    rising = all(low < high for low, high in pairwise(generations))
+    return rising and starts[0] == 0 and list(starts) == sorted(starts)
+
+
+def _is_list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _is_map_to(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, dict) and all(map(_is_name, value)) and all(map(check, value.values()))
+    )
+
+
+_generation = _number(1, 2**64 - 1)
+_offset = _number(0, 2**63 - 1)
+_count = _offset
+_COMMIT = (_number(0, INT32_MAX), _number(0, 2**64 - 1), _offset)  # queue id, generation, offset
+
+
+def _is_commit(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != len(_COMMIT):
+        return False
+    return all(check(field) for check, field in zip(_COMMIT, value, strict=True))
+
+
+_SETTINGS = {
+    "n": _is_name,
+    "r": _number(0, 1024),  # 0, and no permission, only of a topic taken over from RocketMQ
+    "w": _number(0, 1024),
+    "p": lambda value: type(value) is int and value in (0, 2, 4, 6),
+    "f": lambda value: type(value) is int and value in (1, 2),
+    "y": lambda value: type(value) is int and value in (2, 3),
+}
+# Fields that may be left out: an asynchronous topic says no replication mode.
+OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}}
+# Kind → field → is it of the right type; fields in the order in which they must stand.
+KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
+    "topic": {**_SETTINGS, "g": _generation},
+    "topic-reserve": {"n": _is_name, "t": _count},
+    "topic-drop": {"n": _is_name},
+    "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
+    "queues": {"n": _is_name, "o": _is_list_of(_offset)},
+    "raise": {"g": _generation, "s": _is_map_to(_is_list_of(_offset))},
+    "counter": {"g": _number(0, 2**64 - 1)},
+    "group": {
+        "n": _is_name,
+        **dict.fromkeys(("c", "m", "b"), _is_bool),
+        **dict.fromkeys(("rq", "rt", "i", "s"), _count),
+        "y": _is_bool,
+    },
+    "group-drop": {"n": _is_name},
+    "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
+    "delays": {"o": _is_list_of(_is_list_of(_offset))},
+}
+TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-drop", "topic-copy"})
+COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
+COPY_TAGS = frozenset({"COPY_FIRST", "COPY", "COPY_LAST", "COPY_ONLY"})
+
+
+def changes_of(record: Message) -> list[Json]:
+    """The changes of a state record, each of a known kind with all its fields in their order."""
+    place = f"state record at {record.log_offset}"
+    expect(record.tag == "CHANGE" or record.tag in COPY_TAGS, place, f"unknown tag {record.tag}")
+    body = json.loads(record.body)
+    plain = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    expect(plain == record.body, place, "blanks, line ends or a number in another form")
+    expect(list(body) == ["v", "c"] and body["v"] == 1, place, "not version 1")
+    changes: list[Json] = body["c"]
+    for change in changes:
+        kind = str(change.get("k"))
+        expect(kind in KINDS, place, f"unknown kind {kind}")
+        left_out = OPTIONAL.get(kind, set()) - set(change)
+        fields = [name for name in KINDS[kind] if name not in left_out]
+        expect(list(change) == ["k", *fields], place, f"fields {list(change)} of {kind}")
+        for name in fields:
+            expect(KINDS[kind][name](change[name]), place, f"{kind}: {name} is {change[name]!r}")
+    small = len(record.body) <= PART_BYTES_MAX or len(changes) == 1
+    expect(small, place, f"{len(record.body)} bytes of several changes")
+    return changes
 
 
 def raise_history(history: list[tuple[int, int]], generation: int, start: int) -> None:
@@ -67,10 +170,6 @@ class State:
             method(fields, place)
             self.topic_changes += kind in TOPIC_KINDS
 
-    def _give(self, generation: int, place: object) -> None:
-        expect(generation > self.generation, place, f"generation {generation} was given before")
-        self.generation = generation
-
     def _topic(self, change: Json, place: object) -> None:
         read, write, permission, flush = (change[name] for name in "rwpf")
         known = self.topics.get(change["n"])
@@ -79,7 +178,10 @@ class State:
         if new <= 0:
             self.generation = max(self.generation, change["g"])
         else:
-            self._give(change["g"], place)
+            expect(
+                change["g"] > self.generation, place, f"generation {change['g']} was given before"
+            )
+            self.generation = change["g"]
             histories = [*histories, *([(change["g"], 0)] for _ in range(new))]
         reserve_time_ms = known.reserve_time_ms if known else 0
         settings = (read, write, permission, flush, reserve_time_ms)
@@ -134,17 +236,14 @@ class State:
     def _offsets(self, change: Json, _: object) -> None:
         for group, topics in change["o"].items():
             for topic, commits in topics.items():
+                histories = self.topics[topic].histories if topic in self.topics else []
                 for queue_id, generation, offset in commits:
-                    self._commit((group, topic, queue_id), Commit(generation, offset))
+                    key, commit = (group, topic, queue_id), Commit(generation, offset)
+                    if queue_id < len(histories) and generation >= histories[queue_id][0][0]:
+                        self.offsets[key] = max(self.offsets.get(key, commit), commit)
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
-
-    def _commit(self, key: tuple[str, str, int], commit: Commit) -> None:
-        _, topic, queue_id = key
-        histories = self.topics[topic].histories if topic in self.topics else []
-        if queue_id < len(histories) and commit.generation >= histories[queue_id][0][0]:
-            self.offsets[key] = max(self.offsets.get(key, commit), commit)
 
     def resumes_at(self, key: tuple[str, str, int]) -> int:
         """Where the holder of a committed position goes on: there, or at the start of the next
@@ -230,33 +329,27 @@ class StateScan:
             self._running = State()
         self.records.append(record)
         changes = changes_of(record)
-        for change in changes:
-            if change["k"] == "queues":
-                self._count(change["n"], change["o"], place)
+        self._expect_ends(changes, place)
         if record.tag in COPY_BEGINS:
             self._copied, self._before = State(), copy.deepcopy(self._running)
             self._raised = self._raise(epoch) if epoch else None
-        if record.tag != "CHANGE":
-            self._copy(record.tag, changes, place)
-            return []
-        for change in changes:
-            if change["k"] == "raise":
-                self._expect_maxima(change["s"], place)
-        if self._running:
-            self._running.apply(changes, place)
-        return [change["n"] for change in changes if change["k"] == "topic-drop"]
+        if record.tag == "CHANGE":
+            if self._running:
+                self._running.apply(changes, place)
+            return [change["n"] for change in changes if change["k"] == "topic-drop"]
+        if self._copied is not None:  # else the copy's beginning went with older log files
+            self._copied.apply(changes, place)
+            if record.tag in ("COPY_LAST", "COPY_ONLY"):
+                self._end_copy(self._copied, place)
+        return []
 
-    def _copy(self, tag: str, changes: list[Json], place: str) -> None:
-        if self._copied is None:
-            return  # the copy's beginning went with older log files
-        self._copied.apply(changes, place)
-        if tag in ("COPY_LAST", "COPY_ONLY"):
-            if self._raised and self._raised.generation == self._copied.generation:
-                self._before = self._raised
-            if self._before:
-                expect_copy(self._copied, self._before, place)
-            self._copied = None
-            self._running = rebuild(self.records)
+    def _end_copy(self, copied: State, place: str) -> None:
+        if self._raised and self._raised.generation == copied.generation:
+            self._before = self._raised
+        if self._before:
+            expect_copy(copied, self._before, place)
+        self._copied = None
+        self._running = rebuild(self.records)
 
     def _raise(self, epoch: int) -> State | None:
         """The state as the writer has it after an unclean start: all queues begin a generation at
@@ -273,21 +366,20 @@ class StateScan:
     def _end_of(self, key: QueueKey) -> int:
         return self._next_offsets.get(key, self.counted.get(key, 0))
 
-    def _expect_maxima(self, raised: Mapping[str, Sequence[int]], place: str) -> None:
-        for topic, maxima in raised.items():
-            here = [self._end_of((topic, number)) for number in range(len(maxima))]
-            expect(here == list(maxima), place, f"raises {topic} at {maxima}, which ends at {here}")
-
-    def _count(self, topic: str, offsets: Sequence[int], place: str) -> None:
-        """How far queues have counted; of some the log may have no message any more."""
-        for queue_id, told in enumerate(offsets):
-            key = (topic, queue_id)
-            here = self._next_offsets.get(key, self.counted.get(key))
-            if here is None and not self.whole:
-                here = told
-            expect(told == (here or 0), place, f"{key} is at {here or 0}, not {told}")
-            if key not in self._next_offsets and told:
-                self.counted[key] = told
+    def _expect_ends(self, changes: Iterable[Json], place: str) -> None:
+        """A generation begins at its queue's end, and a copy knows how far queues have counted; of
+        some the log may have no message any more.
+        """
+        for change in changes:
+            for topic, maxima in change["s"].items() if change["k"] == "raise" else ():
+                here = [self._end_of((topic, number)) for number in range(len(maxima))]
+                expect(here == maxima, place, f"raises {topic} at {maxima}, not {here}")
+            for queue_id, end in enumerate(change["o"] if change["k"] == "queues" else ()):
+                key = (change["n"], queue_id)
+                known = key in self._next_offsets or key in self.counted or self.whole
+                expect(not known or end == self._end_of(key), place, f"{key} is not at {end}")
+                if key not in self._next_offsets and end:
+                    self.counted[key] = end
 
     def forget(self) -> None:
         """Another program writes: only the next copy tells of topics again."""

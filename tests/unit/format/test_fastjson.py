@@ -47,6 +47,7 @@ def test_anything_is_read_or_refused(data: bytes) -> None:
         ("{[1,2]:3}", {"[1, 2]": 3}),
         ("{a:'it''s'}", None),
         ("{a:'it\\'s',}", {"a": "it's"}),
+        ("{$a1:1,'$a1':2}", {"$a1": 2}),
         ("[1,,2,]", [1, 2]),
         ("{,}", {}),
         ("/* by hand */ {k: 1 // why\n}", {"k": 1}),
