@@ -313,7 +313,7 @@ async def test_sends_go_on_when_the_set_has_shrunk(tmp_path: Path) -> None:
 async def test_nobody_waits_for_a_follower_that_is_leaving(
     tmp_path: Path, replication: ReplicationMode
 ) -> None:
-    patient = {"in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
+    patient: dict[str, Any] = {"in_sync_lag_s_max": 3600.0, "async_promote_silence_max": 3600.0}
     async with replicated(tmp_path, **patient, replication_mode=replication) as group:
         await acknowledged(group[0], b"a")
         await group[1].retire()
