@@ -95,6 +95,29 @@ class InSyncSet:
                 f"in sync, {self._policy.size_min} must be (min_in_sync_replicas)"
             )
 
+    def validate(self, own: Watermarks) -> None:
+        """Assert the invariant at the positions ``own``: every member that the lease may name in
+        sync has what counts as replicated.
+        """
+        holder, found = self._holder, self.replicated(own)
+        assert found is None or found.flushed <= found.appended <= own.appended
+        assert found is None or found.flushed <= own.flushed
+        if holder is None:
+            return
+        in_sync = holder.must_acknowledge()
+        assert holder.record.holder in in_sync
+        if found is not None and self._is_asked_for():
+            assert holder.electable_others() <= in_sync, "a member may write that lacks messages"
+        for replica_id in in_sync - {holder.record.holder}:
+            replica = self._followers.by_replica_id.get(replica_id)
+            if replica is not None:
+                assert own.marks.replicated <= replica.appended
+                assert own.marks.replicated_flushed <= replica.flushed
+                assert found is None or found.appended <= replica.appended
+                assert found is None or found.flushed <= replica.flushed
+            else:
+                assert found is None or found.appended == found.flushed == 0
+
     def _is_asked_for(self) -> bool:
         """Some topic waits for followers, or a change is on its way that will."""
         return bool(self._demands.now & REPLICATED)

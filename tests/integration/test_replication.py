@@ -12,11 +12,14 @@ import pytest
 from cometmq import errors
 from cometmq.errors import CometError
 from cometmq.member.config import PromoteAsync
+from cometmq.member.state.follower import FollowerStorage
+from cometmq.replication.watermarks import HighWatermarks
 from cometmq.rpc.interceptors import error_from
 from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import member_pb2
 from services.broker import handover
+from services.broker.insync import InSyncSet
 from tests.support.cluster.broker import ASYNC, SYNC, refusal, running_namesrv
 from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.waiting import until, until_async
@@ -276,6 +279,60 @@ async def test_a_crash_of_a_writer_is_remembered(tmp_path: Path) -> None:
         group.lease.write_text(held)
         await member.start("writer")
         assert (await member.client.status("T", 0)).generation > generation
+
+
+async def test_a_writer_that_cannot_prove_its_right_takes_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports marks of 0 to its followers. They keep what they have shown; a follower that
+    restarts shows nothing yet, and moves no reader.
+    """
+    provable, heard, kept = asyncio.Event(), list[HighWatermarks](), list[bool]()
+    may_acknowledge, raise_marks = InSyncSet.may_acknowledge, FollowerStorage.raise_marks
+
+    def hear(storage: FollowerStorage, visible: HighWatermarks, flush_to: int) -> None:
+        heard.append(visible)
+        before = storage.watermarks.shown
+        raise_marks(storage, visible, flush_to)
+        kept.append(all(map(int.__le__, before, storage.watermarks.shown)))
+
+    def prove(in_sync: InSyncSet) -> bool:
+        return provable.is_set() and may_acknowledge(in_sync)
+
+    monkeypatch.setattr(FollowerStorage, "raise_marks", hear)
+    monkeypatch.setattr(InSyncSet, "may_acknowledge", prove)
+    provable.set()
+    async with live_group(tmp_path) as group:
+        writer, follower = group[0], group[1]
+        await writer.client.put_topic("T", 1, SYNC)
+        await writer.client.send("T", 0, b"1", b"2")
+        await until_async(lambda: shows(follower, "T", 0, 2))
+        await writer.stop()
+        provable.clear()
+        heard.clear()
+        await writer.start("writer")
+        sending = asyncio.create_task(writer.client.send("T", 0, b"3"))
+        await until(lambda: writer.opened.queue_bounds("T", 0)[1] == 3)
+        await group.in_step()
+        await until(lambda: len(heard) > 1)
+        for member in (writer, follower):
+            assert await shows(member, "T", 0, 2)
+            assert (await member.client.pull("T", 0, 0)).count == 2
+        await follower.stop()
+        await follower.start("follower")
+        known = len(heard)
+        await until(lambda: len(heard) > known)
+        assert set(heard) == {HighWatermarks()}
+        assert all(kept), "a follower steps back"
+        assert await shows(follower, "T", 0, 0)
+        found = await follower.client.pull("T", 0, 2)
+        assert (found.status, found.next_position.offset) == (pb.PULL_STATUS_NOT_FOUND, 2)
+        assert not sending.done()
+        provable.set()
+        await sending
+        await until_async(lambda: shows(follower, "T", 0, 3))
+        for member in (writer, follower):
+            assert await member.client.bodies("T", 0) == [b"1", b"2", b"3"]
 
 
 async def test_a_broker_without_a_follower_goes_on(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from cometmq.member.app import FOLLOWER_MODULE, MemberApp
 from cometmq.member.config import MemberConfig
 from cometmq.member.main import bound, with_ports
 from cometmq.member.state import opening
+from cometmq.member.state.follower import FollowerStorage
+from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.reexec import RoleChange
 from cometmq.rpc.channels import open_channel
 from cometmq.store.base import BaseStore
 from cometmq.v1 import member_pb2, member_pb2_grpc
 from services.broker import app as broker_app
+from services.broker.insync import InSyncSet
 from services.haslave import app as haslave_app
 from tests.support.cluster.broker import BrokerClient, config_for
 from tests.support.waiting import until, until_async
@@ -229,6 +232,39 @@ class LiveGroup:
         return [member for member in self._members.values() if member.store is not None]
 
 
+@contextmanager
+def validated() -> Iterator[None]:
+    """Each storage keeps its promises after each turn of the loop that moved its positions, and so
+    does the in-sync set that it asks.
+    """
+    broken: list[AssertionError] = []
+    settle, show = MemberStorage.settle, FollowerStorage._show
+
+    def check(storage: MemberStorage | FollowerStorage) -> None:
+        try:
+            storage.validate()
+            if isinstance(storage, MemberStorage) and isinstance(storage.authority, InSyncSet):
+                storage.authority.validate(storage.watermarks)
+        except AssertionError as error:
+            broken.append(error)
+
+    def settle_and_check(storage: MemberStorage) -> None:
+        settle(storage)
+        asyncio.get_running_loop().call_soon(check, storage)
+
+    def show_and_check(storage: FollowerStorage) -> None:
+        show(storage)
+        asyncio.get_running_loop().call_soon(check, storage)
+
+    with (
+        mock.patch.object(MemberStorage, "settle", settle_and_check),
+        mock.patch.object(FollowerStorage, "_show", show_and_check),
+    ):
+        yield
+    if broken:
+        raise broken[0]
+
+
 @asynccontextmanager
 async def live_group(directory: Path, members: int = 2, **options: Any) -> AsyncIterator[LiveGroup]:
     """A group whose member 0 writes, the others follow."""
@@ -249,6 +285,7 @@ async def live_group(directory: Path, members: int = 2, **options: Any) -> Async
     with (
         mock.patch.object(broker_app, "open_writer", open_writer),
         mock.patch.object(haslave_app, "open_copy", open_copy),
+        validated(),
     ):
         try:
             await group[0].start("writer")

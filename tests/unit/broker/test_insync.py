@@ -15,6 +15,7 @@ from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.lease.stores import Reading
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.state.keeper import StateDemands
+from cometmq.member.storage.member_storage import Ticket
 from cometmq.model import ReplicationMode, TopicConfig
 from cometmq.replication.follower import Ack
 from cometmq.replication.insync import SetPolicy
@@ -49,6 +50,16 @@ class Writer:
         sent_ms = int(self.clock.boottime_s() * 1000)
         replica.framed(sent_ms, self.member.store.appended_offset)
         sender.acked(Ack(appended, flushed, sent_ms, no_election_ms))
+        self.validate()
+
+    def append(self, topic: str, body: bytes) -> Ticket:
+        ticket = self.member.append(topic, 0, body)
+        self.validate()
+        return ticket
+
+    def validate(self) -> None:
+        self.member.storage.validate()
+        self.in_sync.validate(self.member.storage.watermarks)
 
 
 @pytest.fixture
@@ -84,8 +95,9 @@ async def writer(tmp_path: Path, policy: SetPolicy, mode: ReplicationMode) -> As
         assert isinstance(in_sync, InSyncSet)
         holder.serve(member.storage)
         replicas = Replicas(member.storage, followers, CatchUpThrottle(0), clock)
-        yield Writer(member, in_sync, lease, holder, replicas, clock)
-        member.storage.validate()
+        writer = Writer(member, in_sync, lease, holder, replicas, clock)
+        yield writer
+        writer.validate()
         replicas.close()
 
 
@@ -106,7 +118,7 @@ async def test_a_follower_that_keeps_step_is_waited_for(writer: Writer) -> None:
     with writer.replicas.join(FOLLOWER, 0) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
-        ticket = writer.member.append("C", 0, b"x")
+        ticket = writer.append("C", b"x")
         assert ticket.acked is not None
         await writer.member.on_disk()
         assert not ticket.acked.done()
@@ -129,7 +141,7 @@ async def test_a_follower_whose_disk_is_faster_need_not_answer_again(
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
         held.hold()
-        ticket = writer.member.append("F", 0, b"x")
+        ticket = writer.append("F", b"x")
         assert ticket.acked is not None
         await until(lambda: held.waiting)
         end = ticket.appended.end_offset
@@ -150,7 +162,7 @@ async def test_one_that_falls_silent_is_waited_for_until_the_lease_says_otherwis
     with writer.replicas.join(FOLLOWER, 0) as sender:
         writer.tell(sender, appended=end, flushed=end)
         await until(lambda: in_sync.size == 2)
-        ticket = writer.member.append("C", 0, b"x")
+        ticket = writer.append("C", b"x")
         assert ticket.acked is not None
         writer.lease.readable, writer.lease.plan = False, ["lost"] * 1000
         writer.clock.now_ms += 5_000
@@ -170,7 +182,7 @@ async def test_one_that_may_have_been_added_is_waited_for_until_that_is_known(
     both = (writer.holder.record.holder, FOLLOWER)
     writer.lease.plan = ["lost"]
     await writer.holder.put_sets(lambda: (both, both))
-    ticket = writer.member.append("C", 0, b"x")
+    ticket = writer.append("C", b"x")
     assert ticket.acked is not None
     await writer.member.on_disk_alone()
     assert (in_sync.size, ticket.acked.done()) == (2, False)
@@ -199,7 +211,7 @@ async def test_below_the_floor_nothing_counts_as_copied(writer: Writer) -> None:
     in_sync = writer.in_sync
     with pytest.raises(SlaveNotAvailable, match=r"^1 of the broker group's members is in sync, 2 "):
         in_sync.check_in_sync()
-    ticket = writer.member.append("C", 0, b"x")
+    ticket = writer.append("C", b"x")
     assert ticket.acked is not None
     await writer.member.on_disk()
     assert not ticket.acked.done()
@@ -216,7 +228,7 @@ async def test_a_writer_that_may_be_deposed_answers_nobody(writer: Writer) -> No
         await until(lambda: in_sync.size == 2)
         await ended(running)
         writer.clock.now_ms += 60_000  # nobody has renewed the lease
-        ticket = writer.member.append("C", 0, b"x")
+        ticket = writer.append("C", b"x")
         assert ticket.acked is not None
         end = ticket.appended.end_offset
         writer.tell(sender, appended=end, flushed=end)
@@ -258,7 +270,7 @@ async def test_while_somebody_may_lead_who_is_not_in_sync_nothing_counts_as_copi
     assert not await putting
 
     await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))
-    ticket = writer.member.append("C", 0, b"x")
+    ticket = writer.append("C", b"x")
     assert ticket.acked is not None
     await writer.member.on_disk()
     assert not ticket.acked.done()
@@ -272,7 +284,7 @@ async def test_where_nobody_waits_for_copies_there_is_no_floor(writer: Writer) -
     """What a follower has when it starts it shows when that is known to be copied."""
     itself = writer.holder.record.holder
     await writer.holder.put_sets(lambda: ((itself,), (itself, FOLLOWER)))  # nor who may lead
-    writer.member.append("C", 0, b"x")
+    writer.append("C", b"x")
     await writer.member.on_disk()
     marks = writer.member.storage.watermarks.marks
     assert marks.replicated == marks.replicated_flushed == marks.flushed
