@@ -34,6 +34,7 @@ from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet, policy_of
 from services.broker.replicas import FollowerTable
 from services.broker.replication import Replication
+from services.broker.replication_servicer import ReplicationServicer
 from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)
@@ -168,9 +169,16 @@ class _Parts:
         self.hand_over = replication.hand_over
         core, coordinator = writer.core, client_api.coordinator
         admin = BrokerAdminServicer(core, coordinator, writer.keeper, client_api.policy.new_topic)
-        self.servicers = Servicers(
-            context, core, coordinator, client_api.servicer, admin, replication.servicer
+        members = ReplicationServicer(
+            context,
+            core,
+            coordinator,
+            client_api.servicer.Pull,
+            replication.replicas,
+            in_sync,
+            replication.hand_over,
         )
+        self.servicers = Servicers(client_api.servicer, admin, members)
         self.collectors: Iterable[Collector] = (
             client_api.collector,
             replication.collector,

@@ -19,7 +19,6 @@ from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet
 from services.broker.metrics import ReplicationCollector
 from services.broker.replicas import FollowerTable, Replicas
-from services.broker.replication_servicer import ReplicationServicer
 from services.broker.writer_core import WriterCore
 
 log = logging.getLogger(__name__)
@@ -51,14 +50,6 @@ class Replication:
         self.in_sync = in_sync
         self.hand_over = HandOver(storage, keeper, self.replicas, holder, ended)
         self.collector = ReplicationCollector(self.replicas, self.in_sync, holder)
-        self.servicer = ReplicationServicer(
-            self.replicas,
-            self.in_sync,
-            self.hand_over,
-            context.identity,
-            config,
-            context.ports.gate,
-        )
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""

@@ -1,4 +1,4 @@
-"""``MemberService`` of the writer: copies of the log, the hand-over."""
+"""``MemberService`` of the writer: replication of the log, the hand-over."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 
 from cometmq.errors import InvalidRequest, NotFollower
-from cometmq.member.config import MemberConfig
-from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import replica_status_of
-from cometmq.member.rpc.checksum import checksum_log
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.rpc.member_servicer import MemberServicer, Pull
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,
@@ -21,28 +21,30 @@ from cometmq.replication.follower import (
 from cometmq.replication.handshake import FollowerIdentity, Handshake
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason
-from cometmq.rpc.gate import Gate
 from cometmq.v1 import common_pb2, member_pb2
 from services.broker.frames import pack
 from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet
-from services.broker.replicas import Frame, Replicas, Sender
+from services.broker.replicas import Replicas, Sender
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
 
-class ReplicationServicer:
-    """The part of ``cometmq.v1.MemberService`` that only a writer serves."""
+class ReplicationServicer(MemberServicer):
+    """Streams to followers, the in-sync set, and the hand-over."""
 
     def __init__(
         self,
+        context: MemberContext,
+        core: MemberCore,
+        groups: GroupReads,
+        pull: Pull,
         replicas: Replicas,
         in_sync: InSyncSet,
         hand_over: HandOver,
-        identity: BrokerIdentity,
-        config: MemberConfig,
-        gate: Gate,
     ) -> None:
+        super().__init__(context, core, groups, pull)
+        config, identity = context.config, context.identity
         self._replicas = replicas
         self._in_sync = in_sync
         self._hand_over = hand_over
@@ -50,7 +52,6 @@ class ReplicationServicer:
         self._config = config
         self._log_file_bytes = config.mapped_file_size_commit_log
         self._promise_ms = round(config.lease_duration_s * 1000) if config.lease else 0
-        self._gate = gate
         self._handshake = Handshake(
             identity.cluster,
             identity.broker_group,
@@ -58,9 +59,10 @@ class ReplicationServicer:
             config.peer_addresses(),
             replicas.refusals,
         )
-        self._store = replicas.storage.store
 
-    async def Replicate(self, request_iterator: object, context: Context) -> None:
+    async def Replicate(  # type: ignore[override]  # answers with context.write
+        self, request_iterator: object, context: Context
+    ) -> None:
         first = await context.read()
         if first is grpc.aio.EOF:
             return
@@ -74,14 +76,15 @@ class ReplicationServicer:
         self._check_free(replica_id)
         await context.write(member_pb2.ReplicateResponse(hello=self._hello(start)))
         if start != follower.log_end:
-            return  # it cuts its log, and comes again
-        self._check_free(replica_id)  # two may have come at once
+            return  # the follower cuts its log, and opens another stream
+        self._check_free(replica_id)  # two streams may have opened at once
         with self._replicas.join(replica_id, start) as sender:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_acks(sender, context))
                 draining = tasks.create_task(self._gate.when_draining(self._gate.check))
                 while (frame := await sender.next_frame()) is not None:
-                    await context.write(self._packed(frame))
+                    now_ms = self._replicas.clock.wall_ms()
+                    await context.write(pack(frame, self._store.epoch, now_ms))
                 if not sender.has_let_go:
                     raise InvalidRequest("member_id: another stream of this member has come")
                 reading.cancel()
@@ -107,9 +110,6 @@ class ReplicationServicer:
                     ack.leaving,
                 )
             )
-
-    def _packed(self, frame: Frame) -> bytes:
-        return pack(frame, self._store.epoch, self._replicas.clock.wall_ms())
 
     def _checked(self, hello: member_pb2.FollowerHello, replica_id: ReplicaId) -> LogView:
         versions = (hello.protocol_version, hello.format_version)
@@ -158,8 +158,3 @@ class ReplicationServicer:
         self, request: member_pb2.ElectRequest, context: Context
     ) -> member_pb2.ElectResponse:
         raise NotFollower("this member is the writer: step down to let another lead")
-
-    async def ChecksumLog(
-        self, request: member_pb2.ChecksumLogRequest, context: Context
-    ) -> member_pb2.ChecksumLogResponse:
-        return await checksum_log(self._store, request)

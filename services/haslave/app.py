@@ -148,14 +148,9 @@ class _Parts:
         memory_percent = config.access_message_in_memory_max_ratio
         selector = ReplicaSelector(config.slave_read_enable, memory_percent, self._as_copy)
         groups = GroupReads(core.state, core.reader, core.members, selector)
-        self.servicers = Servicers(
-            context,
-            core,
-            groups,
-            ReadServicer(identity, core.reader, groups, metrics, self._described),
-            AdminReadServicer(core, groups),
-            FollowerServicer(identity, config, opened.store, elector),
-        )
+        clients = ReadServicer(identity, core.reader, groups, metrics, self._described)
+        members = FollowerServicer(context, core, groups, clients.Pull, elector)
+        self.servicers = Servicers(clients, AdminReadServicer(core, groups), members)
         self.collectors: Iterable[Collector] = (
             StoreCollector(metrics, self.storage, core.state),
             FollowerCollector(self.following, config.member_id, opened.store.kept_aside_bytes),

@@ -1,38 +1,40 @@
-"""``MemberService`` of a follower: nothing to copy from, nothing to hand over."""
+"""``MemberService`` of a follower: it has no log to replicate and no role to hand over."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from cometmq.errors import InvalidRequest
-from cometmq.member.config import MemberConfig
-from cometmq.member.hosts import BrokerIdentity
+from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.peers import replica_status_of
+from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc.broker_servicer import not_writer
-from cometmq.member.rpc.checksum import checksum_log
-from cometmq.store.base import BaseStore
+from cometmq.member.rpc.member_servicer import MemberServicer, Pull
 from cometmq.v1 import common_pb2, member_pb2
 from services.haslave.elector import Elector
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 
 
-class FollowerServicer:
-    """The part of ``cometmq.v1.MemberService`` about copies of the log."""
+class FollowerServicer(MemberServicer):
+    """Its replica, its elector, and the order to lead."""
 
     def __init__(
         self,
-        identity: BrokerIdentity,
-        config: MemberConfig,
-        store: BaseStore,
+        context: MemberContext,
+        core: MemberCore,
+        groups: GroupReads,
+        pull: Pull,
         elector: Elector,
     ) -> None:
-        self._identity = identity
-        self._config = config
-        self._store = store
+        super().__init__(context, core, groups, pull)
+        self._identity = context.identity
+        self._config = context.config
         self._elector = elector
 
-    async def Replicate(self, request_iterator: object, context: Context) -> None:
+    async def Replicate(  # type: ignore[override]  # never answers
+        self, request_iterator: object, context: Context
+    ) -> None:
         raise not_writer(self._identity)
 
     async def StepDown(
@@ -54,8 +56,3 @@ class FollowerServicer:
             raise InvalidRequest("force: must be said, for acknowledged messages may be lost")
         await self._elector.force()
         return member_pb2.ElectResponse()
-
-    async def ChecksumLog(
-        self, request: member_pb2.ChecksumLogRequest, context: Context
-    ) -> member_pb2.ChecksumLogResponse:
-        return await checksum_log(self._store, request)

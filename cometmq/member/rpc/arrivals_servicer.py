@@ -21,10 +21,10 @@ from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import common_pb2, member_pb2
 
 ARRIVALS_PER_MESSAGE_MAX = 4_096
-# Above it a message of the stream ends: what is not sent yet is told as it stands later, so this is
-# all that a slow stream has in memory.
+# Above it a message of the stream ends. The next message has the newest state of the other queues,
+# so this is all that a slow stream has in memory.
 INLINE_BYTES_PER_MESSAGE_MAX = 256 * 1024
-DELIVERED_MAX = 2**32  # told at once of one topic and group
+DELIVERED_MAX = 2**32  # in one InlineDelivery
 DELIVERED_BYTES_MAX = 2**48
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
@@ -50,8 +50,8 @@ class ArrivalCounts:
 
 
 class ArrivalsServicer:
-    """The part of ``cometmq.v1.MemberService`` that tells of arrivals. ``flush_now`` is called when
-    queues were added: what waits for the disk there is waited for from now on.
+    """``WatchArrivals`` for pull-holds. ``flush_now`` is called when queues are added, because a
+    pull-hold waits from now on for messages that are not on disk yet.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class ArrivalsServicer:
         self._counts = counts
 
     async def WatchArrivals(self, request_iterator: object, context: Context) -> None:
-        """Reads here, writes in a task of its own; who only half-closed goes on watching."""
+        """Reads here, and writes in a task of its own. A half-closed stream still gets arrivals."""
         woken = asyncio.Event()
         watch = self._arrivals.open(woken.set)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._tell(watch, woken, context))
+                tasks.create_task(self._write_arrivals(watch, woken, context))
                 tasks.create_task(self._gate.when_draining(self._gate.check))
                 while (request := await context.read()) is not grpc.aio.EOF:
                     self._take(watch, request)
@@ -91,7 +91,7 @@ class ArrivalsServicer:
             _check_delivered(one)
             self._counts.delivered(one.topic, one.group, one.message_count, one.record_bytes)
 
-    async def _tell(self, watch: Watch, woken: asyncio.Event, context: Context) -> None:
+    async def _write_arrivals(self, watch: Watch, woken: asyncio.Event, context: Context) -> None:
         while True:
             await woken.wait()
             woken.clear()

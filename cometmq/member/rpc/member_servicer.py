@@ -1,89 +1,86 @@
-"""``cometmq.v1.MemberService``, put together from parts, which differ from role to role."""
+"""``cometmq.v1.MemberService``: what every role answers alike, to pull-holds and to operators."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from cometmq.v1 import member_pb2, member_pb2_grpc
+import grpc
+
+from cometmq.errors import CometError, OffsetInvalid
+from cometmq.member.context import MemberContext, MemberCore
+from cometmq.member.read.group_progress import GroupReads
+from cometmq.member.rpc.arrivals_servicer import ArrivalCounts, ArrivalsServicer
+from cometmq.rpc.interceptors import to_proto
+from cometmq.store.base import BaseStore
+from cometmq.v1 import broker_pb2, member_pb2, member_pb2_grpc
+
+CHECKSUM_PIECE_BYTES = 1024 * 1024
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
+Pull = Callable[[broker_pb2.PullRequest, Context], Awaitable[broker_pb2.PullResponse]]
 
 
-class ArrivalsPart(Protocol):
-    """Who tells of arrivals."""
-
-    async def WatchArrivals(self, request_iterator: Any, context: Context) -> None: ...
-
-
-class PullsPart(Protocol):
-    """Who answers pulls of pullholds."""
-
-    async def PullStream(self, request_iterator: Any, context: Context) -> None: ...
-
-
-class ReplicationPart(Protocol):
-    """Who copies the log to followers."""
-
-    async def Replicate(self, request_iterator: Any, context: Context) -> None: ...
-
-    async def StepDown(
-        self, request: member_pb2.StepDownRequest, context: Context
-    ) -> member_pb2.StepDownResponse: ...
-
-    async def DescribeReplica(
-        self, request: member_pb2.DescribeReplicaRequest, context: Context
-    ) -> member_pb2.DescribeReplicaResponse: ...
-
-    async def Elect(
-        self, request: member_pb2.ElectRequest, context: Context
-    ) -> member_pb2.ElectResponse: ...
-
-    async def ChecksumLog(
-        self, request: member_pb2.ChecksumLogRequest, context: Context
-    ) -> member_pb2.ChecksumLogResponse: ...
-
-
-class MemberServicer(member_pb2_grpc.MemberServiceServicer):
-    """Each method is answered by the part that it belongs to."""
+class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
+    ArrivalsServicer, member_pb2_grpc.MemberServiceServicer
+):
+    """Arrivals, pulls and checksums. A role adds Replicate, StepDown, DescribeReplica and Elect."""
 
     def __init__(
-        self, arrivals: ArrivalsPart, pulls: PullsPart, replication: ReplicationPart
+        self, context: MemberContext, core: MemberCore, groups: GroupReads, pull: Pull
     ) -> None:
-        self._arrivals = arrivals
-        self._pulls = pulls
-        self._replication = replication
-
-    async def WatchArrivals(  # type: ignore[override]  # answers with context.write
-        self, request_iterator: Any, context: Context
-    ) -> None:
-        await self._arrivals.WatchArrivals(request_iterator, context)
+        """``pull`` is the method of BrokerService."""
+        storage = core.storage
+        super().__init__(
+            storage.arrivals,
+            core.reader,
+            storage.flush_now,
+            context.ports.gate,
+            ArrivalCounts(context.metrics, groups, core.state),
+        )
+        self._pull = pull
+        self._store: BaseStore = storage.store
 
     async def PullStream(  # type: ignore[override]  # answers with context.write
-        self, request_iterator: Any, context: Context
+        self, request_iterator: object, context: Context
     ) -> None:
-        await self._pulls.PullStream(request_iterator, context)
-
-    async def Replicate(  # type: ignore[override]  # answers with context.write
-        self, request_iterator: Any, context: Context
-    ) -> None:
-        await self._replication.Replicate(request_iterator, context)
-
-    async def StepDown(
-        self, request: member_pb2.StepDownRequest, context: Context
-    ) -> member_pb2.StepDownResponse:
-        return await self._replication.StepDown(request, context)
-
-    async def DescribeReplica(
-        self, request: member_pb2.DescribeReplicaRequest, context: Context
-    ) -> member_pb2.DescribeReplicaResponse:
-        return await self._replication.DescribeReplica(request, context)
-
-    async def Elect(
-        self, request: member_pb2.ElectRequest, context: Context
-    ) -> member_pb2.ElectResponse:
-        return await self._replication.Elect(request, context)
+        """Pulls are answered one after the other, because pull-holds read what is new and in
+        memory. A pull-hold that also reads old messages opens more streams.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(self._gate.when_draining(self._gate.check))
+            while (request := await context.read()) is not grpc.aio.EOF:
+                try:
+                    response = await self._pull(request.pull, context)
+                    answer = member_pb2.PullStreamResponse(response=response)
+                except CometError as error:
+                    answer = member_pb2.PullStreamResponse(error=to_proto(error))
+                await context.write(answer)
+            draining.cancel()
 
     async def ChecksumLog(
         self, request: member_pb2.ChecksumLogRequest, context: Context
     ) -> member_pb2.ChecksumLogResponse:
-        return await self._replication.ChecksumLog(request, context)
+        """SHA-256 of a range of the log, read in a thread. OffsetInvalid: the range is not within
+        the log; MessageNotFound: retention has removed it meanwhile.
+        """
+        low, end = self._store.min_offset, self._store.written_offset
+        start, stop = request.from_offset, request.to_offset
+        if not low <= start <= stop <= end:
+            raise OffsetInvalid(f"{start} to {stop} is not within the log, {low} to {end}")
+        digest = await asyncio.to_thread(_sha256, self._store, start, stop)
+        return member_pb2.ChecksumLogResponse(log_min_offset=low, log_end_offset=end, sha256=digest)
+
+
+def _sha256(store: BaseStore, at: int, end: int) -> str:
+    digest = hashlib.sha256()
+    with store.cleaner.pins.hold(at) as pin:
+        while at < end:
+            piece = store.read_raw(at, min(CHECKSUM_PIECE_BYTES, end - at))
+            assert piece, at
+            digest.update(piece)
+            at += len(piece)
+            pin.offset = at
+    return digest.hexdigest()
