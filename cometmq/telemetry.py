@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TextIO
 from cometmq import native
 from cometmq.clock import Clock
 from cometmq.config import LogForm, LogLevel
-from cometmq.errors import CometError
+from cometmq.errors import CometError, ConfigInvalid
 
 if TYPE_CHECKING:  # slow to import: a process answers health checks before that
     from prometheus_client import CollectorRegistry
@@ -265,12 +265,15 @@ class MetricsServer:
 def start_metrics_server(
     registry: CollectorRegistry, *, host: str, port: int, labels: Mapping[str, str] | None = None
 ) -> MetricsServer:
-    """Serve ``registry`` on ``host:port``; 0 = any free port. OSError when the port is taken.
+    """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
 
-    ``labels`` go on every sample that has no label of that name itself: whoever reads one series
-    can tell whose it is, the interpreter's and the process's too.
+    ``labels`` go on every sample that has no label of that name itself, so that each series of the
+    interpreter and of the process names its process, too.
     """
-    return MetricsServer(registry, host, port, labels or {})
+    try:
+        return MetricsServer(registry, host, port, labels or {})
+    except OSError as error:
+        raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
 
 
 class _Labelled:

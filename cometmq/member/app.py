@@ -8,9 +8,7 @@ A change of role is a stop that names the successor: see :mod:`cometmq.reexec`.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import math
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable
@@ -41,13 +39,13 @@ from cometmq.reexec import RoleChange
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
 from cometmq.rpc.process import StopSignal, announce
+from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.server import join_address
 from cometmq.rpc.tasks import race
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 
 log = logging.getLogger(__name__)
 
-REGISTRATION_WAIT_S = 2.0  # how long the announcement waits for the first name server
 WRITER, FOLLOWER = "writer", "follower"  # what MemberApp.role says
 # An alert waits for the lag job's exports.
 OFFSET_EXPORT = "/cometmq.v1.BrokerAdminService/SnapshotOffsets"
@@ -70,18 +68,17 @@ class Parts(Protocol):
         """How long opening the store took."""
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the process has this role."""
+        """Tasks that run as long as the process has this role."""
 
     async def close(self) -> None:
-        """The last of it: the store's clean mark."""
+        """Close the store with its clean mark."""
 
 
 class MemberApp(ABC):
-    """A member on ``ports``, which have started already; ready within ``async with``, unless it has
-    to take another role at once: see :meth:`until`.
+    """A member on ``ports``, which have started already. It is ready within ``async with``, unless
+    it takes another role at once: see :meth:`until`.
 
-    ``before`` is what the process in whose place this one came had to say; ``stop`` ends waiting
-    for what may never come.
+    ``before`` is the role change of the process that this one replaced. ``stop`` ends every wait.
     """
 
     name: ClassVar[str]  # of the service
@@ -154,7 +151,7 @@ class MemberApp(ABC):
         return None if stop.is_set else self._change
 
     async def _retire(self) -> None:  # noqa: B027  most have nothing to do
-        """A signal to stop has come; what the role would do for others before it drains."""
+        """A signal to stop has come: what the role does for its group before it drains."""
 
     async def ended(self) -> RoleChange:
         """Wait for the end of this role, for tests."""
@@ -166,8 +163,8 @@ class MemberApp(ABC):
 
     @abstractmethod
     async def _open(self, context: MemberContext) -> Parts | None:
-        """Open the store and put the parts together; None after :meth:`become`, and when a signal
-        to stop came first. Raises RecoveryStopped when one comes meanwhile.
+        """Open the store and put the parts together. None after :meth:`become`, and when a signal
+        to stop came first. RecoveryStopped: the signal came during recovery.
         """
 
     def become(
@@ -210,26 +207,34 @@ class MemberApp(ABC):
         try:
             parts = await self._open(context)
         except RecoveryStopped as stopped:
-            log.info("told to stop while the store was recovered", extra=fields(read=str(stopped)))
+            log.info("a stop has ended the recovery of the store", extra=fields(read=str(stopped)))
             return
         if parts is None:
             return
         await self._ports.set_started()
         self._recovery.seconds.set(parts.seconds)
         self._stack.push_async_callback(parts.close)
-        self._serve(parts)
+        for collector in parts.collectors:
+            self._registry.register(collector)
+        observer = RpcMetrics(self._registry, self._clock, awaited=[OFFSET_EXPORT])
+        parts.servicers.add_to(self._ports, observer)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         for coroutine in (self._loop_lag.run(), *parts.background()):
             task = tasks.create_task(self._until_deposed(coroutine))
             self._stack.callback(task.cancel)
         self._stack.push_async_callback(self._drain, parts)
-        await self._open_gate()
-        telling = tasks.create_task(self._tell_ready(parts))
-        self._stack.callback(telling.cancel)
-        known = await parts.registrar.tried(REGISTRATION_WAIT_S)
-        if known:
-            await asyncio.wait([telling])
-        self._announce(known=known)
+        await open_server(self._ports)
+        if self.role == WRITER:
+            self._elections.ready(self._clock.boottime_s())
+        await await_registration(self._ports, parts.registrar, tasks, self._stack)
+        address, loops = self._ports.clients.address, native.description()
+        announce(
+            self._config.announce_file,
+            address=address,
+            internal_address=self._ports.internal.address,
+            metrics_address=self.metrics_address,
+        )
+        log.info("ready", extra=fields(role=self.role, address=address, loops=loops))
 
     async def _until_deposed(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -238,48 +243,14 @@ class MemberApp(ABC):
             log.warning("deposed", extra=fields(reason="; ".join(map(str, errors.exceptions))))
             self.become(FOLLOWER_MODULE, DEPOSED)
 
-    def _serve(self, parts: Parts) -> None:
-        for collector in parts.collectors:
-            self._registry.register(collector)
-        observer = RpcMetrics(self._registry, self._clock, awaited=[OFFSET_EXPORT])
-        parts.servicers.add_to(self._ports, observer)
-
     def _serve_metrics(self) -> None:
         host = self._config.listen_host
         port = self._config.metrics_port
         labels = self._metrics.process_labels
-        try:
-            metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
-        except OSError as error:
-            raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+        metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
         self._stack.callback(metrics.close)
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)
-
-    async def _open_gate(self) -> None:
-        """Serve from now on those who know us already."""
-        gc.collect()
-        gc.freeze()  # what lives as long as the process need not be looked at again
-        await self._ports.open()
-        if self.role == WRITER:
-            self._elections.ready(self._clock.boottime_s())
-
-    async def _tell_ready(self, parts: Parts) -> None:
-        """Ready is whom name servers know: others can find it."""
-        await parts.registrar.known()
-        await self._ports.set_ready()
-
-    def _announce(self, *, known: bool) -> None:
-        if not known:
-            log.warning("serves, and is not ready before a name server knows it")
-        announce(
-            self._config.announce_file,
-            address=self._ports.clients.address,
-            internal_address=self._ports.internal.address,
-            metrics_address=self.metrics_address,
-        )
-        address, loops = self._ports.clients.address, native.description()
-        log.info("ready", extra=fields(role=self.role, address=address, loops=loops))
 
     async def _drain(self, parts: Parts) -> None:
         log.info("draining")
@@ -288,37 +259,23 @@ class MemberApp(ABC):
         # them: without both the group would be gone, and consumers would give its queues back.
         if self._change is None or self.role == WRITER:
             await parts.registrar.unregister()
-        await self._ports.stop(self._grace_s())
-
-    def _grace_s(self) -> float:
-        """How long calls in flight may take to end. Of a writer that was deposed none can be
-        answered any more.
-        """
+        # A deposed writer can answer none of the calls in flight.
         deposed = self._change is not None and self._change.reason == DEPOSED
-        return min(self._config.drain_grace_s, DEPOSED_GRACE_S if deposed else math.inf)
-
-    # --- who we are -------------------------------------------------------------------------------
+        grace_s = self._config.drain_grace_s
+        await self._ports.stop(min(grace_s, DEPOSED_GRACE_S) if deposed else grace_s)
 
     async def _identity(self) -> BrokerIdentity:
-        return BrokerIdentity(
-            self._config.cluster,
-            self._config.broker_group,
-            host_bytes(await self._advertised_ip(), self._ports.clients.port),
-            _batch_limits(self._config),
-        )
-
-    async def _advertised_ip(self) -> str:
-        host = self._config.advertised_host or self._config.listen_host
-        loop = asyncio.get_running_loop()
+        config = self._config
+        host = config.advertised_host or config.listen_host
         try:
-            answers = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, None, type=socket.SOCK_STREAM
+            )
         except OSError as error:
             raise ConfigInvalid(f"option advertised_host: {host} has no address: {error}") from None
-        return str(answers[0][4][0])
-
-
-def _batch_limits(config: MemberConfig) -> BatchLimits:
-    """What producers are told: a batch lies in one log file."""
-    limits = BatchLimits(body_bytes_max=config.max_message_size)
-    in_a_file = config.mapped_file_size_commit_log - BLANK_BYTES
-    return replace(limits, batch_bytes_max=min(limits.batch_bytes_max, in_a_file))
+        store_host = host_bytes(str(found[0][4][0]), self._ports.clients.port)
+        limits = BatchLimits(body_bytes_max=config.max_message_size)
+        # A batch lies in one log file.
+        file_bytes = config.mapped_file_size_commit_log - BLANK_BYTES
+        limits = replace(limits, batch_bytes_max=min(limits.batch_bytes_max, file_bytes))
+        return BrokerIdentity(config.cluster, config.broker_group, store_host, limits)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
-from cometmq.errors import ConfigInvalid
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
+from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.registrar import Registrar
 from cometmq.rpc.secret import SharedSecret, open_secret
 from cometmq.rpc.server import RpcServer, join_address
@@ -30,8 +29,6 @@ from services.pullhold.peers import register_call, stands_call, unregister_call
 from services.pullhold.servicer import HoldServicer
 
 _log = logging.getLogger(__name__)
-
-REGISTRATION_WAIT_S = 2.0  # how long the announcement waits for the first name server
 
 
 class App:
@@ -99,13 +96,14 @@ class App:
         for coroutine in (part.run() for part in parts):
             self._stack.callback(tasks.create_task(coroutine).cancel)
         self._stack.push_async_callback(self._drain, registrar)
-        await self._open_gate()
-        telling = tasks.create_task(self._tell_ready(registrar))
-        self._stack.callback(telling.cancel)
-        known = await registrar.tried(REGISTRATION_WAIT_S)
-        if known:
-            await asyncio.wait([telling])
-        self._announce(known=known)
+        await open_server(self._server)
+        await await_registration(self._server, registrar, tasks, self._stack)
+        announce(
+            self._config.announce_file,
+            address=self._server.address,
+            metrics_address=self.metrics_address,
+        )
+        _log.info("ready", extra=fields(address=self._server.address))
 
     def _add_gauges(self) -> None:
         for name, text, read in (
@@ -124,33 +122,9 @@ class App:
     def _serve_metrics(self) -> None:
         host, port = self._config.listen_host, self._config.metrics_port
         labels = {"cluster": self._config.cluster, "node_type": "pullhold"}
-        try:
-            metrics = start_metrics_server(self.registry, host=host, port=port, labels=labels)
-        except OSError as error:
-            raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+        metrics = start_metrics_server(self.registry, host=host, port=port, labels=labels)
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(host, metrics.port)
-
-    async def _open_gate(self) -> None:
-        """Serve from now on those who know us already."""
-        gc.collect()
-        gc.freeze()  # what lives as long as the process need not be looked at again
-        await self._server.open()
-
-    async def _tell_ready(self, registrar: Registrar) -> None:
-        """Ready is whom name servers know: others can find it."""
-        await registrar.known()
-        await self._server.set_ready()
-
-    def _announce(self, *, known: bool) -> None:
-        if not known:
-            _log.warning("serves, and is not ready before a name server knows it")
-        announce(
-            self._config.announce_file,
-            address=self._server.address,
-            metrics_address=self.metrics_address,
-        )
-        _log.info("ready", extra=fields(address=self._server.address))
 
     async def _drain(self, registrar: Registrar) -> None:
         _log.info("draining")
