@@ -136,7 +136,13 @@ async def put_topics(broker: BrokerClient) -> None:
     await broker.put_topic("S", 2, SYNC)
 
 
-async def crash_often(tmp_path: Path, rng: random.Random, kills: int) -> None:
+OFTEN = [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+
+
+@pytest.mark.parametrize("kills", OFTEN)
+async def test_acknowledged_messages_survive_kill_9(
+    tmp_path: Path, rng: random.Random, kills: int
+) -> None:
     ledger = Ledger()
     async with BrokerProcess(tmp_path) as process:
         await put_topics(process.client)
@@ -152,18 +158,6 @@ async def crash_often(tmp_path: Path, rng: random.Random, kills: int) -> None:
         assert len(ledger.acknowledged) > kills * 100
         assert ledger.seen
         assert await process.stop() == 0
-
-
-async def test_acknowledged_messages_survive_kill_9(tmp_path: Path, rng: random.Random) -> None:
-    await crash_often(tmp_path, rng, kills=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_acknowledged_messages_survive_kill_9_twenty_times(
-    tmp_path: Path, rng: random.Random
-) -> None:
-    await crash_often(tmp_path, rng, kills=20)
 
 
 async def test_kill_9_while_it_starts(tmp_path: Path, rng: random.Random) -> None:
@@ -251,7 +245,10 @@ async def produce_by_sdk(producer: Producer, ledger: Ledger) -> None:
             await in_flight.popleft()
 
 
-async def crash_under_sdk(tmp_path: Path, rng: random.Random, kills: int) -> None:
+@pytest.mark.parametrize("kills", OFTEN)
+async def test_what_the_sdk_acknowledged_survives_kill_9(
+    tmp_path: Path, rng: random.Random, kills: int
+) -> None:
     ledger = Ledger()
     async with running_namesrv(tmp_path) as namesrv:
         process = BrokerProcess(tmp_path, "--namesrv", namesrv)
@@ -267,17 +264,3 @@ async def crash_under_sdk(tmp_path: Path, rng: random.Random, kills: int) -> Non
                 await producer.flush()  # what was in flight is sent again, in order
                 await ledger.check(process.client, life)
     assert len(ledger.acknowledged) > kills * 100
-
-
-async def test_what_the_sdk_acknowledged_survives_kill_9(
-    tmp_path: Path, rng: random.Random
-) -> None:
-    await crash_under_sdk(tmp_path, rng, kills=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-async def test_what_the_sdk_acknowledged_survives_kill_9_twenty_times(
-    tmp_path: Path, rng: random.Random
-) -> None:
-    await crash_under_sdk(tmp_path, rng, kills=20)

@@ -27,7 +27,7 @@ from tests.support.cluster.cluster_story import (
     found_in,
 )
 from tests.support.independent.reader import Store
-from tests.support.independent.record import Broken, tag_hash
+from tests.support.independent.record import Broken
 from tests.support.independent.state import State, raise_history
 from tests.support.independent.tables import EXPORTS
 
@@ -239,23 +239,6 @@ def test_the_committed_offsets_are_those_that_the_command_shows(story: Story, na
 
 
 # --- the reader itself --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("tag", "hash_number"),
-    [
-        ("", 0),
-        ("TagA", 2598919),
-        ("TagB", 2598920),
-        ("polygenelubricants", -(2**31)),
-        ("é", 233),
-        ("😀", 1772899),
-        ("Aa", 2112),
-        ("BB", 2112),
-    ],
-)
-def test_the_tag_hashes_that_the_document_gives(tag: str, hash_number: int) -> None:
-    assert tag_hash(tag) == hash_number
 
 
 @pytest.mark.parametrize(
