@@ -16,6 +16,7 @@ from cometmq.member.lease.lease_holder import DEPOSED, Deposed, LeaseHolder
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication.follower import Replica, choose_successor
+from cometmq.replication.watermarks import DurabilityClass
 from cometmq.telemetry import fields
 from services.broker.replicas import Replicas
 
@@ -100,7 +101,7 @@ class HandOver:
     async def _wait_for(self, follower: Replica, end: int) -> None:
         try:
             async with asyncio.timeout(CATCH_UP_S_MAX):
-                await self._storage.on_disk(end)
+                await self._storage.stored(end, DurabilityClass.FLUSHED)
                 await self._until_copied(follower, end)
         except TimeoutError:
             raise NoFollower(

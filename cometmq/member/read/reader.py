@@ -136,7 +136,7 @@ class Reader:
             status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
-            self._storage.flush_promptly()
+            self._storage.flusher.flush_promptly()
         next_position = Position(history.current, choice.next_offset)
         return PullAnswer(status, records, choice.count, next_position, low, readable, backlog)
 
@@ -262,7 +262,7 @@ class Reader:
 
         found = record.decode(await self._hot_or_cold(read_record))
         if not await self.shows(found):
-            self._storage.flush_promptly()  # it may be on its way to the disk
+            self._storage.flusher.flush_promptly()  # it may be on its way to the disk
             raise missing
         return found
 
@@ -284,7 +284,7 @@ class Reader:
 
     def flush_promptly(self) -> None:
         """Somebody found nothing: what is on its way to the disk is to be there at once."""
-        self._storage.flush_promptly()
+        self._storage.flusher.flush_promptly()
 
     async def aside(self, search: Callable[[], T]) -> T:
         """What ``search`` returns, which may read a lot: in threads of its own, so that it keeps no

@@ -36,7 +36,7 @@ class MemberServicer(  # type: ignore[misc]  # streams answer with context.write
         super().__init__(
             storage.arrivals,
             core.reader,
-            storage.flush_now,
+            storage.flusher.flush_now,
             context.ports.gate,
             ArrivalCounts(context.metrics, groups, core.state),
         )

@@ -88,14 +88,14 @@ class FollowerStorage(BaseStorage):
         for event in collected.events:
             self._apply(event)
         self._show()  # all of it may be on the disk already, see _flushed
-        self._flusher.appended()
+        self.flusher.appended()
         self._sync_as_the_writer()
         self.moved.notify()
 
     def raise_marks(self, visible: HighWatermarks, flush_to: int) -> None:
         """The writer says what consumers may see, and up to where it waits for our disk."""
         self.watermarks.told(visible)
-        self._flusher.demand(min(flush_to, self.store.appended_offset))
+        self.flusher.demand(min(flush_to, self.store.appended_offset))
         self._sync_as_the_writer()
         self._show()
 
@@ -104,7 +104,7 @@ class FollowerStorage(BaseStorage):
         # it there, or the writer's interval was over. So a follower needs no rule of its own. What
         # consumers see without any disk is synced when a reader here waits for it.
         on_disk = self.watermarks.told_on_disk
-        self._flusher.demand(min(on_disk, self.store.appended_offset))
+        self.flusher.demand(min(on_disk, self.store.appended_offset))
 
     def _flushed(self, position: int) -> None:
         # A chunk that a thread is appending may be on the disk before the loop hears of it.
@@ -145,7 +145,7 @@ class FollowerStorage(BaseStorage):
         assert 0 <= marks.flushed <= marks.appended <= log.appended_offset
         assert marks.flushed <= log.flushed_offset
         self._state.validate(marks.most_visible)
-        self._flusher.validate()
+        self.flusher.validate()
 
     def end_threads(self) -> None:
         self._thread.shutdown(wait=True)

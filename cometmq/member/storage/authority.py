@@ -1,5 +1,5 @@
-"""May this member acknowledge, and what do the others have? The one rule that acknowledgements and
-visible messages wait for, as the storage asks it.
+"""The question that the storage asks before it acknowledges a batch or shows a message: may this
+member do so now, and what do the other members have?
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ class WriteAuthority(Protocol):
 
     def may_acknowledge(self) -> bool:
         """Whether no other member can be the writer now."""
-        ...
 
     def replicated(self, own: Watermarks) -> Replicated | None:
         """What is replicated, by the positions of this member and of its followers. None: too few
         are in sync, so nothing more counts as replicated.
         """
-        ...
 
     def check_in_sync(self) -> None:
         """Raise SlaveNotAvailable while too few members are in sync."""
-        ...
 
 
 class SoleWriter:

@@ -107,19 +107,24 @@ class Flusher:
     def demand(self, position: int) -> None:
         """A send or a reader waits until the log is on disk up to ``position``."""
         if position > self._demanded:
+            assert position <= self._store.appended_offset
             self._demanded = position
             self._store.demand(position)
             self._plan()
 
+    def flush_now(self) -> None:
+        """Sync what has been appended."""
+        self.demand(self._store.appended_offset)
+
     def flush_promptly(self) -> None:
         """A reader found nothing: for the next second whatever arrives is synced at once."""
         self._prompt_until_s = self._clock.monotonic_s() + PROMPT_S
-        self.demand(self._store.appended_offset)
+        self.flush_now()
 
     def appended(self) -> None:
         """The log has grown: there may now be something to sync."""
         if self._clock.monotonic_s() < self._prompt_until_s:
-            self.demand(self._store.appended_offset)
+            self.flush_now()
         else:
             self._plan()
 

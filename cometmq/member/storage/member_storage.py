@@ -187,7 +187,7 @@ class BaseStorage:
         self.out_of_space = False  # the disk took no more since it looked last
         self.damaged_pulls = 0  # that met a damaged message
         self._on_flush_s = on_flush_s
-        self._flusher = Flusher(store, policy, clock, self._synced)
+        self.flusher = Flusher(store, policy, clock, self._synced)
         # Queue files are synced and log files built beside the flush thread, so that an
         # acknowledgement never waits for them; one thread each, because a log file takes long to
         # build.
@@ -220,14 +220,6 @@ class BaseStorage:
         low, appended = self.store.queue_bounds(*key)
         return low, max(low, self.maxima.readable(key)), appended
 
-    def flush_promptly(self) -> None:
-        """A reader found nothing; what comes next is synced at once."""
-        self._flusher.flush_promptly()
-
-    def flush_now(self) -> None:
-        """Sync what has been appended: a queue is watched from now on."""
-        self._flusher.demand(self.store.appended_offset)
-
     # --- life ---
 
     async def run(self, flush_queues_s: float, commit_s: float = 0.0) -> None:
@@ -237,7 +229,7 @@ class BaseStorage:
         assert not self.failed, "what is on disk is unknown"
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._flusher.run(), name="flush-log")
+                tasks.create_task(self.flusher.run(), name="flush-log")
                 tasks.create_task(self._flush_queues(flush_queues_s), name="flush-queues")
                 tasks.create_task(self._build_files(), name="build-files")
                 tasks.create_task(self._index.run(), name="index")
@@ -286,7 +278,7 @@ class BaseStorage:
         self._index.close()
         for thread in (self._queue_thread, self._build_thread):
             thread.shutdown(wait=True)
-        self._flusher.close()
+        self.flusher.close()
 
     def close(self) -> None:
         """Close the store cleanly; after the disk failed leave it as a crash would.
@@ -363,8 +355,8 @@ class MemberStorage(BaseStorage):
             key = (segment.topic, segment.queue_id)
             self.maxima.push(segment.demands, end, key, first + segment.count)
             if key in self.arrivals:  # a watched queue: visible one fdatasync from now
-                self._flusher.demand(end)
-        self._flusher.appended()
+                self.flusher.demand(end)
+        self.flusher.appended()
         if self.watermarks.ack(demands) >= end and self.authority.may_acknowledge():
             return Ticket(appended, None, demands)
         return Ticket(appended, self._wait(demands, end), demands)
@@ -388,17 +380,13 @@ class MemberStorage(BaseStorage):
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
         assert end <= self.watermarks.appended
         if demands & _ON_DISK or (demands and self._alone):
-            self._flusher.demand(end)
+            self.flusher.demand(end)
         if demands & DurabilityClass.REPLICATED_FLUSHED:
             self.followers_flush_to = end
         queue = self._acks.get(demands)
         if queue is None:
             queue = self._acks[demands] = AckQueue()
         return queue.wait(end)
-
-    async def on_disk(self, position: int) -> None:
-        """Wait until the log is on disk up to ``position``."""
-        await self.stored(position, DurabilityClass.FLUSHED)
 
     async def stored(self, position: int, demands: DurabilityClass) -> None:
         """Wait until the log fulfils ``demands`` up to ``position``."""
@@ -416,7 +404,7 @@ class MemberStorage(BaseStorage):
         if found is not None:
             if found.is_alone and not self._alone:
                 # Sends that wait for followers now wait for our disk.
-                self._flusher.demand(self.watermarks.appended)
+                self.flusher.demand(self.watermarks.appended)
             self.watermarks.advance_replicated(found.appended, found.flushed)
         self._alone = found is not None and found.is_alone
         if not self.authority.may_acknowledge():
@@ -458,7 +446,7 @@ class MemberStorage(BaseStorage):
         may_go = self.authority.may_acknowledge() and not self._deposed
         for demands, queue in self._acks.items():
             queue.validate(marks.ack(demands) if may_go else 0)
-        self._flusher.validate()
+        self.flusher.validate()
 
     def fail(self, error: Exception) -> None:
         super().fail(error)

@@ -100,7 +100,7 @@ class Member:
         await until(lambda: self.storage.watermarks.flushed >= end)
 
     async def on_disk(self) -> None:
-        await self.storage.on_disk(self.store.appended_offset)
+        await self.storage.stored(self.store.appended_offset, DurabilityClass.FLUSHED)
 
 
 @asynccontextmanager

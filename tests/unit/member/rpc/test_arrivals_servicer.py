@@ -61,7 +61,7 @@ class Watched:
         storage = member.storage
         counts = ArrivalCounts(metrics, groups, member.state)
         self.servicer = ArrivalsServicer(
-            storage.arrivals, member.reader, storage.flush_now, Gate(), counts
+            storage.arrivals, member.reader, storage.flusher.flush_now, Gate(), counts
         )
         self.stream = SlowStream()
 

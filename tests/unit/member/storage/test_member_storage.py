@@ -102,7 +102,9 @@ async def test_nothing_is_acknowledged_while_another_may_write(still: Member) ->
     ticket = still.append("A", 0, b"a")
     assert ticket.acked is not None
     await sync(still)
-    waiting = asyncio.create_task(still.storage.on_disk(still.store.flushed_offset))
+    waiting = asyncio.create_task(
+        still.storage.stored(still.store.flushed_offset, DurabilityClass.FLUSHED)
+    )
     await asyncio.sleep(0)
     assert not ticket.acked.done()
     assert not waiting.done()
@@ -135,13 +137,15 @@ async def test_who_is_alone_brings_to_its_disk_what_waits_for_copies(
 
 
 async def test_waiting_for_a_position_that_is_on_disk_takes_no_time(still: Member) -> None:
-    await still.storage.on_disk(still.store.flushed_offset)
+    await still.storage.stored(still.store.flushed_offset, DurabilityClass.FLUSHED)
 
 
 async def test_one_may_wait_for_less_than_others_wait_for_already(still: Member) -> None:
     first = still.append("S", 0, b"1")
     still.append("S", 0, b"2")
-    waiting = asyncio.create_task(still.storage.on_disk(first.appended.end_offset))
+    waiting = asyncio.create_task(
+        still.storage.stored(first.appended.end_offset, DurabilityClass.FLUSHED)
+    )
     await asyncio.sleep(0)
     assert not waiting.done()
     await sync(still)
