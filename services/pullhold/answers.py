@@ -1,4 +1,4 @@
-"""What holds are answered with, on the way to their clients; bounded in bytes."""
+"""Answers of holds on the way to their clients; bounded in bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cometmq.errors import CometError
 from cometmq.v1 import broker_pb2, common_pb2
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
-from services.pullhold.model import Hold, Session
+from services.pullhold.model import Hold, HoldLimits, HoldState, Session
 
-ANSWERS_MAX = 1_024  # of a call, not taken: then no more is read from it
+ANSWERS_MAX = 1_024  # unsent in a call; above it no more requests of the call are read
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To one hold: a response, or an error."""
+    """The answer to one hold: a response or an error."""
 
     hold_id: int
     response: broker_pb2.PullResponse | None
@@ -28,25 +28,25 @@ class Answer:
 
 
 class Room(Protocol):
-    """How much the client may have unread, in all its calls."""
+    """The bytes that a client may leave unread in all its calls."""
 
     def has(self, size_bytes: int) -> bool:
-        """Whether it may have so much more."""
+        """Whether ``size_bytes`` more fit."""
 
     def take(self, size_bytes: int) -> None:
-        """It has so much more."""
+        """The client has ``size_bytes`` more to read."""
 
     def give_back(self, size_bytes: int) -> None:
-        """So much is free again."""
+        """``size_bytes`` are free again."""
 
 
 class Inbox:
-    """The answers of one call, in the order in which they came. Every hold has at most one here."""
+    """The answers of one call, in their order. Each hold has at most one."""
 
     def __init__(self, room: Room) -> None:
         self.client_room = room
         self.unsent_bytes = 0
-        self.finishing = False  # the client will ask for no more
+        self.finishing = False  # the client sends no more holds
         self._answers: deque[Answer] = deque()
         self._woken = asyncio.Event()
         self._room = asyncio.Event()
@@ -58,7 +58,7 @@ class Inbox:
         self._woken.set()
 
     async def take(self) -> Answer | None:
-        """The next answer; None: there will be no more."""
+        """The next answer; None: the inbox is closed."""
         while not self._answers:
             if self._closed:
                 return None
@@ -68,30 +68,22 @@ class Inbox:
         return self._answers.popleft()
 
     async def room(self) -> None:
-        """Wait while too much lies here: refusals of a client that takes no answers."""
+        """Waits while the inbox is full: each request can be refused with an answer."""
         while len(self._answers) >= ANSWERS_MAX:
             self._room.clear()
             await self._room.wait()
 
     def close(self) -> None:
-        """No more will be put."""
+        """No more answers come."""
         self._closed = True
         self._woken.set()
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerLimits:
-    """Bytes that clients have not taken yet."""
-
-    unsent_bytes_per_stream_max: int
-    unsent_bytes_max: int
-
-
 class Answers:
-    """Ends holds and sends what they are answered with."""
+    """Ends holds and sends their answers."""
 
     def __init__(
-        self, holds: Holds, limits: AnswerLimits, clock: Clock, metrics: HoldMetrics
+        self, holds: Holds, limits: HoldLimits, clock: Clock, metrics: HoldMetrics
     ) -> None:
         self.unsent_bytes = 0
         self._holds = holds
@@ -100,7 +92,7 @@ class Answers:
         self._metrics = metrics
 
     def full(self, hold: Hold) -> bool:
-        """Whether the client has to take something before as much as usual is read for it."""
+        """Whether an answer of the usual size does not fit before the client reads others."""
         session, usual_bytes = hold.session, self._holds.queues[hold.key].answer_bytes or 1
         return (
             session.inbox.unsent_bytes >= self._limits.unsent_bytes_per_stream_max
@@ -109,8 +101,8 @@ class Answers:
         )
 
     def found(self, hold: Hold, response: broker_pb2.PullResponse) -> None:
-        """Ends a hold with what its pull got; with nothing where the client has too much unread: it
-        pulls when it has the time.
+        """Ends a hold with its pull's response, or with NOT_FOUND when the client has too much
+        unread: the client pulls again later.
         """
         if self._holds.end(hold, self._clock.monotonic_s()):
             size_bytes = response.ByteSize()
@@ -131,11 +123,11 @@ class Answers:
             self.send_nothing(hold)
 
     def send_error(self, hold: Hold, error: CometError) -> None:
-        """The answer to a hold that has ended."""
+        """Answers a hold that has ended with an error."""
         self._send(hold, ERROR, error=error)
 
     def send_nothing(self, hold: Hold) -> None:
-        """The answer to a hold that has ended: the position to go on at."""
+        """Answers a hold that has ended with NOT_FOUND and the position to go on at."""
         generation, maximum = self._holds.queues.known(hold.key)
         position = common_pb2.Position(generation=hold.generation or generation, offset=hold.offset)
         response = broker_pb2.PullResponse(
@@ -153,6 +145,7 @@ class Answers:
         response: broker_pb2.PullResponse | None = None,
         error: CometError | None = None,
     ) -> None:
+        assert hold.state is HoldState.DONE
         self._metrics.durations[outcome].observe(self._clock.monotonic_s() - hold.parked_s)
         size_bytes = 0 if response is None else response.ByteSize()
         self.unsent_bytes += size_bytes
@@ -161,19 +154,12 @@ class Answers:
         self.finish_if_done(hold.session)
 
     def finish_if_done(self, session: Session) -> None:
-        """End a call that wants no more and has all its answers."""
+        """Closes the inbox of a call that sends no more holds and has none open."""
         if session.inbox.finishing and not session.holds:
             session.inbox.close()
 
-    def taken(self, session: Session, answer: Answer) -> None:
-        """The client has got it."""
-        self._free(session, answer.size_bytes)
-
-    def forget(self, session: Session) -> None:
-        """The call is over; what it has not taken nobody will."""
-        self._free(session, session.inbox.unsent_bytes)
-
-    def _free(self, session: Session, size_bytes: int) -> None:
+    def release(self, session: Session, size_bytes: int) -> None:
+        """Stops counting bytes that the call sends now, or that it ends with."""
         session.inbox.client_room.give_back(size_bytes)
         session.inbox.unsent_bytes -= size_bytes
         self.unsent_bytes -= size_bytes

@@ -1,4 +1,4 @@
-"""The pullhold put together."""
+"""The composition root of a pull-hold."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
 from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.registrar import Registrar
-from cometmq.rpc.secret import SharedSecret, open_secret
+from cometmq.rpc.secret import open_secret
 from cometmq.rpc.server import RpcServer, join_address
 from cometmq.telemetry import fields, new_registry, start_metrics_server
 from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
-from services.pullhold.answers import AnswerLimits, Answers
+from services.pullhold.answers import Answers
 from services.pullhold.broker_link import Brokers, LinkPolicy
 from services.pullhold.config import PullholdConfig
 from services.pullhold.directory import Directory
@@ -25,14 +25,14 @@ from services.pullhold.hold_service import HoldService
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import HoldLimits
-from services.pullhold.peers import register_call, stands_call, unregister_call
+from services.pullhold.peers import new_registrar
 from services.pullhold.servicer import HoldServicer
 
 _log = logging.getLogger(__name__)
 
 
 class App:
-    """A pullhold on ``server``, which has started already; ready within ``async with``."""
+    """A pull-hold on ``server``, which has started already; ready within ``async with``."""
 
     def __init__(
         self, config: PullholdConfig, server: RpcServer, *, clock: Clock | None = None
@@ -44,16 +44,28 @@ class App:
         self._metrics = HoldMetrics(self.registry, self._clock)
         self._loop_lag = LoopLagMonitor(self.registry, server.gate, self._clock)
         self._secret = open_secret(config.internal_secret_file, self._clock)
-        self.holds = Holds(_hold_limits(config), grace_s=config.unreachable_grace_s)
+        limits = HoldLimits(
+            holds_max=config.holds_max,
+            holds_per_client_max=config.holds_per_client_max,
+            holds_per_stream_max=config.holds_per_stream_max,
+            holds_per_peer_max=config.holds_per_peer_max,
+            streams_per_peer_max=config.streams_per_peer_max,
+            clients_max=config.clients_max,
+            unsent_bytes_per_stream_max=config.unsent_bytes_per_stream_max,
+            unsent_bytes_max=config.unsent_bytes_max,
+        )
+        policy = LinkPolicy(
+            broker_groups_max=config.broker_groups_max,
+            pulls_per_broker_max=config.pulls_per_broker_max,
+            safety_check_interval_s=config.safety_check_interval_s,
+            watch_linger_s=config.watch_linger_s,
+            secret=self._secret,
+        )
+        self.holds = Holds(limits, grace_s=config.unreachable_grace_s)
         self._directory = Directory(config.namesrv, self._clock)
-        self._answers = Answers(self.holds, _answer_limits(config), self._clock, self._metrics)
+        self._answers = Answers(self.holds, limits, self._clock, self._metrics)
         self._brokers = Brokers(
-            self.holds,
-            self._answers,
-            self._directory,
-            _link_policy(config, self._secret),
-            self._clock,
-            self._metrics,
+            self.holds, self._answers, self._directory, policy, self._clock, self._metrics
         )
         self._service = HoldService(
             self.holds, self._answers, self._brokers, self._clock, self._metrics
@@ -70,7 +82,7 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Answer all holds, refuse new ones, unregister."""
+        """Answers all holds, refuses new ones, unregisters."""
         await self._stack.aclose()
 
     async def _start(self) -> None:
@@ -79,17 +91,30 @@ class App:
         observer = RpcMetrics(self.registry, self._clock)
         servicer = HoldServicer(self._service, self._server.gate)
         self._server.add(add_HoldServiceServicer_to_server, servicer, observer=observer)
-        self._add_gauges()
-        self._serve_metrics()
-        host = self._config.advertised_host or self._config.listen_host
-        me = (self._config.cluster, join_address(host, self._server.port))
-        registrar = Registrar(
-            self._config.namesrv,
-            register_call(*me),
-            unregister_call(*me),
-            stands_call(*me),
-            self._config.register_namesrv_period / 1000,
-            secret=self._secret,
+        config, gauge = self._config, self._metrics.gauge
+        gauge("cometmq_holds_waiting", "Held pulls.", lambda: len(self.holds))
+        gauge("cometmq_hold_clients", "Connections that hold.", lambda: len(self.holds.clients))
+        gauge("cometmq_hold_queues", "Queues that are watched.", lambda: len(self.holds.queues))
+        gauge("cometmq_hold_pulls_in_flight", "Pulls now.", lambda: self._brokers.pulls_count)
+        gauge(
+            "cometmq_hold_unsent_bytes",
+            "Answers that clients have not taken.",
+            lambda: self._answers.unsent_bytes,
+        )
+        metrics = start_metrics_server(
+            self.registry,
+            host=config.listen_host,
+            port=config.metrics_port,
+            labels={"cluster": config.cluster, "node_type": "pullhold"},
+        )
+        self._stack.callback(metrics.close)
+        self.metrics_address = join_address(config.listen_host, metrics.port)
+        registrar = new_registrar(
+            config.namesrv,
+            config.cluster,
+            join_address(config.advertised_host or config.listen_host, self._server.port),
+            config.register_namesrv_period / 1000,
+            self._secret,
         )
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         parts = (self._service, self._brokers, registrar, self._loop_lag)
@@ -99,32 +124,11 @@ class App:
         await open_server(self._server)
         await await_registration(self._server, registrar, tasks, self._stack)
         announce(
-            self._config.announce_file,
+            config.announce_file,
             address=self._server.address,
             metrics_address=self.metrics_address,
         )
         _log.info("ready", extra=fields(address=self._server.address))
-
-    def _add_gauges(self) -> None:
-        for name, text, read in (
-            ("cometmq_holds_waiting", "Held pulls.", lambda: len(self.holds)),
-            ("cometmq_hold_clients", "Connections that hold.", lambda: len(self.holds.clients)),
-            ("cometmq_hold_queues", "Queues that are watched.", lambda: len(self.holds.queues)),
-            ("cometmq_hold_pulls_in_flight", "Pulls now.", lambda: self._brokers.pulls_count),
-            (
-                "cometmq_hold_unsent_bytes",
-                "Answers that clients have not taken.",
-                lambda: self._answers.unsent_bytes,
-            ),
-        ):
-            self._metrics.gauge(name, text, read)
-
-    def _serve_metrics(self) -> None:
-        host, port = self._config.listen_host, self._config.metrics_port
-        labels = {"cluster": self._config.cluster, "node_type": "pullhold"}
-        metrics = start_metrics_server(self.registry, host=host, port=port, labels=labels)
-        self._stack.callback(metrics.close)
-        self.metrics_address = join_address(host, metrics.port)
 
     async def _drain(self, registrar: Registrar) -> None:
         _log.info("draining")
@@ -132,28 +136,3 @@ class App:
         self._service.drain()
         await registrar.unregister()
         await self._server.stop(self._config.drain_grace_s)
-
-
-def _hold_limits(config: PullholdConfig) -> HoldLimits:
-    return HoldLimits(
-        holds_max=config.holds_max,
-        holds_per_client_max=config.holds_per_client_max,
-        holds_per_stream_max=config.holds_per_stream_max,
-        holds_per_peer_max=config.holds_per_peer_max,
-        streams_per_peer_max=config.streams_per_peer_max,
-        clients_max=config.clients_max,
-    )
-
-
-def _answer_limits(config: PullholdConfig) -> AnswerLimits:
-    return AnswerLimits(config.unsent_bytes_per_stream_max, config.unsent_bytes_max)
-
-
-def _link_policy(config: PullholdConfig, secret: SharedSecret | None) -> LinkPolicy:
-    return LinkPolicy(
-        broker_groups_max=config.broker_groups_max,
-        pulls_per_broker_max=config.pulls_per_broker_max,
-        safety_check_interval_s=config.safety_check_interval_s,
-        watch_linger_s=config.watch_linger_s,
-        secret=secret,
-    )

@@ -1,8 +1,8 @@
-"""One link to each broker group that holds wait for: its arrivals in, pulls out. To its writer, or
-to a follower while there is none, until there is one again.
+"""One link to each broker group that holds wait for: arrivals come in, pulls go out. It leads to
+the group's writer, or to a follower while the group has no writer.
 
-A link watches the queues that holds wait for, and a little longer. When its watch breaks it looks
-for a member again and watches all of them anew, so nothing has to be remembered in between.
+A link watches the queues that holds wait for, and a little longer. When its watch breaks the link
+finds a member again and watches all queues from the start, so it keeps nothing in between.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import logging
 import random
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
-from cometmq.rpc.tasks import stop_all
+from cometmq.rpc.tasks import race, stop_all
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
@@ -31,12 +30,12 @@ from services.pullhold.holds import Holds
 from services.pullhold.inline_delivery import Deliveries, InlineBatch
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import ClusterQueue, Hold
-from services.pullhold.peers import ArrivalStream, ArrivalUpdate, BrokerPeer, Change
+from services.pullhold.peers import ArrivalStream, BrokerPeer, Change
 from services.pullhold.pulls import Pulls
 
 QUEUES_PER_QUESTION_MAX = 4_096
-QUEUES_PER_CHANGE_MAX = 10_000  # of one request of a watch
-# A maximum asked for may overtake the arrival that tells of it, by the time of a busy loop's turn.
+QUEUES_PER_CHANGE_MAX = 10_000  # in one request of a watch
+# A maximum may overtake its arrival by the time that a busy event loop takes for one turn.
 SUSPICION_S = 1.0
 BETTER_MEMBER_INTERVAL_S = 1.0
 TEND_INTERVAL_S = 0.5
@@ -59,17 +58,17 @@ class LinkPolicy:
 
 
 class WatchChanges:
-    """What a link has still to send on its watch."""
+    """The changes that a link has still to send on its watch."""
 
     def __init__(self, holds: Holds) -> None:
         self.deliveries = Deliveries()
         self._holds = holds
-        self._watched: dict[ClusterQueue, bool] = {}  # True = watch it, False = no longer
-        self._inline: dict[ClusterQueue, None] = {}  # messages are to come with the next arrivals
+        self._watched: dict[ClusterQueue, bool] = {}  # True = watch, False = stop watching
+        self._inline: dict[ClusterQueue, None] = {}  # whose arrivals should carry messages
         self._changed = asyncio.Event()
 
     def watch(self, keys: Iterable[ClusterQueue]) -> None:
-        """Ask for these queues' arrivals."""
+        """Asks for the queues' arrivals, and for their maxima now."""
         self._watched.update(dict.fromkeys(keys, True))
         self._changed.set()
 
@@ -79,37 +78,36 @@ class WatchChanges:
         self._changed.set()
 
     def watch_only(self, keys: Iterable[ClusterQueue]) -> None:
-        """A new watch: it knows of nothing yet."""
+        """Starts a new watch, which has no queues yet."""
         self._watched.clear()
         self.watch(keys)
 
     def want_inline(self, hold: Hold) -> None:
-        """A hold waits: its messages are to come with their arrival, where that will do."""
+        """Asks for arrivals with messages in a waiting hold's queue, if they can answer it."""
         if hold.limits is not None and self._holds.queues[hold.key].want_inline():
             self._inline[hold.key] = None
             self._changed.set()
 
     def flush_deliveries(self) -> None:
-        """Send what was delivered without waiting for another change."""
+        """Sends the deliveries without waiting for another change."""
         self._changed.set()
 
     async def send_on(self, stream: ArrivalStream) -> None:
-        """Send changes as they come; until cancelled."""
+        """Sends changes as they come; until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while change := self._next_change():
+            while self._watched or self._inline or self.deliveries:
+                watched = _take_some(self._watched)
+                # A queue is watched before its messages are asked for.
+                inline = [] if self._watched else _take_some(self._inline)
+                change = Change(
+                    add=[key for key, wanted in watched if wanted],
+                    remove=[key for key, wanted in watched if not wanted],
+                    inline_wanted=[key for key, _ in inline],
+                    delivered=self.deliveries.take(),
+                )
                 await stream.change(change)
-
-    def _next_change(self) -> Change:
-        """What one request takes; nothing is wanted of a queue before it is watched."""
-        some = _take_some(self._watched)
-        return Change(
-            add=[key for key, wanted in some if wanted],
-            remove=[key for key, wanted in some if not wanted],
-            inline_wanted=[] if self._watched else [key for key, _ in _take_some(self._inline)],
-            delivered=self.deliveries.take(),
-        )
 
 
 def _take_some(changes: dict[ClusterQueue, T]) -> list[tuple[ClusterQueue, T]]:
@@ -133,7 +131,7 @@ class Link:
         metrics: HoldMetrics,
     ) -> None:
         self.broker_group = broker_group
-        self.address = ""  # of the member that is watched now
+        self.address = ""  # of the watched member
         self.error: CometError = PeerUnavailable(f"{broker_group[:127]!r} was not reached yet")
         self._holds = holds
         self._answers = answers
@@ -141,42 +139,28 @@ class Link:
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._changes = WatchChanges(holds)
+        self.changes = WatchChanges(holds)
         self.pulls = Pulls(
             holds,
             answers,
             policy.pulls_per_broker_max,
             clock,
             metrics,
-            on_waiting=self._changes.want_inline,
+            on_waiting=self.changes.want_inline,
         )
 
-    # --- what holds ask for -----------------------------------------------------------------------
-
-    def watch(self, key: ClusterQueue) -> None:
-        """Ask how the queue stands, now and on every change."""
-        self._changes.watch([key])
-
-    def want_inline(self, hold: Hold) -> None:
-        """See :meth:`WatchChanges.want_inline`."""
-        self._changes.want_inline(hold)
-
     def tend(self) -> bool:
-        """Stop watching what no hold waits for, report what was delivered; True when nothing is
-        left to do.
-        """
+        """Stops watching idle queues and reports deliveries. True: the link has nothing to do."""
         now_s, linger_s = self._clock.monotonic_s(), self._policy.watch_linger_s
         for key in self._holds.queues.drop_idle(self.broker_group, now_s, linger_s):
-            self._changes.unwatch(key)
-        has_deliveries = bool(self._changes.deliveries) and bool(self.address)
+            self.changes.unwatch(key)
+        has_deliveries = bool(self.changes.deliveries) and bool(self.address)
         if has_deliveries:
-            self._changes.flush_deliveries()
+            self.changes.flush_deliveries()
         return not has_deliveries and not self._holds.queues.of(self.broker_group)
 
-    # --- the watch --------------------------------------------------------------------------------
-
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches a member of the group; until cancelled."""
         backoff = Backoff(RECONNECT, random.Random())
         while True:
             try:
@@ -193,44 +177,39 @@ class Link:
             await asyncio.sleep(backoff.next_s())
 
     async def _stay(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
-        """Until the watch breaks, or another member is to be watched."""
+        """Watches ``member`` until the watch breaks or another member is better."""
         self.address = member.address
         self.pulls.connect(peer)
-        self._changes.watch_only(self._holds.queues.of(self.broker_group))
+        self.changes.watch_only(self._holds.queues.of(self.broker_group))
         stream = peer.watch()
-        parts = [
-            self._read(stream, backoff),
-            self._changes.send_on(stream),
-            self._check(peer),
-            until_better(self._directory, self.broker_group, member, self._policy.secret),
-        ]
-        tasks = [asyncio.create_task(part) for part in parts]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
+            await race(
+                self._read(stream, backoff),
+                self.changes.send_on(stream),
+                self._check(peer),
+                self._until_better(member),
+            )
         finally:
             self.address = ""
             self.pulls.disconnect()
             self._holds.lose_watch(self.broker_group, self._clock.monotonic_s())
             stream.cancel()
-            await stop_all(tasks)
             await self.pulls.finish()
 
     async def _read(self, stream: ArrivalStream, backoff: Backoff) -> None:
-        told = await stream.read()
+        updates = await stream.read()
         backoff.reset()
         with self._metrics.watch_streams.track_inprogress():
             while True:
-                self._take(told)
-                told = await stream.read()
-
-    def _take(self, told: Iterable[ArrivalUpdate]) -> None:
-        for one in told:
-            if one.error is None:
-                self._wake(one.key, one.generation, one.maximum, one.codes, one.inline_messages)
-                continue
-            for hold in self._holds.end_queue(one.key, self._clock.monotonic_s()):
-                self._answers.send_error(hold, one.error)
+                for one in updates:
+                    if one.error is None:
+                        self._wake(
+                            one.key, one.generation, one.maximum, one.codes, one.inline_messages
+                        )
+                        continue
+                    for hold in self._holds.end_queue(one.key, self._clock.monotonic_s()):
+                        self._answers.send_error(hold, one.error)
+                updates = await stream.read()
 
     def _wake(
         self,
@@ -251,12 +230,12 @@ class Link:
         self.pulls.pull(woken)
 
     def _answer_inline(self, batch: InlineBatch, hold: Hold) -> bool:
-        """Answer a hold with what came; False: it has to be pulled for."""
+        """Answers a hold out of an arrival; False: only a pull can answer it."""
         response = None if self._answers.full(hold) else batch.response(hold)
         if response is None:
             return False
         if response.status == broker_pb2.PULL_STATUS_FOUND:
-            self._changes.deliveries.add(hold, response)
+            self.changes.deliveries.add(hold, response)
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
             self._answers.found(hold, response)
@@ -265,11 +244,9 @@ class Link:
             self.pulls.advance(hold, position.generation, position.offset)
         return True
 
-    # --- the safety check -------------------------------------------------------------------------
-
     async def _check(self, peer: BrokerPeer) -> None:
-        """Ask for all maxima now and then: what is found was lost on its way, which must not be. A
-        broker that does not answer is not there, whatever its stream pretends.
+        """The safety check asks for all maxima now and then. It finds lost arrivals, which are
+        faults of ours, and a broker that has gone although its stream is open.
         """
         while True:
             await asyncio.sleep(self._policy.safety_check_interval_s)
@@ -286,44 +263,36 @@ class Link:
                     self._metrics.safety_finds.inc()
                     self._wake(*suspect)
 
-
-async def until_better(
-    directory: Directory, broker_group: str, member: Member, secret: SharedSecret | None
-) -> None:
-    """Returns when a member other than ``member`` is the one to watch, and answers: a writer where
-    there was none, or a newer one.
-    """
-    while True:
-        await asyncio.sleep(BETTER_MEMBER_INTERVAL_S)
-        with suppress(CometError):  # name servers know no better one, or none answers
-            better = await directory.member(broker_group)
+    async def _until_better(self, member: Member) -> None:
+        """Returns when a better member than ``member`` answers: a writer where the group had none,
+        or a newer one.
+        """
+        group, directory = self.broker_group, self._directory
+        while True:
+            await asyncio.sleep(BETTER_MEMBER_INTERVAL_S)
+            try:
+                better = await directory.member(group)
+            except CometError:  # name servers know no member, or none answers
+                continue
             # A writer of another epoch is another process, even if it has the same name.
             same = better.epoch == member.epoch or not better.writes
             if better.address == member.address and same:
                 continue
-            if await _answers(directory, broker_group, better, secret):
-                _log.info(
-                    "another member is watched",
-                    extra=fields(group=broker_group, address=better.address),
-                )
-                return
-
-
-async def _answers(
-    directory: Directory, broker_group: str, member: Member, secret: SharedSecret | None
-) -> bool:
-    async with BrokerPeer(broker_group, member, secret) as peer:
-        try:
-            await peer.maxima([])
-        except CometError:
-            directory.failed(member)
-            return False
-    directory.answered(member)
-    return True
+            try:
+                async with BrokerPeer(group, better, self._policy.secret) as peer:
+                    await peer.maxima([])
+            except CometError:
+                directory.failed(better)
+                continue
+            directory.answered(better)
+            _log.info(
+                "another member is watched", extra=fields(group=group, address=better.address)
+            )
+            return
 
 
 class Brokers:
-    """All links; a link lives as long as its queues are waited for."""
+    """All links; a link lives as long as holds wait for its queues."""
 
     def __init__(
         self,
@@ -341,7 +310,7 @@ class Brokers:
         self._group: asyncio.TaskGroup | None = None  # of the links' tasks, while `run` runs
 
     def link(self, broker_group: str) -> Link:
-        """The group's link, made when there is none. LimitExceeded. Only while :meth:`run` runs."""
+        """The group's link, made if it is missing. LimitExceeded. Only while :meth:`run` runs."""
         link = self._links.get(broker_group)
         if link is None:
             assert self._group is not None
@@ -351,18 +320,14 @@ class Brokers:
             self._tasks[broker_group] = self._group.create_task(link.run())
         return link
 
-    def why_unreachable(self, broker_group: str) -> CometError:
-        """What to tell holds of a group that cannot be reached."""
-        return self._links[broker_group].error
-
     @property
     def pulls_count(self) -> int:
         """Pulls in flight."""
         return sum(len(link.pulls) for link in list(self._links.values()))
 
     async def run(self) -> None:
-        """Tends the links, ends those that have nothing to do; until cancelled, or until a link
-        fails in a way that it must not.
+        """Ends the links that have nothing to do; until cancelled, or until a link fails by a fault
+        of ours.
         """
         async with asyncio.TaskGroup() as self._group:
             while True:
@@ -377,6 +342,6 @@ class Brokers:
         await stop_all([self._tasks.pop(broker_group)])
 
     async def close(self) -> None:
-        """End all links."""
+        """Ends all links."""
         for broker_group in list(self._links):
             await self._close(broker_group)

@@ -1,5 +1,5 @@
-"""Where the members of broker groups are, by all name servers that answer. While none does the last
-that was known holds, and members tell themselves what they are now.
+"""Where the members of broker groups are, by all name servers that answer. While none answers, the
+last known members are asked for their roles.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cometmq.v1 import (
 
 CALL_DEADLINE_S = 3.0
 MEMBER_DEADLINE_S = 1.0
-OTHERS_S = 0.3
-FRESH_S = 0.5  # how long what name servers told is taken for now
+OTHERS_S = 0.3  # the wait for other answers after the first one
+FRESH_S = 0.5  # how long answers of name servers are valid
 PASS_OVER = BackoffPolicy(first_s=0.5, max_s=5.0)  # a member that does not answer
 
 
@@ -48,8 +48,8 @@ Members: TypeAlias = "dict[str, list[Member]]"  # by broker group
 
 
 class Directory:
-    """Who can tell of a broker group's queues, by all name servers that answer: its writer, or a
-    follower while that one does not answer.
+    """Finds the member to watch in each broker group: its writer, or a follower while the writer
+    does not answer.
     """
 
     def __init__(self, namesrv: Sequence[str], clock: Clock) -> None:
@@ -62,12 +62,12 @@ class Directory:
         self._aside = FailureBackoff(PASS_OVER, random.Random())
 
     async def member(self, broker_group: str) -> Member:
-        """Raises RouteNotFound (nobody serves the group), PeerUnavailable (no name server, and none
-        has told before).
+        """Raises RouteNotFound (the group has no member), PeerUnavailable (no name server answers,
+        and none has answered before).
         """
         async with self._one_at_a_time:
             if self._clock.monotonic_s() - self._asked_s > FRESH_S:
-                await self._ask_all()
+                await self._update_members()
                 self._asked_s = self._clock.monotonic_s()
         members = ranked(self._members.get(broker_group, ()))
         if not members:
@@ -77,17 +77,17 @@ class Directory:
         return next(there, members[0])
 
     def failed(self, member: Member) -> None:
-        """It does not answer: others are asked for a while."""
+        """The member does not answer: others come first for a while."""
         self._aside.failed(_name(member), self._clock.monotonic_s())
 
     def answered(self, member: Member) -> None:
         self._aside.answered(_name(member))
 
-    async def _ask_all(self) -> None:
+    async def _update_members(self) -> None:
         addresses = await self._namesrv.addresses()
-        told = await self._answers(map(self._ask, addresses))
-        if told:
-            self._members = _merged(told)
+        answers = await self._answers(map(self._ask, addresses))
+        if answers:
+            self._members = _merged(answers)
             known = {member.address for some in self._members.values() for member in some}
             self._channels.keep_only(known.union(addresses))
         elif self._members:
@@ -101,14 +101,12 @@ class Directory:
             raise PeerUnavailable("no name server answers")
 
     async def _answers(self, asked: Iterable[Coroutine[Any, Any, Members]]) -> list[Members]:
-        """What those say who answer. After the first the others have a moment left: one that has
-        gone says nothing.
-        """
-        told: list[Members] = []
+        """All answers within a moment after the first: a peer that has gone never answers."""
+        found: list[Members] = []
         pending = {asyncio.create_task(one) for one in asked}
         try:
             while pending:
-                wait_s = OTHERS_S if told else None
+                wait_s = OTHERS_S if found else None
                 done, pending = await asyncio.wait(
                     pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -116,10 +114,10 @@ class Directory:
                     break
                 for task in done:
                     with suppress(CometError):
-                        told.append(task.result())
+                        found.append(task.result())
         finally:
             await stop_all(pending)
-        return told
+        return found
 
     async def _ask(self, address: str) -> Members:
         stub = namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
@@ -135,11 +133,11 @@ class Directory:
         stub = broker_pb2_grpc.BrokerServiceStub(self._channels.get(known.address))
         with wire_errors():
             request = broker_pb2.DescribeMemberRequest()
-            told = (await stub.DescribeMember(request, timeout=MEMBER_DEADLINE_S)).member
-        if told.broker_group != broker_group:  # somebody else has its address now
+            described = (await stub.DescribeMember(request, timeout=MEMBER_DEADLINE_S)).member
+        if described.broker_group != broker_group:  # another process has its address now
             return {}
-        # Where it is name servers have told: nobody is to choose where a secret goes.
-        now = _member(told)
+        # Addresses come from name servers only: no other process decides where a secret goes.
+        now = _member(described)
         return {broker_group: [replace(known, epoch=now.epoch, writes=now.writes)]}
 
     async def close(self) -> None:
@@ -153,7 +151,7 @@ def _member(proto: namesrv_pb2.Member) -> Member:
 
 
 def ranked(members: Iterable[Member]) -> list[Member]:
-    """The writer of the newest epoch, then the followers, the newest epoch first. Who was deposed
+    """The writer of the newest epoch, then the followers, the newest epoch first. A deposed writer
     is neither.
     """
     known = sorted(members, key=lambda m: (not m.writes, -m.epoch, m.address))
@@ -162,10 +160,10 @@ def ranked(members: Iterable[Member]) -> list[Member]:
     return writer + [m for m in known if not m.writes and m.address not in taken]
 
 
-def _merged(told: Iterable[Members]) -> Members:
-    """What several name servers say: of each address what is newest."""
+def _merged(answers: Iterable[Members]) -> Members:
+    """Of each address the newest that several name servers answer."""
     found: dict[str, dict[str, Member]] = {}
-    for members in told:
+    for members in answers:
         for group, some in members.items():
             known = found.setdefault(group, {})
             for member in some:
@@ -176,5 +174,5 @@ def _merged(told: Iterable[Members]) -> Members:
 
 
 def _name(member: Member) -> str:
-    # With the epoch: whoever comes back at the same place is somebody new.
+    # With the epoch: a member that comes back at the same address is another process.
     return f"{member.address} {member.epoch}"

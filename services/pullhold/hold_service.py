@@ -1,4 +1,4 @@
-"""Where calls of clients meet the holds: parking, taking back, the end of their time, draining."""
+"""Calls of clients and their holds: parking, cancelling, deadlines, draining."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
+from cometmq.rpc.tasks import wait_at_most
 from services.pullhold.answers import Answer, Answers, Inbox, Room
 from services.pullhold.broker_link import Brokers
 from services.pullhold.holds import Holds
@@ -13,7 +14,7 @@ from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Due, HoldSpec, HoldState, Session
 
 TICK_S = 0.01  # holds that end within it end together
-LOOK_AGAIN_S = 0.25  # what becomes due without a new hold: a broker that was lost
+LOOK_AGAIN_S = 0.25  # a broker that is lost makes holds due without a new hold
 
 
 class HoldService:
@@ -22,17 +23,17 @@ class HoldService:
     def __init__(
         self, holds: Holds, answers: Answers, brokers: Brokers, clock: Clock, metrics: HoldMetrics
     ) -> None:
+        self.answers = answers
         self._holds = holds
-        self._answers = answers
         self._brokers = brokers
         self._clock = clock
         self._metrics = metrics
         self._sessions: set[Session] = set()
-        self._looks_at_s = 0.0  # when `run` will look at the deadlines next
+        self._looks_at_s = 0.0  # when `run` checks the deadlines next
         self._sooner = asyncio.Event()
 
     def open(self, client: str, room: Room) -> Session:
-        """A new call of a client; ``room`` is for its answers. LimitExceeded."""
+        """A new call of a client; ``room`` takes its answers. LimitExceeded."""
         session = self._holds.open(client, Inbox(room))
         self._sessions.add(session)
         return session
@@ -41,71 +42,56 @@ class HoldService:
         """The call is over."""
         self._sessions.discard(session)
         self._holds.close(session, self._clock.monotonic_s())
-        self._answers.forget(session)
+        self.answers.release(session, session.inbox.unsent_bytes)
 
     def park(self, session: Session, hold_id: int, spec: HoldSpec) -> None:
-        """Hold a pull; its answer comes into the session's inbox. LimitExceeded."""
+        """Holds a pull; the answer goes to the session's inbox. LimitExceeded."""
         link = self._brokers.link(spec.key.broker_group)
         is_new = self._holds.queues.find(spec.key) is None
         hold = self._holds.park(session, hold_id, spec, self._clock.monotonic_s())
         if is_new:
-            link.watch(spec.key)
+            link.changes.watch([spec.key])
         if hold.state is HoldState.PULLING:
             link.pulls.pull([hold])
         else:
-            link.want_inline(hold)
+            link.changes.want_inline(hold)
         if hold.deadline_s < self._looks_at_s:
             self._sooner.set()
 
     def refuse(self, session: Session, hold_id: int, error: CometError) -> None:
-        """Answer a hold that cannot be parked."""
+        """Answers a hold that cannot be parked."""
         self._metrics.refused.labels(error.name()).inc()
         session.inbox.put(Answer(hold_id, None, error, 0))
 
     def cancel(self, session: Session, hold_id: int) -> None:
-        """The client takes a hold back; one that was answered already does not matter."""
+        """The client cancels a hold; one that is answered already is no error."""
         hold = session.holds.get(hold_id)
         if hold is not None:
             self._holds.end(hold, self._clock.monotonic_s())
 
     def finish(self, session: Session) -> None:
-        """The client asks for no more: the call ends with the answer to its last hold."""
+        """The client sends no more holds: the call ends with the answer to its last one."""
         session.inbox.finishing = True
-        self._answers.finish_if_done(session)
-
-    def taken(self, session: Session, answer: Answer) -> None:
-        """The client has got the answer."""
-        self._answers.taken(session, answer)
+        self.answers.finish_if_done(session)
 
     async def run(self) -> None:
-        """Answers the holds whose time is over; until cancelled."""
+        """Answers the holds that are due; until cancelled."""
         while True:
             now_s = self._clock.monotonic_s()
             due_s = self._holds.next_due_s()
             wait_s = LOOK_AGAIN_S if due_s is None else min(LOOK_AGAIN_S, due_s - now_s)
             self._looks_at_s = now_s + wait_s
-            await self._wait(max(TICK_S, wait_s))
-            self._expire()
-
-    async def _wait(self, seconds: float) -> None:
-        self._sooner.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._sooner.wait()
-        except TimeoutError:
-            pass
-
-    def _expire(self) -> None:
-        for hold, why in self._holds.due(self._clock.monotonic_s()):
-            if why is Due.DEADLINE:
-                self._answers.send_nothing(hold)
-            else:
-                error = self._brokers.why_unreachable(hold.key.broker_group)
-                self._answers.send_error(hold, error)
+            self._sooner.clear()
+            await wait_at_most(self._sooner, max(TICK_S, wait_s))
+            for hold, why in self._holds.due(self._clock.monotonic_s()):
+                if why is Due.DEADLINE:
+                    self.answers.send_nothing(hold)
+                else:
+                    self.answers.send_error(hold, self._brokers.link(hold.key.broker_group).error)
 
     def drain(self) -> None:
-        """Answer everything now and end all calls: their clients go elsewhere."""
+        """Answers all holds now and ends all calls: their clients go to another pull-hold."""
         for hold in self._holds.drain(self._clock.monotonic_s()):
-            self._answers.send_nothing(hold)
+            self.answers.send_nothing(hold)
         for session in self._sessions:
             session.inbox.close()

@@ -1,21 +1,21 @@
-"""The state machine of held pulls: which wait for what, and which wake when a queue has new
-messages. Pure; time is passed in.
+"""The state machine of held pulls: what they wait for, and which wake when messages arrive. Pure;
+time is passed in.
 
-A hold is WAITING, then PULLING whenever there may be something for it, then DONE; it is answered
-exactly once, by the caller of :meth:`Holds.end` or of a method that returns it "ended".
+A hold is WAITING, then PULLING whenever there may be something for it, then DONE. The caller of
+:meth:`Holds.end`, or of a method that returns the hold "ended", answers it exactly once.
 
-What is known of a queue (its generation and readable maximum) is what its broker reported last on
-the arrival watch. Invariants, which :meth:`Holds.validate` checks:
+A queue is *known* by its generation and readable maximum, as its broker reported them last on the
+watch. Invariants, which :meth:`Holds.validate` checks:
 
 - A WAITING hold of a known queue wants an offset at or above the maximum, of the present generation
-  or of none: else it would be PULLING. So no arrival can be missed. (One of a newer generation
-  waits too: the watch is about to report that one, and a change of generation wakes all.)
-- A queue that nothing is known of (its watch is not answered yet, or broke) wakes no hold. Its
-  holds wait for at most ``grace_s``, then end: the broker cannot be reached.
+  or of none: else it would be PULLING. So no arrival can be missed. (A hold of a newer generation
+  waits too: the watch is about to report it, and a change of generation wakes all.)
+- An unknown queue (its watch is not answered yet, or broke) wakes no hold. Its holds wait for at
+  most ``grace_s``, then end: the broker cannot be reached.
 - The tags that came with an arrival are those of all messages above the maximum known before it: a
   hold that wants none of them moves on without a pull.
 - A hold that has not ended is in its queue, in its session, in the counts of its client, and in the
-  heap of deadlines; while nothing is known of its queue, in the heap of grace times too.
+  heap of deadlines; while its queue is unknown, in the heap of grace times too.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from services.pullhold.model import (
 ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
 EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch reported something
-STALE_MAX = 1_024  # deadlines above twice the number of holds: then those of ended holds go
+STALE_MAX = 1_024  # deadlines above twice the number of holds; then those of ended holds go
 
 
 class Holds:
-    """All holds of a process. What it wants to be pulled or answered it returns."""
+    """All holds of a process. Methods return the holds to pull for or to answer."""
 
     def __init__(self, limits: HoldLimits, *, grace_s: float = 1.0) -> None:
         self.queues = Queues(limits.queues_per_broker_max)
@@ -56,10 +56,10 @@ class Holds:
         self._graces = Deadlines()
 
     def __len__(self) -> int:
-        """Holds that are not answered yet."""
+        """Holds that have not ended."""
         return self.clients.hold_count
 
-    # --- what clients say -------------------------------------------------------------------------
+    # --- calls of clients -------------------------------------------------------------------------
 
     def open(self, client: str, inbox: Any = None) -> Session:
         """A new call of a client. LimitExceeded."""
@@ -72,8 +72,8 @@ class Holds:
         self.clients.close(session)
 
     def park(self, session: Session, hold_id: int, spec: HoldSpec, now_s: float) -> Hold:
-        """Hold a pull. PULLING when there may be something at once. LimitExceeded; InvalidRequest
-        for a number that an open hold of the call has.
+        """Holds a pull. PULLING when there may be something at once. LimitExceeded; InvalidRequest
+        if an open hold of the call has the number.
         """
         if hold_id in session.holds:
             raise InvalidRequest(f"hold_id: {hold_id} is held already")
@@ -90,7 +90,7 @@ class Holds:
         return hold
 
     def end(self, hold: Hold, now_s: float) -> bool:
-        """The hold is over: answered, or taken back. False: it was already."""
+        """Ends a hold, which is answered or cancelled. False: it had ended already."""
         if hold.state is HoldState.DONE:
             return False
         hold.state = HoldState.DONE
@@ -102,49 +102,54 @@ class Holds:
         return True
 
     def drain(self, now_s: float) -> list[Hold]:
-        """All holds, ended."""
+        """Ends all holds and returns them."""
         every = [hold for queue in self.queues.all() for hold in queue.holds]
         for hold in every:
             self.end(hold, now_s)
         return every
 
-    # --- what brokers say -------------------------------------------------------------------------
+    # --- reports of brokers -----------------------------------------------------------------------
 
     def observe_arrival(
         self, key: ClusterQueue, generation: int, maximum: int, codes: frozenset[int], now_s: float
     ) -> list[Hold]:
-        """A queue has this generation and maximum now; ``codes`` are the tags that came (empty:
-        could be any). Returns the holds that are to be pulled, in order of parking.
+        """A queue has this generation and maximum now; ``codes`` are the tags that came (empty: any
+        tag). Returns the holds to pull for, in order of parking.
         """
         queue = self.queues.find(key)
         if queue is None:
             return []  # forgotten meanwhile
         before = queue.known
         if before is None:
-            codes = ANY  # what came before this watch is not among them
+            codes = ANY  # messages before this watch may have others
         elif before[0] == generation and maximum <= before[1]:
             return []  # known already
-        queue.known = (generation, maximum)
+        known = queue.known = (generation, maximum)
         queue.note_arrival()
         moved = before is not None and before[0] != generation
-        woken = [h for h in queue.holds if h.state is HoldState.WAITING]
-        woken = [
-            h
-            for h in woken
-            if moved
-            or self._wakes(h, (generation, maximum), codes, now_s)
-            or (before is None and h.is_above((generation, maximum)))
-        ]
-        for hold in woken:
-            hold.state = HoldState.PULLING
+        woken = []
+        for hold in queue.holds:
+            if hold.state is not HoldState.WAITING:
+                continue
+            if moved:
+                wakes = True
+            elif not hold.may_find(known):
+                wakes = before is None and hold.is_above(known)
+            else:
+                wakes = not (codes and hold.codes and codes.isdisjoint(hold.codes))
+                if not wakes:
+                    self._pass(hold, maximum, now_s)
+            if wakes:
+                hold.state = HoldState.PULLING
+                woken.append(hold)
         return woken
 
     def pulled(self, hold: Hold, generation: int, next_offset: int, now_s: float) -> HoldState:
-        """A pull gave nothing up to ``next_offset``: what the hold is now.
+        """A pull found nothing before ``next_offset``. Returns the hold's state now.
 
-        PULLING: pull again there. WAITING: parked once more. DONE, with ``end`` still to come from
-        the caller: the broker denies what it told, so let the client ask it. A hold that has ended
-        meanwhile must not come here.
+        PULLING: pull again there. WAITING: parked once more. DONE: the broker denies what it
+        reported, so the caller ends the hold and the client pulls itself. A hold that has ended
+        must not come here.
         """
         assert hold.state is HoldState.PULLING
         hold.empty_pulls = hold.empty_pulls + 1 if next_offset == hold.offset else 0
@@ -154,13 +159,13 @@ class Holds:
         if queue.known is None:
             self._give_grace(hold, queue)
         elif generation <= queue.known[0] and hold.may_find(queue.known):
-            # The watch is about to report a newer generation than the known one: that wakes.
+            # A newer generation than the known one waits: the watch is about to report it.
             return HoldState.PULLING if hold.empty_pulls < EMPTY_PULLS_MAX else HoldState.DONE
         hold.state = HoldState.WAITING
         return hold.state
 
     def lose_watch(self, broker_group: str, now_s: float) -> None:
-        """The watch of a group broke: nothing is known of its queues any more."""
+        """The watch of a group broke: its queues are unknown."""
         for queue in self.queues.of(broker_group).values():
             if queue.known is not None:
                 queue.forget_known(now_s)
@@ -168,9 +173,7 @@ class Holds:
                     self._give_grace(hold, queue)
 
     def end_queue(self, key: ClusterQueue, now_s: float) -> list[Hold]:
-        """The broker ended the watch of a queue: forgets it. Returns its holds, ended, in order of
-        parking.
-        """
+        """The broker ended the watch of a queue. Returns its holds, ended, in order of parking."""
         queue = self.queues.find(key)
         if queue is None:
             return []
@@ -183,12 +186,12 @@ class Holds:
     # --- time -------------------------------------------------------------------------------------
 
     def next_due_s(self) -> float | None:
-        """When to call :meth:`due`; None: nothing is held."""
+        """When to call :meth:`due`; None: there are no holds."""
         times = [deadlines.next_s() for deadlines in (self._deadlines, self._graces)]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
     def due(self, now_s: float) -> Iterator[tuple[Hold, Due]]:
-        """The holds whose time is over, ended. One that is being pulled has its deadline too."""
+        """The holds that are due, ended. A PULLING hold has its deadline too."""
         for hold in self._graces.pop_due(now_s):
             queue = self.queues[hold.key]
             unreachable = queue.known is None and now_s >= queue.unknown_since_s + self._grace_s
@@ -203,20 +206,9 @@ class Holds:
         assert queue.known is None
         self._graces.push(queue.unknown_since_s + self._grace_s, hold, len(self))
 
-    def _wakes(
-        self, hold: Hold, known: tuple[int, int], codes: frozenset[int], now_s: float
-    ) -> bool:
-        """Whether a WAITING hold has to be pulled; one that wants none of these tags moves on."""
-        if not hold.may_find(known):
-            return False
-        if codes and hold.codes and codes.isdisjoint(hold.codes):
-            self._pass(hold, known[1], now_s)
-            return False
-        return True
-
     def _pass(self, hold: Hold, offset: int, now_s: float) -> None:
-        """Moves a hold past messages that its filter does not want. Its client learns it soon, and
-        commits: a group that wants few messages has no lag for those that it skips.
+        """Moves a hold past messages that its filter does not want. Its client learns it soon and
+        commits, so that a group has no lag for messages that it skips.
         """
         deadline_s = now_s + PASSED_S_MAX
         if offset > hold.offset and deadline_s < hold.deadline_s:
@@ -244,11 +236,11 @@ class Holds:
                     assert newer or not hold.may_find(queue.known)
 
 
-# --- queues: what is known of each, and who waits there -------------------------------------------
+# --- queues: what is known of each, and its holds -------------------------------------------------
 
 
 class Queue:
-    """``known`` is (generation, maximum); None: nothing since ``unknown_since_s``."""
+    """``known`` is (generation, maximum); None: unknown since ``unknown_since_s``."""
 
     __slots__ = ("_wanted", "answer_bytes", "holds", "idle_since_s", "known", "unknown_since_s")
 
@@ -257,12 +249,12 @@ class Queue:
         self.unknown_since_s = now_s
         self.idle_since_s = now_s  # when it lost its last hold
         self.holds: dict[Hold, None] = {}  # in order of parking
-        self.answer_bytes: int | None = None  # what a pull of it got last
-        self._wanted = 0  # arrivals that are still to come with their messages, we believe
+        self.answer_bytes: int | None = None  # of the last pull's answer
+        self._wanted = 0  # estimate: next arrivals that the broker sends with their messages
 
     def want_inline(self) -> bool:
-        """Whether to ask the broker for the messages of the next arrivals: a hold waits here that
-        they can answer. Often enough that they do not end while holds wait, and seldom.
+        """Whether to ask the broker now for the messages of the next arrivals: often enough that
+        they do not end while holds wait, and no oftener.
         """
         if self._wanted > WANTED_ARRIVALS // 2:
             return False
@@ -270,7 +262,7 @@ class Queue:
         return True
 
     def note_arrival(self) -> None:
-        """An arrival came, with its messages or without."""
+        """An arrival came, with its messages or without them."""
         self._wanted = max(0, self._wanted - 1)
 
     def forget_known(self, now_s: float) -> None:
@@ -285,14 +277,14 @@ class Queue:
 
 
 class Queues:
-    """All queues, by broker group. A queue is here a little longer than it is waited for."""
+    """All queues, by broker group. A queue stays for a little while after its last hold."""
 
     def __init__(self, per_broker_max: int) -> None:
         self._per_broker_max = per_broker_max
         self._groups: dict[str, dict[ClusterQueue, Queue]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._groups.values())))  # also asked by the metrics' thread
+        return sum(map(len, list(self._groups.values())))  # the metrics' thread calls it too
 
     def find(self, key: ClusterQueue) -> Queue | None:
         return self._groups.get(key.broker_group, {}).get(key)
@@ -301,7 +293,7 @@ class Queues:
         return self._groups[key.broker_group][key]
 
     def ensure(self, key: ClusterQueue, now_s: float) -> Queue:
-        """The queue, made when there is none. LimitExceeded."""
+        """The queue, made if it is missing. LimitExceeded."""
         queue = self.find(key)
         if queue is None:
             queues = self._groups.setdefault(key.broker_group, {})
@@ -318,24 +310,24 @@ class Queues:
         return [queue for queues in self._groups.values() for queue in queues.values()]
 
     def waited_for(self, broker_group: str) -> list[ClusterQueue]:
-        """Those of a known state that somebody waits for: what the safety check asks about."""
+        """The known queues with holds: the safety check asks for their maxima."""
         queues = self.of(broker_group).items()
         return [key for key, queue in queues if queue.holds and queue.known is not None]
 
     def behind(self, key: ClusterQueue, generation: int, maximum: int) -> bool:
-        """Whether less is known of a queue that somebody waits for."""
+        """Whether a known queue with holds is known by less than that."""
         queue = self.find(key)
         if queue is None or queue.known is None or not queue.holds:
             return False
         return queue.known < (generation, maximum)
 
     def known(self, key: ClusterQueue) -> tuple[int, int]:
-        """(generation, maximum); zeros when nothing is known."""
+        """(generation, maximum); zeros when the queue is unknown."""
         queue = self.find(key)
         return queue.known if queue is not None and queue.known is not None else (0, 0)
 
     def drop_idle(self, broker_group: str, now_s: float, linger_s: float) -> list[ClusterQueue]:
-        """Forgets the queues that nobody has waited for since ``linger_s``; which they were."""
+        """Removes the queues without holds for ``linger_s``, and returns them."""
         queues = self.of(broker_group).items()
         idle = [k for k, q in queues if not q.holds and now_s - q.idle_since_s >= linger_s]
         for key in idle:
@@ -343,7 +335,7 @@ class Queues:
         return idle
 
     def forget(self, key: ClusterQueue) -> None:
-        """A queue without holds goes."""
+        """Removes a queue without holds."""
         queues = self._groups[key.broker_group]
         assert not queues[key].holds
         del queues[key]
@@ -351,7 +343,7 @@ class Queues:
             del self._groups[key.broker_group]
 
 
-# --- clients: who holds how much, with the limits of each -----------------------------------------
+# --- clients and their limits ---------------------------------------------------------------------
 
 
 class _Client:
@@ -410,14 +402,14 @@ class Clients:
         self._holds.check(session.address)
 
     def add(self, hold: Hold) -> None:
-        """The call holds one more; :meth:`check_room` has been asked."""
+        """Counts a new hold, after :meth:`check_room`."""
         self._holds.take(hold.session.address)
         hold.session.holds[hold.hold_id] = hold
         self._clients[hold.session.client].hold_count += 1
         self.hold_count += 1
 
     def remove(self, hold: Hold) -> None:
-        """The hold has ended."""
+        """Stops counting a hold that has ended."""
         self._holds.give_back(hold.session.address)
         del hold.session.holds[hold.hold_id]
         self._clients[hold.session.client].hold_count -= 1
@@ -436,7 +428,7 @@ class Clients:
 
 
 class Deadlines:
-    """A heap. A hold that ends stays in it until its time comes or the heap is swept."""
+    """A heap. A hold that ends stays in it until its time comes or the heap is cleaned."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Hold]] = []

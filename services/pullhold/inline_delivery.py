@@ -1,6 +1,6 @@
-"""Holds answered out of an arrival: with what a pull would have got, without asking the broker.
+"""Holds answered out of an arrival: they get what a pull would get, without a call to the broker.
 
-The broker is told afterwards what consumers got, for its counters.
+The pull-hold reports to the broker afterwards what consumers got, for the broker's counters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class InlineBatch:
         ] = {}  # many groups may wait for the same
 
     def response(self, hold: Hold) -> broker_pb2.PullResponse | None:
-        """What a pull for the hold gets, not to be changed; None: the broker has to say."""
+        """What a pull for the hold gets, not to be changed; None: only the broker can answer."""
         if hold.limits is None or hold.generation not in (0, self._generation):
             return None
         if hold.offset not in self._inline_messages:
@@ -29,33 +29,27 @@ class InlineBatch:
         wanted = (hold.offset, hold.limits, hold.codes)
         response = self._responses.get(wanted)
         if response is None:
-            response = self._responses[wanted] = self._pull(*wanted)
+            records, choice = self._inline_messages.pull(hold.offset, *hold.limits, hold.codes)
+            position = common_pb2.Position(generation=self._generation, offset=choice.next_offset)
+            response = self._responses[wanted] = broker_pb2.PullResponse(
+                status=broker_pb2.PullStatus.ValueType(choice.status.value),
+                records=records,
+                count=choice.count,
+                next_position=position,
+                min_offset=self._inline_messages.min_offset,
+                max_offset=self._inline_messages.end_offset,
+            )
         return response
-
-    def _pull(
-        self, offset: int, limits: PullLimits, codes: frozenset[int]
-    ) -> broker_pb2.PullResponse:
-        records, choice = self._inline_messages.pull(offset, *limits, codes)
-        return broker_pb2.PullResponse(
-            status=broker_pb2.PullStatus.ValueType(choice.status.value),
-            records=records,
-            count=choice.count,
-            next_position=common_pb2.Position(
-                generation=self._generation, offset=choice.next_offset
-            ),
-            min_offset=self._inline_messages.min_offset,
-            max_offset=self._inline_messages.end_offset,
-        )
 
 
 class Deliveries:
-    """What groups got, until the broker is told. As many entries as groups that hold."""
+    """What groups got since the last report to the broker. One entry for each group that holds."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}  # by topic and group
 
     def __bool__(self) -> bool:
-        """Whether there is something to tell."""
+        """Whether there is something to report."""
         return bool(self._counts)
 
     def add(self, hold: Hold, response: broker_pb2.PullResponse) -> None:
@@ -64,7 +58,7 @@ class Deliveries:
         self._counts[key] = (count + response.count, size_bytes + len(response.records))
 
     def take(self) -> list[member_pb2.InlineDelivery]:
-        """What to tell; it is forgotten here."""
+        """Takes out what to report."""
         counts, self._counts = self._counts, {}
         return [
             member_pb2.InlineDelivery(

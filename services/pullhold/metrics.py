@@ -1,4 +1,4 @@
-"""What a pullhold tells Prometheus. RocketMQ has no such process, so the names are ours."""
+"""The metrics of a pull-hold. RocketMQ has no such process, so the names are ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOUND, NOT_FOUND, ERROR = "found", "not_found", "error"
 
 
 class HoldMetrics:
-    """Counters that code feeds, gauges that are read at scrape time."""
+    """Counters, and gauges that are read at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, clock: Clock | None = None) -> None:
         self._registry = registry
@@ -46,7 +46,7 @@ class HoldMetrics:
         self.refused = Counter(
             "cometmq_holds_refused", "Holds refused, by error.", ["error"], registry=registry
         )
-        # An alert waits for it, and the first one is no increase of a series that was not there.
+        # For an alert: the first refusal is no increase of a series that did not exist.
         self.refused.labels(LimitExceeded.name())
         self.watch_streams = Gauge(
             "cometmq_hold_watch_streams", "Brokers that tell of arrivals now.", registry=registry

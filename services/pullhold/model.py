@@ -30,13 +30,13 @@ class Due(Enum):
     """Why the time of a hold is over."""
 
     DEADLINE = "deadline"  # nothing came
-    UNREACHABLE = "unreachable"  # nothing could be heard of the queue for the grace time
+    UNREACHABLE = "unreachable"  # the broker could not be reached for the grace time
 
 
 @dataclass(frozen=True, slots=True)
 class HoldLimits:
-    """What is held at most. ``client`` is a connection, ``stream`` one of its calls, ``peer`` an
-    address with all its connections.
+    """A ``client`` is a connection, a ``stream`` one of its calls, a ``peer`` an address with all
+    its connections.
     """
 
     holds_max: int = 200_000
@@ -45,14 +45,16 @@ class HoldLimits:
     holds_per_peer_max: int = 100_000
     streams_per_peer_max: int = 10_000
     clients_max: int = 20_000
-    queues_per_broker_max: int = 100_000  # as many as a broker tells of on one stream
+    queues_per_broker_max: int = 100_000  # as many as a broker reports on one stream
+    unsent_bytes_per_stream_max: int = 8 * 1024 * 1024
+    unsent_bytes_max: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class HoldSpec:
     """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
-    ``generation`` 0: not tracked. ``limits``: None when only the broker can answer, because the
-    pull asks for another form than encoded records, or for something that it may not.
+    ``generation`` 0: not tracked. ``limits``: None when only the broker can answer or refuse it:
+    the pull asks for another form than encoded records, or its group's name is invalid.
     """
 
     key: ClusterQueue
@@ -65,8 +67,8 @@ class HoldSpec:
 
 
 class Session:
-    """One call of a client: a stream with many holds, or a single hold. ``inbox`` takes what its
-    holds are answered with; opaque here.
+    """One call of a client: a stream with many holds, or a single hold. ``inbox`` takes the
+    answers; opaque here.
     """
 
     __slots__ = ("address", "client", "holds", "inbox")
@@ -101,7 +103,7 @@ class Hold:
         self.hold_id = hold_id
         self.key = spec.key
         self.generation = spec.generation
-        self.offset = spec.offset  # the next message that it has not looked at
+        self.offset = spec.offset  # the next message to look at
         self.codes = spec.codes
         self.request = spec.request
         self.limits = spec.limits
@@ -111,14 +113,14 @@ class Hold:
         self.state = HoldState.WAITING
 
     def is_above(self, known: tuple[int, int]) -> bool:
-        """Whether it wants something beyond the end: rightly, when messages wait there for the
-        disk, or wrongly, when the position lies outside the queue. Only the broker can tell.
+        """Whether its offset is above the maximum: messages there may wait for the disk, or the
+        position is outside the queue. Only the broker knows which.
         """
         return self.offset > known[1] and self.generation in (0, known[0])
 
     def may_find(self, known: tuple[int, int]) -> bool:
-        """Whether a pull may find something in a queue of this generation and maximum; if the
-        hold's generation is another one the broker has to decide.
+        """Whether a pull may find something in a queue of this generation and maximum. The broker
+        decides when the hold has another generation.
         """
         generation, maximum = known
         return self.generation not in (0, generation) or maximum > self.offset

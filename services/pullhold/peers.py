@@ -15,7 +15,7 @@ from cometmq.errors import CometError, PeerUnavailable, PeerUnproven, Unauthenti
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import from_proto, wire_errors
-from cometmq.rpc.registrar import Call
+from cometmq.rpc.registrar import Registrar
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.streams import read, write
 from cometmq.rpc.tasks import stop_all
@@ -33,49 +33,43 @@ from services.pullhold.directory import Member
 from services.pullhold.model import ClusterQueue
 
 CALL_DEADLINE_S = 3.0
-LANES_MAX = 4  # streams that pulls of a broker are spread over: one may wait for its disk
+LANES_MAX = 4  # streams for pulls at one broker: one may wait for the disk
 
 Stub: TypeAlias = "namesrv_pb2_grpc.NameServiceAsyncStub"
 
 _log = logging.getLogger(__name__)
 
 
-def register_call(cluster: str, address: str) -> Call:
-    """The call that registers this pullhold at one name server."""
+def new_registrar(
+    namesrv: Iterable[str],
+    cluster: str,
+    address: str,
+    period_s: float,
+    secret: SharedSecret | None,
+) -> Registrar:
+    """Registers the pull-hold at ``address``."""
 
     async def register(stub: Stub) -> None:
         request = namesrv_pb2.RegisterPullholdRequest(cluster=cluster, address=address)
         await stub.RegisterPullhold(request, timeout=2 * CALL_DEADLINE_S)
 
-    return register
-
-
-def unregister_call(cluster: str, address: str) -> Call:
-    """The call that takes it out again."""
-
     async def unregister(stub: Stub) -> None:
         request = namesrv_pb2.UnregisterPullholdRequest(cluster=cluster, address=address)
         await stub.UnregisterPullhold(request, timeout=CALL_DEADLINE_S)
 
-    return unregister
-
-
-def stands_call(cluster: str, address: str) -> Call:
-    """Returns when it is not registered there."""
-
-    async def stands(stub: Stub) -> None:
+    async def until_unregistered(stub: Stub) -> None:
         request = namesrv_pb2.WatchRegistrationRequest(cluster=cluster, address=address)
         async for now in stub.WatchRegistration(request):
             if not now.pullhold:
                 return
 
-    return stands
+    return Registrar(namesrv, register, unregister, until_unregistered, period_s, secret=secret)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalUpdate:
-    """A queue as the broker says it stands; with ``error`` its watch is over. ``inline_messages``:
-    all messages since it was last told; None = pull them.
+    """A queue as the broker reports it; with ``error`` its watch is over. ``inline_messages``: all
+    messages since the last report; None = pull them.
     """
 
     key: ClusterQueue
@@ -88,17 +82,14 @@ class ArrivalUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to say on a watch: queues to watch too, those no longer, those whose next arrivals are
-    to come with their messages, and what was answered out of arrivals.
+    """A request on a watch: queues to watch and to stop watching, queues whose next arrivals should
+    carry their messages, and what groups got out of arrivals.
     """
 
     add: Sequence[ClusterQueue] = ()
     remove: Sequence[ClusterQueue] = ()
     inline_wanted: Sequence[ClusterQueue] = ()
     delivered: Sequence[member_pb2.InlineDelivery] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.remove or self.inline_wanted or self.delivered)
 
 
 class BrokerPeer:
@@ -117,7 +108,7 @@ class BrokerPeer:
         self._lanes: list[PullLane] = []
 
     async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
-        """On the lane with the fewest pulls before this one."""
+        """Pulls on the lane that has the fewest pulls waiting."""
         self._lanes = [lane for lane in self._lanes if not lane.broken]
         lane = min(self._lanes, key=len, default=None)
         if lane is None or (len(lane) and len(self._lanes) < LANES_MAX):
@@ -126,7 +117,7 @@ class BrokerPeer:
         return await lane.pull(request)
 
     async def maxima(self, keys: Iterable[ClusterQueue]) -> list[tuple[ClusterQueue, int, int]]:
-        """(queue, generation, maximum) of those that the broker has."""
+        """(queue, generation, maximum) of each queue that the broker has."""
         keys = list(keys)
         request = broker_pb2.QueryQueuesRequest(queues=map(_queue_proto, keys))
         with wire_errors():
@@ -134,7 +125,7 @@ class BrokerPeer:
         return [
             (key, bounds.generation, bounds.max_offset)
             for key, bounds in zip(keys, response.queues, strict=True)
-            if bounds.generation  # else an error stands there
+            if bounds.generation  # else the broker returned an error
         ]
 
     def watch(self) -> ArrivalStream:
@@ -163,7 +154,7 @@ class PullLane:
         self._reading = asyncio.create_task(self._read())
 
     def __len__(self) -> int:
-        """Pulls that are not answered yet."""
+        """Pulls without an answer so far."""
         return len(self._waiting)
 
     async def pull(self, request: broker_pb2.PullRequest) -> broker_pb2.PullResponse:
@@ -187,20 +178,17 @@ class PullLane:
                     response = await read(self._call)
                 if response is None:
                     raise PeerUnavailable("the broker ended the stream")
-                self._take(response)
+                if not self._waiting:
+                    raise PeerUnavailable("the broker sent an answer without a pull")
+                answer = self._waiting.popleft()
+                if answer.done():  # its caller has gone
+                    continue
+                if response.HasField("error"):
+                    answer.set_exception(from_proto(response.error))
+                else:
+                    answer.set_result(response.response)
         except CometError as error:
             self._break(error)
-
-    def _take(self, response: member_pb2.PullStreamResponse) -> None:
-        if not self._waiting:
-            raise PeerUnavailable("the broker answers what nobody asked")
-        answer = self._waiting.popleft()
-        if answer.done():  # its caller has gone
-            return
-        if response.HasField("error"):
-            answer.set_exception(from_proto(response.error))
-        else:
-            answer.set_result(response.response)
 
     def _break(self, error: CometError) -> None:
         self.broken = True
@@ -209,7 +197,7 @@ class PullLane:
             answer = self._waiting.popleft()
             if not answer.done():
                 answer.set_exception(error)
-                answer.exception()  # a caller that has gone must not leave a warning behind
+                answer.exception()  # no warning when the caller has gone
 
     async def close(self) -> None:
         self._break(PeerUnavailable("the link is closed"))
@@ -218,15 +206,15 @@ class PullLane:
 
 @contextmanager
 def _internal_errors() -> Iterator[None]:
-    """Errors of an internal port. A secret that is wrong is ours to mend: consumers, who are told
-    why a broker cannot be reached, have none.
+    """Errors of an internal port. A wrong secret becomes PeerUnavailable: consumers see the error,
+    and they have no secret to mend.
     """
     try:
         yield
-    except PeerUnproven:  # which the log has been told
+    except PeerUnproven:  # logged already
         raise PeerUnavailable("the broker did not prove itself to this pullhold") from None
     except Unauthenticated as error:
-        _log.warning("a broker takes no calls from here", extra=fields(error=error))
+        _log.warning("a broker refuses calls of this pull-hold", extra=fields(error=error))
         raise PeerUnavailable("the broker refuses this pullhold: see its log") from None
 
 
@@ -248,42 +236,38 @@ class ArrivalStream:
             await write(self._call, request)
 
     async def read(self) -> list[ArrivalUpdate]:
-        """What is told next. Raises the error that ends the stream."""
+        """The next reports. Raises the error that ends the stream."""
         with _internal_errors():
             response = await read(self._call)
         if response is None:
             raise PeerUnavailable("the broker ended the stream")
-        return [self._told(arrival) for arrival in response.arrivals]
-
-    def _told(self, arrival: member_pb2.Arrival) -> ArrivalUpdate:
-        return ArrivalUpdate(
-            ClusterQueue(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
-            arrival.generation,
-            arrival.max_offset,
-            frozenset(arrival.tag_codes),
-            _inline_messages(arrival) if arrival.HasField("messages") else None,
-            from_proto(arrival.error) if arrival.HasField("error") else None,
-        )
+        return [
+            ArrivalUpdate(
+                ClusterQueue(self._broker_group, arrival.queue.topic, arrival.queue.queue_id),
+                arrival.generation,
+                arrival.max_offset,
+                frozenset(arrival.tag_codes),
+                _inline_messages(arrival) if arrival.HasField("messages") else None,
+                from_proto(arrival.error) if arrival.HasField("error") else None,
+            )
+            for arrival in response.arrivals
+        ]
 
     def cancel(self) -> None:
         self._call.cancel()
 
 
 def _inline_messages(arrival: member_pb2.Arrival) -> InlineMessages | None:
-    """None: what does not fit together is pulled."""
+    """None: the parts do not fit together, so the messages have to be pulled."""
     proto = arrival.messages
-    inline_messages = InlineMessages(
+    found = InlineMessages(
         proto.first_offset,
         proto.min_offset,
         proto.records,
         list(proto.sizes),
         list(proto.tag_codes),
     )
-    return (
-        inline_messages
-        if inline_messages.whole and inline_messages.end_offset == arrival.max_offset
-        else None
-    )
+    return found if found.whole and found.end_offset == arrival.max_offset else None
 
 
 def _queue_proto(key: ClusterQueue) -> common_pb2.QueueRef:

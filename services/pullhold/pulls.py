@@ -1,5 +1,5 @@
-"""Pulls at one broker group for holds that an arrival woke: so many at a time, and so many bytes on
-their way, each in its turn.
+"""Pulls at one broker group for holds that an arrival woke. Their number at a time and the bytes on
+their way have limits; each hold has its turn.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, HoldState
 from services.pullhold.peers import BrokerPeer
 
-# Answers on their way from a broker: as large as their queue's last one, or as their pull allows.
+# Bytes on their way from a broker. A pull counts as its queue's last answer, or as its own limit.
 COMING_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Pulls:
-    """``on_waiting`` gets each hold that waits again after a pull that found nothing. Belongs to
-    the event loop.
+    """``on_waiting`` gets each hold that waits again after its pull found nothing. Belongs to the
+    event loop.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Pulls:
         return len(self._running)
 
     def connect(self, peer: BrokerPeer) -> None:
-        """Pull at this member from now on."""
+        """Pulls go to this member from now on."""
         self._peer = peer
 
     def disconnect(self) -> None:
@@ -62,21 +62,21 @@ class Pulls:
         self._peer = None
 
     async def finish(self) -> None:
-        """Wait for the pulls in flight: they have deadlines, and holds to answer."""
+        """Waits for the pulls in flight: they have deadlines, and holds to answer."""
         if self._running:
             await asyncio.wait(list(self._running))
 
     async def close(self) -> None:
-        """Cancel the pulls; their holds have ended."""
+        """Cancels the pulls; their holds have ended."""
         await stop_all(self._running)
 
     def pull(self, holds: Iterable[Hold]) -> None:
-        """Pull for these, which are PULLING, each when its turn comes."""
+        """Pulls for these holds, which are PULLING, each when its turn comes."""
         self._queued.extend(holds)
         self._pump()
 
     def advance(self, hold: Hold, generation: int, offset: int) -> None:
-        """The broker has nothing for the hold before ``offset``: pull again, wait again, or end."""
+        """The broker has nothing for the hold before ``offset``: it pulls again, waits or ends."""
         state = self._holds.pulled(hold, generation, offset, self._clock.monotonic_s())
         if state is HoldState.PULLING:
             self._queued.append(hold)
@@ -90,9 +90,9 @@ class Pulls:
             hold = self._queued.popleft()
             if hold.state is HoldState.DONE:
                 continue
-            if self._peer is None:  # the next watch reports its queue again
+            if self._peer is None:  # the next watch reports the queue again
                 self.advance(hold, hold.generation, hold.offset)
-            elif self._answers.full(hold):  # its client pulls when it has the time
+            elif self._answers.full(hold):  # its client pulls again later
                 self._answers.nothing(hold)
             else:
                 usual_bytes = self._holds.queues[hold.key].answer_bytes
@@ -124,7 +124,7 @@ class Pulls:
             return
         if (queue := self._holds.queues.find(hold.key)) is not None:
             queue.answer_bytes = max(response.ByteSize(), queue.answer_bytes or 0)
-        if hold.state is HoldState.DONE:  # its time was over first, or it was taken back
+        if hold.state is HoldState.DONE:  # it was due, or cancelled
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
             self._answers.found(hold, response)

@@ -16,7 +16,6 @@ from cometmq.messaging.pull import clamp
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
-from services.pullhold.answers import Answer
 from services.pullhold.hold_service import HoldService
 from services.pullhold.model import ClusterQueue, HoldSpec, PullLimits, Session
 
@@ -29,7 +28,7 @@ Context = Any  # grpc.aio.ServicerContext of the method's messages
 
 
 class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
-    """See ``proto/cometmq/v1/hold.proto``. A connection is what limits call a client."""
+    """See ``proto/cometmq/v1/hold.proto``. Limits count a connection as one client."""
 
     def __init__(self, service: HoldService, gate: Gate) -> None:
         self._service = service
@@ -39,12 +38,18 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
         self, request_iterator: object, context: Context
     ) -> None:
         with self._session(context) as session:
-            await context.send_initial_metadata(())  # the client knows by it that we are there
+            await context.send_initial_metadata(())  # shows the client that the pull-hold serves
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read(session, context))
                 while (answer := await session.inbox.take()) is not None:
-                    self._service.taken(session, answer)  # from here on it counts as on its way
-                    await context.write(_stream_response(answer))
+                    # From here on the call itself counts the answer's bytes.
+                    self._service.answers.release(session, answer.size_bytes)
+                    response = hold_pb2.HoldStreamResponse(hold_id=answer.hold_id)
+                    if answer.response is not None:
+                        response.response.pull.CopyFrom(answer.response)
+                    if answer.error is not None:
+                        response.error.CopyFrom(to_proto(answer.error))
+                    await context.write(response)
                 reading.cancel()
             self._gate.check()
 
@@ -58,23 +63,21 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
                 self._service.close(session)
 
     async def _read(self, session: Session, context: Context) -> None:
-        """Who only half-closed gets the answers that are still to come."""
+        """A client that half-closes the call still gets the answers to its holds."""
         while (request := await context.read()) is not grpc.aio.EOF:
+            hold_id = request.hold_id
             if request.HasField("cancel"):
-                self._service.cancel(session, request.hold_id)
+                self._service.cancel(session, hold_id)
+            elif hold_id in session.holds:  # an answer could not say which of the two it is for
+                raise InvalidRequest(f"hold_id: {hold_id} is held already")
             else:
-                self._park(session, request)
+                try:
+                    self._gate.check()
+                    self._service.park(session, hold_id, _spec_of(request.hold))
+                except CometError as error:
+                    self._service.refuse(session, hold_id, error)
             await session.inbox.room()
         self._service.finish(session)
-
-    def _park(self, session: Session, request: hold_pb2.HoldStreamRequest) -> None:
-        if request.hold_id in session.holds:  # an answer could not say which of the two it is for
-            raise InvalidRequest(f"hold_id: {request.hold_id} is held already")
-        try:
-            self._gate.check()
-            self._service.park(session, request.hold_id, _spec_of(request.hold))
-        except CometError as error:
-            self._service.refuse(session, request.hold_id, error)
 
     async def Hold(self, request: hold_pb2.HoldRequest, context: Context) -> hold_pb2.HoldResponse:
         spec = _spec_of(request)
@@ -88,8 +91,8 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
 
 
 def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
-    """InvalidRequest, OffsetInvalid, FilterInvalid. What else a pull may have wrong, names that do
-    not exist above all, the broker tells.
+    """InvalidRequest, OffsetInvalid, FilterInvalid. The broker reports all other errors of a pull,
+    unknown names above all.
     """
     pull = request.pull
     if not 0 < len(request.broker_group) <= BROKER_GROUP_CHARACTERS_MAX:
@@ -116,7 +119,9 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
 
 
 def _limits(pull: broker_pb2.PullRequest) -> PullLimits | None:
-    """How much an answer may hold; None: the broker has to answer, or to refuse. InvalidRequest."""
+    """The limits of an answer; None: only the broker can answer the pull, or refuse it.
+    InvalidRequest.
+    """
     limits = clamp(pull.max_count, pull.max_bytes)
     if pull.form == broker_pb2.MESSAGE_FORM_MESSAGES:
         return None
@@ -125,10 +130,3 @@ def _limits(pull: broker_pb2.PullRequest) -> PullLimits | None:
             groups.check_name(pull.group)
         return limits
     return None
-
-
-def _stream_response(answer: Answer) -> hold_pb2.HoldStreamResponse:
-    if answer.error is not None:
-        return hold_pb2.HoldStreamResponse(hold_id=answer.hold_id, error=to_proto(answer.error))
-    response = hold_pb2.HoldResponse(pull=answer.response)
-    return hold_pb2.HoldStreamResponse(hold_id=answer.hold_id, response=response)

@@ -172,4 +172,3 @@ async def test_a_change_says_everything_in_one_request() -> None:
             add=[queue], remove=[queue], inline_wanted=[queue], inline_deliveries=[delivered]
         )
     ]
-    assert not Change()
