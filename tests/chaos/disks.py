@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
-from tests.chaos import damage, slowness
+from tests.chaos import damage
 from tests.chaos.cluster import Cluster
-from tests.chaos.listing import fault, follower_of
+from tests.chaos.listing import everybody, fault, follower, writer, writer_and_follower
 from tests.chaos.machines import Member
 from tests.support.stores.small_disk import fill
 
-# --- disks ----------------------------------------------------------------------------------------
+CGROUPS = Path("/sys/fs/cgroup/blkio")  # version 1 of control groups
+SLOW_BYTES_PER_S, SLOW_WRITES_PER_S = 64 * 1024, 10
 
 
-@fault("slow disk of the writer", disk=True, missing=slowness.why_not)
-async def writer_slow(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with slowness.slow_disk(cluster.writer()):
-        yield
+def why_not_slow() -> str:
+    """Why no disk can be slowed down here; empty when one can."""
+    limit = CGROUPS / "blkio.throttle.write_bps_device"
+    usable = limit.exists() and os.access(CGROUPS, os.W_OK)
+    return "" if usable else "the control group blkio (version 1) is missing"
 
 
-@fault("slow disk of a follower", disk=True, missing=slowness.why_not)
-async def follower_slow(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with slowness.slow_disk(follower_of(cluster, rng)):
-        yield
-
-
-@fault("slow disks of all members", disk=True, missing=slowness.why_not)
-async def all_slow(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@contextmanager
+def slow(cluster: Cluster, *members: Member) -> Iterator[None]:
     with ExitStack() as stack:
-        for member in cluster.members:
-            stack.enter_context(slowness.slow_disk(member))
+        for member in members:
+            stack.enter_context(slow_disk(member))
         yield
+
+
+@contextmanager
+def slow_disk(member: Member) -> Iterator[None]:
+    """The kernel lets the member's process write no more than so much a second."""
+    assert member.disk is not None
+    assert member.process is not None
+    device = os.stat(member.disk.mount_point).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    group = CGROUPS / f"cometmq-chaos-{device}"  # no other run has this device
+    group.mkdir()
+    try:
+        (group / "blkio.throttle.write_bps_device").write_text(f"{number} {SLOW_BYTES_PER_S}")
+        (group / "blkio.throttle.write_iops_device").write_text(f"{number} {SLOW_WRITES_PER_S}")
+        (group / "cgroup.procs").write_text(str(member.process.pid))
+        yield
+    finally:
+        for process in (group / "cgroup.procs").read_text().split():
+            (CGROUPS / "cgroup.procs").write_text(process)
+        group.rmdir()
 
 
 @asynccontextmanager
-async def _full(cluster: Cluster, member: Member, bites: Callable[[], bool]) -> AsyncIterator[None]:
+async def full(cluster: Cluster, member: Member, bites: Callable[[], bool]) -> AsyncIterator[None]:
     """Until it bites, and then as long as the block lasts. Nobody helps afterwards."""
     assert member.disk is not None
 
@@ -51,23 +69,22 @@ async def _full(cluster: Cluster, member: Member, bites: Callable[[], bool]) -> 
         filler.unlink()
 
 
-@fault("full disk of the writer", disk=True, fills=True)
-async def writer_full(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def writer_full(cluster: Cluster, member: Member) -> AsyncIterator[None]:
     before = cluster.refusals("DISK_FULL")
-    async with _full(cluster, cluster.writer(), lambda: cluster.refusals("DISK_FULL") > before):
+    async with full(cluster, member, lambda: cluster.refusals("DISK_FULL") > before):
         yield
 
 
-@fault("full disk of a follower", disk=True, fills=True)
-async def follower_full(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    follower = follower_of(cluster, rng)
-    async with _full(cluster, follower, lambda: follower.member_id not in cluster.in_sync()):
+@asynccontextmanager
+async def follower_full(cluster: Cluster, member: Member) -> AsyncIterator[None]:
+    async with full(cluster, member, lambda: member.member_id not in cluster.in_sync()):
         yield
 
 
 @contextmanager
-def _failing(member: Member) -> Iterator[None]:
-    """Writes fail; then somebody starts the machine anew."""
+def failing(cluster: Cluster, member: Member) -> Iterator[None]:
+    """Writes fail; then somebody starts the machine again."""
     assert member.disk is not None
     with member.disk.failing():
         yield
@@ -76,74 +93,22 @@ def _failing(member: Member) -> Iterator[None]:
     member.revive()
 
 
-@fault("EIO from the writer's disk", disk=True, powerless=1)
-async def writer_eio(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with _failing(cluster.writer()):
-        yield
-
-
-@fault("EIO from a follower's disk", disk=True, powerless=1)
-async def follower_eio(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with _failing(follower_of(cluster, rng)):
-        yield
-
-
-@fault("a bit flipped at a follower")
-async def bit_flipped(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    follower = follower_of(cluster, rng)
-    follower.kill()
-    flip = damage.flip_a_bit(follower.store, rng)
-    follower.revive()
+@contextmanager
+def bit_flipped(cluster: Cluster, member: Member, rng: random.Random) -> Iterator[None]:
+    member.kill()
+    flip = damage.flip_a_bit(member.store, rng)
+    member.revive()
     try:
         yield
     finally:
-        follower.kill()
-        sizes = follower.options["max_hash_slot_num"], follower.options["max_index_num"]
-        damage.find_and_replace(follower.store, flip, *sizes)
-        follower.revive()
+        member.kill()
+        sizes = member.options["max_hash_slot_num"], member.options["max_index_num"]
+        damage.find_and_replace(member.store, flip, *sizes)
+        member.revive()
 
 
-# --- power ----------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _dark(cluster: Cluster, *members: Member) -> AsyncIterator[None]:
-    await cluster.note_darkness(members)
-    for member in members:
-        member.darken()
-    async with _anew(*members):
-        yield
-
-
-@fault("power cut of the writer", disk=True, powerless=1)
-async def writer_dark(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _dark(cluster, cluster.writer()):
-        yield
-
-
-@fault("power cut of a follower", disk=True, powerless=1)
-async def follower_dark(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _dark(cluster, follower_of(cluster, rng)):
-        yield
-
-
-@fault("power cut of the writer and a follower", disk=True, powerless=2)
-async def two_dark(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _dark(cluster, cluster.writer(), follower_of(cluster, rng)):
-        yield
-
-
-@fault("power cut of all members", disk=True, powerless=3)
-async def all_dark(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _dark(cluster, *rng.sample(cluster.members, len(cluster.members))):
-        yield
-
-
-# --- restarts of machines that lose nothing -------------------------------------------------------
-
-
-@asynccontextmanager
-async def _anew(*members: Member) -> AsyncIterator[None]:
+@contextmanager
+def rebooted(cluster: Cluster, *members: Member) -> Iterator[None]:
     """Without a warning, and on another boot: whether anything is lost they cannot know."""
     for member in members:
         member.reboot()
@@ -154,19 +119,27 @@ async def _anew(*members: Member) -> AsyncIterator[None]:
             member.revive()
 
 
-@fault("unclean restart of the writer's machine", disk=True)
-async def writer_anew(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _anew(cluster.writer()):
+@asynccontextmanager
+async def dark(cluster: Cluster, *members: Member) -> AsyncIterator[None]:
+    await cluster.note_darkness(members)
+    for member in members:
+        member.darken()
+    with rebooted(cluster, *members):
         yield
 
 
-@fault("unclean restart of a follower's machine", disk=True)
-async def follower_anew(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _anew(follower_of(cluster, rng)):
-        yield
-
-
-@fault("unclean restart of all members' machines", disk=True)
-async def all_anew(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    async with _anew(*rng.sample(cluster.members, len(cluster.members))):
-        yield
+fault("slow disk of the writer", slow, writer, disk=True, missing=why_not_slow)
+fault("slow disk of a follower", slow, follower, disk=True, missing=why_not_slow)
+fault("slow disks of all members", slow, everybody, disk=True, missing=why_not_slow)
+fault("full disk of the writer", writer_full, writer, disk=True, fills=True)
+fault("full disk of a follower", follower_full, follower, disk=True, fills=True)
+fault("EIO from the writer's disk", failing, writer, disk=True, powerless=1)
+fault("EIO from a follower's disk", failing, follower, disk=True, powerless=1)
+fault("a bit flipped at a follower", bit_flipped, lambda c, rng: [*follower(c, rng), rng])
+fault("power cut of the writer", dark, writer, disk=True, powerless=1)
+fault("power cut of a follower", dark, follower, disk=True, powerless=1)
+fault("power cut of the writer and a follower", dark, writer_and_follower, disk=True, powerless=2)
+fault("power cut of all members", dark, everybody, disk=True, powerless=3)
+fault("unclean restart of the writer's machine", rebooted, writer, disk=True)
+fault("unclean restart of a follower's machine", rebooted, follower, disk=True)
+fault("unclean restart of all members' machines", rebooted, everybody, disk=True)

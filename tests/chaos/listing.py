@@ -5,8 +5,8 @@ undoes at the end. Who is hit is decided when it begins.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 from tests.chaos.cluster import Cluster
@@ -14,8 +14,9 @@ from tests.chaos.machines import Member
 from tests.support.cluster import network
 from tests.support.stores import loop_disk
 
-Inject = Callable[[Cluster, random.Random], AbstractAsyncContextManager[None]]
-Steps = Callable[[Cluster, random.Random], AsyncIterator[None]]
+Block = AbstractContextManager[None] | AbstractAsyncContextManager[None]
+Inject = Callable[[Cluster, random.Random], Block]
+Who = Callable[[Cluster, random.Random], Sequence[object]]  # what a block gets beside
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,39 @@ FAULTS: dict[str, Fault] = {}
 
 def fault(
     name: str,
+    block: Callable[..., Block],
+    who: Who,
     *,
     disk: bool = False,
     missing: Callable[[], str] = str,
     powerless: int = 0,
     fills: bool = False,
     waits: bool = False,
-) -> Callable[[Steps], Steps]:
-    """Lists a fault."""
+) -> None:
+    """Lists a fault: ``block`` gets the cluster, and the machines that are hit from ``who``."""
 
-    def listed(steps: Steps) -> Steps:
-        inject = asynccontextmanager(steps)
-        FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits)
-        return steps
+    def inject(cluster: Cluster, rng: random.Random) -> Block:
+        return block(cluster, *who(cluster, rng))
 
-    return listed
+    FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits)
 
 
-def follower_of(cluster: Cluster, rng: random.Random) -> Member:
-    return rng.choice(cluster.followers())
+def nobody(cluster: Cluster, rng: random.Random) -> list[Member]:
+    return []
+
+
+def writer(cluster: Cluster, rng: random.Random) -> list[Member]:
+    return [cluster.writer()]
+
+
+def follower(cluster: Cluster, rng: random.Random) -> list[Member]:
+    return [rng.choice(cluster.followers())]
+
+
+def writer_and_follower(cluster: Cluster, rng: random.Random) -> list[Member]:
+    return [cluster.writer(), rng.choice(cluster.followers())]
+
+
+def everybody(cluster: Cluster, rng: random.Random) -> list[Member]:
+    """All members, in any order."""
+    return rng.sample(cluster.members, len(cluster.members))

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 
 from cometmq.admin import brokers
 from cometmq.errors import CometError
 from tests.chaos.cluster import BRIEF, CLIENTS, LEASE, Cluster
-from tests.chaos.listing import fault, follower_of
+from tests.chaos.listing import everybody, fault, follower, nobody, writer
 from tests.chaos.machines import Machine, Service
 from tests.chaos.topics import GROUP
 from tests.support.cluster import network
 
 HAND_OVER_TRIES = 20
-
-# --- processes ------------------------------------------------------------------------------------
+Cut = AbstractContextManager[None]
 
 
 @contextmanager
-def dead(*machines: Service) -> Iterator[None]:
+def dead(cluster: Cluster, *machines: Service) -> Iterator[None]:
     for machine in machines:
         machine.kill()
     try:
@@ -33,7 +31,7 @@ def dead(*machines: Service) -> Iterator[None]:
 
 
 @contextmanager
-def _paused(machine: Machine) -> Iterator[None]:
+def paused(cluster: Cluster, machine: Machine) -> Iterator[None]:
     machine.signal(signal.SIGSTOP)
     try:
         yield
@@ -41,65 +39,8 @@ def _paused(machine: Machine) -> Iterator[None]:
         machine.signal(signal.SIGCONT)
 
 
-@fault("kill -9 of a follower")
-async def follower_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(follower_of(cluster, rng)):
-        yield
-
-
-@fault("kill -9 of the writer")
-async def writer_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(cluster.writer()):
-        yield
-
-
-@fault("kill -9 of all members")
-async def all_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(*rng.sample(cluster.members, len(cluster.members))):
-        yield
-
-
-@fault("pause of a follower")
-async def follower_paused(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with _paused(follower_of(cluster, rng)):
-        yield
-
-
-@fault("pause of the writer")
-async def writer_paused(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with _paused(cluster.writer()):
-        yield
-
-
-@fault("kill -9 of a name server")
-async def namesrv_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(rng.choice(cluster.namesrvs)):
-        yield
-
-
-@fault("kill -9 of all name servers")
-async def namesrvs_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(*cluster.namesrvs):
-        yield
-
-
-@fault("kill -9 of the pullhold")
-async def pullhold_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with dead(cluster.pullhold):
-        yield
-
-
-@fault("kill -9 of clients")
-async def clients_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    """A producer and a consumer in the middle of everything; another of the consumer's group goes
-    on for it.
-    """
-    with dead(cluster.brief):
-        yield
-
-
-@fault("planned hand-over")
-async def handed_over(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def handed_over(cluster: Cluster) -> AsyncIterator[None]:
     """Tried for a while: beside another fault there may be nobody to hand over to."""
     for _ in range(HAND_OVER_TRIES):
         with suppress(CometError):
@@ -109,51 +50,14 @@ async def handed_over(cluster: Cluster, rng: random.Random) -> AsyncIterator[Non
     yield
 
 
-# --- the network ----------------------------------------------------------------------------------
-
-
-@fault("a follower cut off")
-async def follower_cut(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    follower = follower_of(cluster, rng)
-    with cluster.network.parted([follower.name], cluster.others(follower)):
-        yield
-
-
-@fault("the writer cut off")
-async def writer_cut(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer = cluster.writer()
-    with cluster.network.parted([writer.name], cluster.others(writer)):
-        yield
-
-
-@fault("the writer cut off from its followers")
-async def writer_alone(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer, followers = cluster.writer(), cluster.followers()
-    with cluster.network.parted([writer.name], cluster.names(*followers)):
-        yield
-
-
-@fault("the writer cut off from the lease")
-async def writer_unleased(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer = cluster.writer()
-    with cluster.network.parted([writer.name], [LEASE]):
-        yield
-
-
-@fault("the lease away from everybody")
-async def lease_away(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with cluster.network.parted(cluster.names(*cluster.members), [LEASE]):
-        yield
-
-
-@fault("the lease deleted")
-async def lease_deleted(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@contextmanager
+def lease_deleted(cluster: Cluster) -> Iterator[None]:
     cluster.leases.leases.clear()
     yield
 
 
-@fault("the API of the lease answers 503")
-async def lease_failing(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@contextmanager
+def lease_failing(cluster: Cluster) -> Iterator[None]:
     cluster.leases.failing = 503
     try:
         yield
@@ -161,41 +65,59 @@ async def lease_failing(cluster: Cluster, rng: random.Random) -> AsyncIterator[N
         cluster.leases.failing = 0
 
 
-@fault("the writer cut off from clients")
-async def clients_cut(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer = cluster.writer()
-    with cluster.network.parted([writer.name], [CLIENTS, BRIEF, cluster.pullhold.name]):
-        yield
+def cut_off(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.parted([machine.name], cluster.others(machine))
 
 
-@fault("one way: nothing from the writer to its followers")
-async def writer_mute(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer, followers = cluster.writer(), cluster.followers()
-    with cluster.network.cut([writer.name], cluster.names(*followers)):
-        yield
+def cut_off_from_followers(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.parted([machine.name], cluster.names(*cluster.followers()))
 
 
-@fault("one way: nothing from a follower to the writer")
-async def follower_mute(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer, follower = cluster.writer(), follower_of(cluster, rng)
-    with cluster.network.cut([follower.name], [writer.name]):
-        yield
+def cut_off_from_clients(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.parted([machine.name], [CLIENTS, BRIEF, cluster.pullhold.name])
 
 
-@fault("one way: the writer hears nothing")
-async def writer_deaf(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    writer = cluster.writer()
-    with cluster.network.cut(cluster.others(writer), [writer.name]):
-        yield
+def cut_off_from_lease(cluster: Cluster, *machines: Machine) -> Cut:
+    return cluster.network.parted(cluster.names(*machines), [LEASE])
 
 
-@fault("30 % of the writer's packets lost", missing=network.why_no_loss)
-async def writer_losing(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with cluster.network.losing(cluster.writer().name, 30):
-        yield
+def mute_to_followers(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.cut([machine.name], cluster.names(*cluster.followers()))
 
 
-@fault("30 % of a follower's packets lost", missing=network.why_no_loss)
-async def follower_losing(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    with cluster.network.losing(follower_of(cluster, rng).name, 30):
-        yield
+def mute_to_writer(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.cut([machine.name], [cluster.writer().name])
+
+
+def deaf(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.cut(cluster.others(machine), [machine.name])
+
+
+def losing(cluster: Cluster, machine: Machine) -> Cut:
+    return cluster.network.losing(machine.name, 30)
+
+
+fault("kill -9 of a follower", dead, follower)
+fault("kill -9 of the writer", dead, writer)
+fault("kill -9 of all members", dead, everybody)
+fault("kill -9 of a name server", dead, lambda cluster, rng: [rng.choice(cluster.namesrvs)])
+fault("kill -9 of all name servers", dead, lambda cluster, _: cluster.namesrvs)
+fault("kill -9 of the pullhold", dead, lambda cluster, _: [cluster.pullhold])
+# A producer and a consumer in the middle of everything; another of its group goes on for it.
+fault("kill -9 of clients", dead, lambda cluster, _: [cluster.brief])
+fault("pause of a follower", paused, follower)
+fault("pause of the writer", paused, writer)
+fault("planned hand-over", handed_over, nobody)
+fault("a follower cut off", cut_off, follower)
+fault("the writer cut off", cut_off, writer)
+fault("the writer cut off from its followers", cut_off_from_followers, writer)
+fault("the writer cut off from clients", cut_off_from_clients, writer)
+fault("the writer cut off from the lease", cut_off_from_lease, writer)
+fault("the lease away from everybody", cut_off_from_lease, everybody)
+fault("the lease deleted", lease_deleted, nobody)
+fault("the API of the lease answers 503", lease_failing, nobody)
+fault("one way: nothing from the writer to its followers", mute_to_followers, writer)
+fault("one way: nothing from a follower to the writer", mute_to_writer, follower)
+fault("one way: the writer hears nothing", deaf, writer)
+fault("30 % of the writer's packets lost", losing, writer, missing=network.why_no_loss)
+fault("30 % of a follower's packets lost", losing, follower, missing=network.why_no_loss)

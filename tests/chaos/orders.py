@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import grpc
@@ -17,7 +16,8 @@ from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.chaos.cluster import Cluster
-from tests.chaos.listing import fault
+from tests.chaos.listing import everybody, fault, nobody, writer
+from tests.chaos.machines import Member
 from tests.chaos.nodes import dead
 from tests.chaos.topics import FLEETING, QUEUES, config_of
 from tests.support.cluster import network
@@ -29,47 +29,39 @@ CALL_S = 10.0
 Answer = TypeVar("Answer")
 
 
-@fault("all members stopped at once")
-async def all_stopped(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def all_stopped(cluster: Cluster, *members: Member) -> AsyncIterator[None]:
     """In good order each, so the writer looks for somebody to hand over to."""
-    for member in cluster.members:
+    for member in members:
         member.signal(signal.SIGCONT)  # a stop wakes whom another fault has stopped
         member.signal(signal.SIGTERM)
-    for member in cluster.members:
+    for member in members:
         if member.process is not None:
             await asyncio.to_thread(member.end)
-    with dead(*rng.sample(cluster.members, len(cluster.members))):
+    with dead(cluster, *members):
         yield
 
 
-@fault("all members killed, the followers back before the writer")
-async def followers_first(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def followers_first(cluster: Cluster) -> AsyncIterator[None]:
     followers = cluster.followers()
-    with dead(*cluster.members):
+    with dead(cluster, *cluster.members):
         for follower in followers:
             follower.revive()
         yield
 
 
-@fault("kill -9 of everything")
-async def everything_killed(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
-    every = cluster.servers()
-    with dead(*rng.sample(every, len(every))):
-        yield
-
-
-@fault("the writer back with an older view of the lease", missing=network.why_not)
-async def writer_outdated(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def outdated(cluster: Cluster, member: Member) -> AsyncIterator[None]:
     """It reads the lease as it was when it was killed."""
-    writer = cluster.writer()
-    with cluster.leases.outdated(writer.address):
-        with dead(writer):
+    with cluster.leases.outdated(member.address):
+        with dead(cluster, member):
             yield
         await asyncio.sleep(OUTDATED_S)
 
 
-@fault("a topic deleted and made anew", waits=True)
-async def reborn(cluster: Cluster, rng: random.Random) -> AsyncIterator[None]:
+@asynccontextmanager
+async def reborn(cluster: Cluster) -> AsyncIterator[None]:
     """Deleted at the beginning, made anew at the end, under producers and readers."""
     began_s = time.monotonic()
     await _at_the_writer(cluster, _delete)
@@ -116,3 +108,14 @@ async def _at_the_writer(
 
     await cluster.until("the topic's deletion or creation", attempt)
     return done[0]
+
+
+fault("all members stopped at once", all_stopped, everybody)
+fault("all members killed, the followers back before the writer", followers_first, nobody)
+fault(
+    "kill -9 of everything",
+    dead,
+    lambda cluster, rng: rng.sample(cluster.servers(), len(cluster.servers())),
+)
+fault("the writer back with an older view of the lease", outdated, writer, missing=network.why_not)
+fault("a topic deleted and made anew", reborn, nobody, waits=True)

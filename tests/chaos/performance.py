@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +98,11 @@ async def perform(
 async def _play(cluster: Cluster, step: Step, rng: random.Random) -> None:
     with cluster.recorder.fault(step.fault.name):
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(step.fault.inject(cluster, rng))
+            block = step.fault.inject(cluster, rng)
+            if isinstance(block, AbstractContextManager):
+                stack.enter_context(block)
+            else:
+                await stack.enter_async_context(block)
             await asyncio.sleep(step.hold_s)
             for other in step.beside:
                 await _play(cluster, other, rng)
