@@ -33,7 +33,12 @@ RUN_S_MAX = 900
 
 
 def main() -> int:
-    options = _parse(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="tests.chaos", description="Chaos on real processes.")
+    parser.add_argument("--run", action="append", help=f"of {', '.join(ACTS)}, random-<number>")
+    parser.add_argument("--minutes", type=float, help="at random, for so long")
+    parser.add_argument("--seed", type=int, help="replays a run")
+    parser.add_argument("--keep", type=Path, help="where logs and stores stay")
+    options = parser.parse_args()
     if reason := network.why_not():
         print(f"behind proxies, without network namespaces: {reason}")
     for fault in FAULTS.values():
@@ -44,15 +49,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
         total = _play(_names(options), seed, options.keep or Path(scratch))
     return 1 if total.broken else 0
-
-
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tests.chaos", description="Chaos on real processes.")
-    parser.add_argument("--run", action="append", help=f"of {', '.join(ACTS)}, random-<number>")
-    parser.add_argument("--minutes", type=float, help="at random, for so long")
-    parser.add_argument("--seed", type=int, help="replays a run")
-    parser.add_argument("--keep", type=Path, help="where logs and stores stay")
-    return parser.parse_args(words)
 
 
 def _names(options: argparse.Namespace) -> Iterator[str]:

@@ -141,13 +141,12 @@ def at_random(rng: random.Random, faults: Sequence[Fault]) -> list[Step]:
     """A run of steps. Never two at a time of those that take away what was not synced: what is
     promised then is another matter.
     """
-    return [_random_step(rng, faults) for _ in range(RANDOM_STEPS)]
-
-
-def _random_step(rng: random.Random, faults: Sequence[Fault]) -> Step:
-    fault = rng.choice([fault for fault in faults if fault.powerless <= 1])
-    beside: tuple[Step, ...] = ()
-    if rng.random() < BESIDE_SHARE:
-        other = rng.choice([other for other in faults if not (other.disk or other.waits)])
-        beside = (Step(other, rng.uniform(*HOLD_S)),)
-    return Step(fault, rng.uniform(*HOLD_S), beside)
+    steps = []
+    for _ in range(RANDOM_STEPS):
+        fault = rng.choice([fault for fault in faults if fault.powerless <= 1])
+        beside: tuple[Step, ...] = ()
+        if rng.random() < BESIDE_SHARE:
+            other = rng.choice([other for other in faults if not (other.disk or other.waits)])
+            beside = (Step(other, rng.uniform(*HOLD_S)),)
+        steps.append(Step(fault, rng.uniform(*HOLD_S), beside))
+    return steps

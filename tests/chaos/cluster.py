@@ -89,7 +89,10 @@ class Cluster:
             *(self.directory, self.network, "p0", "pullhold"), namesrv=self.namesrv, port=10921
         )
         self.pullhold.advertise()
-        self.members = [self._member(number) for number in range(self._size.members)]
+        self.members = [
+            Member(self.directory, self.network, number, own_disk=self._own_disks)
+            for number in range(self._size.members)
+        ]
         self.clients = Machine(self.directory, self.network, CLIENTS)
         self.brief = Clients(self.directory, self.network, BRIEF)
         peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
@@ -115,9 +118,6 @@ class Cluster:
         return Server(
             *(self.directory, self.network, name, "namesrv"), port=9876, kv_config_path=values
         )
-
-    def _member(self, number: int) -> Member:
-        return Member(self.directory, self.network, number, own_disk=self._own_disks)
 
     def servers(self) -> list[Service]:
         return [*self.namesrvs, *self.members, self.pullhold]
@@ -179,7 +179,10 @@ class Cluster:
         await self.until("all members serve, in sync", is_well)
 
     async def _is_well(self) -> bool:
-        self._revive()
+        for server in self.servers():  # what has ended by itself starts, as in Kubernetes
+            if server.process is not None and not server.running:
+                self.fallen.append(f"{server.name}: {server.process.returncode}")
+                server.revive()
         views = await self.views()
         roles = sorted(view.role for view in views if view.reachable and not view.refusal)
         behind = [NEAR_BYTES if v.behind_bytes is None else v.behind_bytes for v in views]
@@ -187,13 +190,6 @@ class Cluster:
         if roles != wanted or max(behind) >= NEAR_BYTES:
             return False
         return len(self.in_sync()) == self._size.members
-
-    def _revive(self) -> None:
-        """Start what has ended by itself, as an orchestrator does."""
-        for server in self.servers():
-            if server.process is not None and not server.running:
-                self.fallen.append(f"{server.name}: {server.process.returncode}")
-                server.revive()
 
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], within_s: float = HEALED_S

@@ -117,10 +117,6 @@ async def _make_topics(cluster: Cluster) -> None:
         await client.close()
 
 
-def _history(directory: Path) -> History:
-    return History.read(path for path in directory.glob("*.jsonl"))
-
-
 # --- the end --------------------------------------------------------------------------------------
 
 
@@ -159,7 +155,7 @@ def _judge(
         )
         for cuts in (power_cuts, 0)
     )
-    history = _history(directory)
+    history = History.read(directory.glob("*.jsonl"))
     for name, gap_s in gaps(history):
         tell(f"  longest time without an acknowledgement around {name}: {gap_s:.1f} s")
     verdict = judge(

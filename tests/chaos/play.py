@@ -14,7 +14,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.chaos.acts import ACTS, RANDOM_SIZES, Act, at_random, steps_of
+from tests.chaos.acts import ACTS, RANDOM_SIZES, at_random, steps_of
 from tests.chaos.cluster import Cluster
 from tests.chaos.listing import FAULTS
 from tests.chaos.performance import Step, perform
@@ -46,7 +46,8 @@ def play(name: str, seed: int, folder: Path) -> Verdict:
     rng = random.Random(f"{seed}/{name}")
     chosen = steps(name, rng)
     size = ACTS[name].size if name in ACTS else rng.choice(RANDOM_SIZES)
-    tell(f"{size.members} members, at least {size.in_sync_min} in sync; {_words(chosen)}")
+    faults = ", ".join(map(str, chosen))
+    tell(f"{size.members} members, at least {size.in_sync_min} in sync; {faults}")
     namespaces = not network.why_not()
     own_disks = namespaces and not loop_disk.missing("ext4")
     cluster = Cluster(folder, size, namespaces=namespaces, own_disks=own_disks)
@@ -59,16 +60,9 @@ def play(name: str, seed: int, folder: Path) -> Verdict:
     verdict.counts.update(f"times: {name}" for name in played)
     verdict.counts["faults"] += len(played)
     if name in ACTS and chosen == steps_of(name):
-        verdict.add("acts that did not show", _not_shown(ACTS[name], verdict))
+        missing = [what for what in ACTS[name].shows if not verdict.counts[what]]
+        verdict.add("acts that did not show", missing)
     return verdict
-
-
-def _words(chosen: list[Step]) -> str:
-    return ", ".join(map(str, chosen))
-
-
-def _not_shown(act: Act, verdict: Verdict) -> list[str]:
-    return [what for what in act.shows if not verdict.counts[what]]
 
 
 def main() -> None:

@@ -115,7 +115,8 @@ class Steady:
         kept = (await self._consumer.committed([self._ref]))[self._ref]
         if kept is not None:
             self._note(Step.ASKED, kept)
-        self._at = kept or Position((await self._generation()), 0)
+        bounds = (await self._consumer.bounds([self._ref]))[self._ref]
+        self._at = kept or Position(bounds.generation, 0)
         self._note(Step.BEGAN, self._at)
         now = asyncio.get_running_loop().time
         ends_s, commits_s = now() + SESSION_S, now() + COMMIT_S
@@ -124,9 +125,6 @@ class Steady:
             if now() >= commits_s:
                 commits_s = now() + COMMIT_S
                 await self._commit()
-
-    async def _generation(self) -> int:
-        return (await self._consumer.bounds([self._ref]))[self._ref].generation
 
     async def _pull(self) -> None:
         try:
