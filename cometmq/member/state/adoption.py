@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cometmq.clock import Clock
@@ -76,17 +77,12 @@ def read_exported(folder: Path) -> Tables:
     found: dict[str, bytes] = {}
     for name in layout.SNAPSHOTS:
         for path in (folder / name, folder / f"{name}.bak"):
-            if name not in found and path.is_file() and _is_table(name, path.read_bytes()):
-                found[name] = path.read_bytes()
+            if name not in found and path.is_file():
+                content = path.read_bytes()
+                with suppress(StoreDamaged, StoreForeignFile):
+                    adoption.read({name: content})
+                    found[name] = content
     return adoption.read(found)
-
-
-def _is_table(name: str, content: bytes) -> bool:
-    try:
-        adoption.read({name: content})
-    except (StoreDamaged, StoreForeignFile):
-        return False
-    return True
 
 
 def _reads(content: bytes) -> bool:

@@ -5,7 +5,11 @@ Blocking.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged, StoreForeignFile
@@ -20,8 +24,8 @@ from cometmq.member.state.statelog import (
     append_now,
     load,
     load_what_is_left,
-    lost_changes,
     rebuild_advice,
+    refuse_lost_changes,
     refuse_short_queues,
     topic_deletions,
 )
@@ -41,6 +45,8 @@ from cometmq.store.writer import MessageStore, StoreOptions
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
+
+NewState: TypeAlias = Callable[[], BrokerState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ def open_writer(
     again.
     """
     started_s = clock.monotonic_s()
-    approval = _WriterApproval(config, log_end)
+    approval = _WriterApproval(_new_state(config), config.store_path, log_end)
     store = MessageStore.open(
         config.store_path,
         _store_options(config, limits),
@@ -125,12 +131,13 @@ class _WriterApproval:
     last stop left it: a refusal leaves no trace.
     """
 
-    def __init__(self, config: MemberConfig, log_end: int | None) -> None:
-        self.state = _new_state(config)
+    def __init__(self, new_state: NewState, folder: Path, log_end: int | None) -> None:
+        self.state = new_state()
         self.tables = Tables()
         self.exported = Tables()  # by us
         self.commits: Commits = {}  # that a damaged log still tells
-        self._config = config
+        self._new_state = new_state
+        self._folder = folder
         self._log_end = log_end
 
     def __call__(self, store: Preview) -> None:
@@ -139,38 +146,36 @@ class _WriterApproval:
                 f"the log was handed over up to {self._log_end} and ends at {store.appended_offset}"
             )
         if store.state_lost is not None:
-            left = load_what_is_left(store, lambda: _new_state(self._config))
-            self.state, self.commits = left
-            self.exported = adoption.read_exported(self._config.store_path / "config")
+            self.state, self.commits = load_what_is_left(store, self._new_state)
+            self.exported = adoption.read_exported(self._folder / "config")
         else:
-            _refuse_lost_changes(store)
-            self.state = self._load(store)
+            refuse_lost_changes(store, has_other_tables=store.adoption is not None)
+            self._load(store)
         if store.adoption is not None:
             try:
                 self.tables = adoption.read(store.adoption.tables)
             except StoreDamaged as error:
-                said = error.message.replace("config/", f"{self._config.store_path}/config/", 1)
+                said = error.message.replace("config/", f"{self._folder}/config/", 1)
                 raise StoreForeignFile(said) from error
 
-    def _load(self, store: Preview) -> BrokerState:
+    def _load(self, store: Preview) -> None:
         if store.adoption is not None:
             try:
-                return load(store, lambda: _new_state(self._config))
+                self.state = load(store, self._new_state)
             except StoreDamaged:
                 # RocketMQ's retention does not know what of our log has to stay; its tables do.
                 log.warning("the log has no complete snapshot of our state any more")
-                return _new_state(self._config)
+            return
         low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
         if low == high and store.has_state:
             raise StoreDamaged(
                 f"the log has lost its snapshots of the state. {rebuild_advice(store)}"
             )
         counted: Counted = {}
-        state = load(store, lambda: _new_state(self._config), counted)
+        self.state = load(store, self._new_state, counted)
         if store.may_lack_queues:
             refuse_short_queues(store, counted)
-        _refuse_unknown_queues(store, state)
-        return state
+        _refuse_unknown_queues(store, self.state)
 
 
 def _is_known(topic: str, state: BrokerState) -> bool:
@@ -198,12 +203,6 @@ def _refuse_unknown_queues(store: Preview, state: BrokerState) -> None:
             )
 
 
-def _refuse_lost_changes(store: Preview) -> None:
-    complaint = lost_changes(store)
-    if complaint and store.adoption is None:
-        raise StoreDamaged(complaint)
-
-
 @dataclass(frozen=True, slots=True)
 class OpenedFollower:
     """An open store of a follower with its state, and how long it took."""
@@ -218,7 +217,8 @@ def open_copy(
 ) -> OpenedFollower:
     """Open the store for following. Errors and ``progress`` as of :func:`open_writer`."""
     started_s = clock.monotonic_s()
-    approval = _FollowerApproval(config)
+    new_state = _new_state(config)
+    approval = _FollowerApproval(new_state)
     store = FollowerStore.open(
         config.store_path,
         # A writer waits until this member has written the log: the pool would only delay it.
@@ -233,40 +233,40 @@ def open_copy(
             # The log was cut below its last complete snapshot. It is a copy: copy it again.
             log.error("the log is copied again", extra=fields(reason=approval.why_anew))
             store.start_anew(store.min_offset)
-            state = _new_state(config)
+            state = new_state()
         _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
         whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
     except BaseException:
         store.abandon()
         raise
-    follower = FollowerState(state, lambda: _new_state(config), whole=whole)
+    follower = FollowerState(state, new_state, whole=whole)
     return OpenedFollower(store, follower, _log_opened(store, clock.monotonic_s() - started_s))
 
 
 class _FollowerApproval:
     """As :class:`_WriterApproval`, of a follower."""
 
-    def __init__(self, config: MemberConfig) -> None:
-        self.state = _new_state(config)
+    def __init__(self, new_state: NewState) -> None:
+        self.state = new_state()
         self.why_anew = ""  # the log has to be copied from the start
-        self._config = config
+        self._new_state = new_state
 
     def __call__(self, store: Preview) -> None:
         if store.state_lost is not None:
-            self.state, _ = load_what_is_left(store, lambda: _new_state(self._config))
+            self.state, _ = load_what_is_left(store, self._new_state)
             return
         # Perhaps no other member has the rest of this log: only the operator may give it up.
-        _refuse_lost_changes(store)
+        refuse_lost_changes(store, has_other_tables=store.adoption is not None)
         try:
-            self.state = load(store, lambda: _new_state(self._config))
+            self.state = load(store, self._new_state)
         except StoreDamaged as error:
             if store.adoption is not None:  # there is no other copy of what RocketMQ wrote
                 raise
             self.why_anew = str(error)
 
 
-def _new_state(config: MemberConfig) -> BrokerState:
-    return BrokerState(config.topics_max, config.groups_max)
+def _new_state(config: MemberConfig) -> NewState:
+    return partial(BrokerState, config.topics_max, config.groups_max)
 
 
 def _store_options(config: MemberConfig, limits: BatchLimits) -> StoreOptions:

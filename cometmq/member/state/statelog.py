@@ -139,20 +139,19 @@ def refuse_short_queues(store: Source, counted: Counted) -> None:
                 )
 
 
-def lost_changes(store: Source) -> str:
-    """The complaint that damage took changes behind the newest complete snapshot; empty: it did
-    not.
+def refuse_lost_changes(store: Source, *, has_other_tables: bool) -> None:
+    """Raise StoreDamaged when damage took changes behind the newest complete snapshot, unless
+    another program's tables have them.
     """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if low == high:
-        return ""
+        return
     for log_offset, size, _ in _units(store, _start_of_state(store, low, high), high):
-        if size == queueunit.LOST_SIZE:
-            return (
+        if size == queueunit.LOST_SIZE and not has_other_tables:
+            raise StoreDamaged(
                 f"changes of the state that were at {log_offset} of the log are lost. "
                 + rebuild_advice(store)
             )
-    return ""
 
 
 def load_what_is_left(

@@ -1,1 +1,1 @@
-"""What is appended: the log and its queues, the disk, who waits for both."""
+"""What is appended: the log and its queues, the disk, what waits for both."""
