@@ -3,7 +3,7 @@ when it hands its role over.
 
 Several clusters, each a group with one slave and a topic that waits for it, with the default
 options of everything. A producer of each sends 100 messages a second, whatever happens. The writers
-are killed (kill -9) in turn, so that one cluster's take-over does not meet another's; who was
+are killed (kill -9) in turn, so that one cluster's fail-over does not meet another's; who was
 killed is started again and follows. Where the time goes is told by the new writer's log:
 
 detection     from the kill until somebody takes the lease: what was left of it, and a look at it
@@ -176,7 +176,7 @@ def run(
 
 def table(failovers: Sequence[Failover], pauses: Sequence[float]) -> str:
     columns = {name: [one.parts[name] for one in failovers] for name in PARTS}
-    columns["take-over"] = [one.seconds for one in failovers]
+    columns["fail-over"] = [one.seconds for one in failovers]
     columns["hand-over"] = list(pauses)
     header = ("seconds", "lowest", "median", "p90", "highest", "number")
     return markdown(header, [row(name, values) for name, values in columns.items() if values])
@@ -190,7 +190,7 @@ def row(name: str, values: Sequence[float]) -> tuple[str, ...]:
 def missed(failovers: Sequence[Failover], pauses: Sequence[float]) -> list[str]:
     """Which limits were not kept, by the slowest of all."""
     checks = {
-        f"take-over within {FAILOVER_S_MAX:g} s": [t.seconds for t in failovers],
+        f"fail-over within {FAILOVER_S_MAX:g} s": [t.seconds for t in failovers],
         f"hand-over within {HAND_OVER_S_MAX:g} s": list(pauses),
     }
     limits = (FAILOVER_S_MAX, HAND_OVER_S_MAX)

@@ -25,7 +25,7 @@ COPIED = (
     "services",
     "spark",
 )
-TIMEOUT_S = 200
+TIMEOUT_S = 280
 # What differs from run to run: two texts that match the same pattern are alike.
 VOLATILE = (
     r"127\.0\.0\.1:\d+",  # an address
@@ -41,7 +41,7 @@ VOLATILE = (
 LONG = re.compile(r"^make (?!setup\b)", re.M)
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(360),
     pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="tests run outside of an environment"),
 ]
 
