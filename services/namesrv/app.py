@@ -1,4 +1,4 @@
-"""The name server put together: tables, servicer, metrics, the search for silent members."""
+"""The composition root of a name server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class App:
             changed=self._watchers.changed,
             moved=self._registrations.changed,
         )
-        self._holds = PullholdTable(
+        self._pullholds = PullholdTable(
             silence_max_s=config.member_silence_max_s,
             holds_max=config.holds_max,
             moved=self._registrations.changed,
@@ -70,30 +70,35 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Refuse what is new, end the watch streams, let calls in flight finish."""
+        """Refuses new calls, ends the watch streams, lets calls in flight finish."""
         await self._stack.aclose()
 
     async def _start(self) -> None:
         if self._server.secret is None:
             _log.warning(
-                "without internal_secret_file whoever reaches this port can register as a member or"
-                " a pullhold, and so draw clients to an address of theirs, take live ones out, and"
-                " change values"
+                "without internal_secret_file every process that reaches this port can register as"
+                " a member or a pull-hold, so as to draw clients to its address; it can also remove"
+                " live ones and change values"
             )
         await self._values.load()
         servicer = NameServicer(
             self._table,
             self._watchers,
             self._values,
-            self._holds,
+            self._pullholds,
             self._registrations,
             gate=self._server.gate,
             clock=self._clock,
         )
         observer = RpcMetrics(self._registry, self._clock)
         self._server.add(add_NameServiceServicer_to_server, servicer, observer=observer)
-        self._add_gauges()
-        self._serve_metrics()
+        gauge = self._metrics.gauge
+        gauge("cometmq_namesrv_watch_streams", "Open watch streams.", self._watchers.__len__)
+        gauge("cometmq_namesrv_holds", "Registered pullholds.", self._pullholds.__len__)
+        host, port = self._config.listen_host, self._config.metrics_port
+        metrics = start_metrics_server(self._registry, host=host, port=port, labels=PROCESS_LABELS)
+        self._stack.callback(metrics.close)
+        self.metrics_address = join_address(host, metrics.port)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         for coroutine in (self._remove_silent_members(), self._loop_lag.run()):
             self._stack.callback(tasks.create_task(coroutine).cancel)
@@ -106,21 +111,6 @@ class App:
         )
         _log.info("ready", extra=fields(address=self._server.address))
 
-    def _add_gauges(self) -> None:
-        for name, help_text, table in (
-            ("cometmq_namesrv_watch_streams", "Open watch streams.", self._watchers),
-            ("cometmq_namesrv_holds", "Registered pullholds.", self._holds),
-        ):
-            self._metrics.gauge(name, help_text, table.__len__)
-
-    def _serve_metrics(self) -> None:
-        host = self._config.listen_host
-        metrics = start_metrics_server(
-            self._registry, host=host, port=self._config.metrics_port, labels=PROCESS_LABELS
-        )
-        self._stack.callback(metrics.close)
-        self.metrics_address = join_address(host, metrics.port)
-
     async def _remove_silent_members(self) -> None:
         while True:
             await asyncio.sleep(self._config.scan_interval_s)
@@ -130,7 +120,7 @@ class App:
                     "member removed: silent",
                     extra=fields(group=member.broker_group, member=member.member_id),
                 )
-            for address in self._holds.expire(self._clock.monotonic_s()):
+            for address in self._pullholds.expire(self._clock.monotonic_s()):
                 self._metrics.holds_expired.inc()
                 _log.warning("pullhold removed: silent", extra=fields(address=address))
 

@@ -17,7 +17,7 @@ from services.namesrv.routes import DataVersion, GroupRoute, LiveMember, Member,
 
 
 def member_from_proto(proto: namesrv_pb2.Member) -> Member:
-    """InvalidRequest: a role that is not known. All else is checked by the table."""
+    """InvalidRequest: an unknown role. The route table checks everything else."""
     if proto.role not in (common_pb2.MEMBER_ROLE_WRITER, common_pb2.MEMBER_ROLE_FOLLOWER):
         raise InvalidRequest("role: writer or follower")
     return Member(
@@ -48,25 +48,21 @@ def version_from_proto(proto: namesrv_pb2.DataVersion) -> DataVersion:
 
 
 def topic_from_proto(proto: common_pb2.TopicConfig) -> TopicConfig:
-    """Permission 0 means both; the flush mode must be said: the broker knows it."""
+    """Permission 0 means both; the flush mode must be there. InvalidRequest."""
     if proto.flush_mode not in (common_pb2.FLUSH_MODE_ASYNC, common_pb2.FLUSH_MODE_SYNC):
         raise InvalidRequest(f"topics: {proto.name[:127]!r} has no flush mode")
+    # Brokers of an older release send no replication mode: they know no other than ASYNC.
+    if proto.replication_mode not in common_pb2.ReplicationMode.values():
+        raise InvalidRequest(f"topics: {proto.name[:127]!r} has an unknown replication mode")
     return TopicConfig(
         name=proto.name,
         read_queue_count=proto.read_queue_count,
         write_queue_count=proto.write_queue_count,
         permission=proto.permission or PERMISSION_READ | PERMISSION_WRITE,
         flush_mode=FlushMode(proto.flush_mode),
-        replication_mode=_replication_mode(proto),
+        replication_mode=ReplicationMode(proto.replication_mode or ReplicationMode.ASYNC),
         reserve_time_ms=proto.reserve_time_ms,
     )
-
-
-def _replication_mode(proto: common_pb2.TopicConfig) -> ReplicationMode:
-    # Brokers of an older release do not say it: they know no other.
-    if proto.replication_mode not in common_pb2.ReplicationMode.values():
-        raise InvalidRequest(f"topics: {proto.name[:127]!r} has an unknown replication mode")
-    return ReplicationMode(proto.replication_mode or ReplicationMode.ASYNC)
 
 
 def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:

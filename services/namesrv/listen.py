@@ -9,7 +9,7 @@ from cometmq.rpc.server import RpcServer, limits_of
 from services.namesrv.config import NamesrvConfig
 
 SERVICE = "cometmq.v1.NameService"
-# What changes the name server, or is for those who do: it wants the proof. All else is read by all.
+# Methods that change the name server, or serve callers that do, want a proof; all others do not.
 PROVEN = frozenset(
     f"/{SERVICE}/{method}"
     for method in (

@@ -1,4 +1,4 @@
-"""What a name server tells Prometheus. RocketMQ's tells nothing, so the names are ours."""
+"""The metrics of a name server. RocketMQ's has none, so the names are ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROCESS_LABELS = {"node_type": "namesrv"}  # no cluster: one name server may ser
 
 
 class NamesrvMetrics:
-    """Counters that code feeds, gauges that are read at scrape time."""
+    """Counters, and gauges that are read at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, table: RouteTable) -> None:
         self._registry = registry
@@ -37,7 +37,7 @@ class NamesrvMetrics:
 
 
 class MemberCensus(Collector):
-    """Registered members by group and role; both roles of a known group are there, also at 0."""
+    """Registered members by group and role; a known group has both roles, also at 0."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table

@@ -4,19 +4,19 @@ The rules are RocketMQ's, with epochs in place of "master wins":
 
 - A group's epoch is the highest that any live member of it registered. Older registrations are
   refused, and those far above; a newer one removes a writer of an older epoch.
-- Within an epoch the writer's place is its store's: nobody else takes it, or takes it away.
+- Within an epoch the writer's place belongs to its store: no other member replaces or removes it.
 - Only a writer's topics count, and only when their version changed or the epoch is new.
 - A member silent for ``silence_max_s`` is removed; with its last member a group is forgotten.
 - Taking the write permission lasts until the topics are replaced.
 
-``changed`` hears, after each change, the topics whose route is now another one; ``moved`` the
-(group, member id) that are registered otherwise now, or no longer.
+After each change ``changed`` gets the topics whose route differs now, and ``moved`` each (group,
+member id) whose registration differs now, or is gone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -40,7 +40,7 @@ ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]{2,45}\]|[a-zA-Z0-9._-]{1,253}):[0-9]{1
 
 
 class Role(Enum):
-    """What a member does; the values are those of ``cometmq.v1.MemberRole``."""
+    """The values are those of ``cometmq.v1.MemberRole``."""
 
     WRITER = 1
     FOLLOWER = 2
@@ -48,7 +48,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a broker group, as it registered."""
+    """A member of a broker group, as it registered."""
 
     cluster: str
     broker_group: str
@@ -119,7 +119,7 @@ class _Group:
 
 
 class RouteTable:
-    """All that a name server knows about brokers."""
+    """The broker groups, their members and their topics."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class RouteTable:
         self._moved = moved
         self._groups: dict[str, _Group] = {}
         self._groups_of: dict[str, set[str]] = {}  # topic → names of the groups that have it
-        self._member_count = 0
+        self.member_count = 0
 
-    # --- what members say ---
+    # --- calls of members ---
 
     def register(
         self,
@@ -152,51 +152,60 @@ class RouteTable:
         now_ms: int,
         store_id: str = "",
     ) -> Member | None:
-        """Take a member in, or hear that it still lives. Returns its group's live writer.
+        """Adds a member, or notes that it is alive. Returns its group's live writer.
 
-        Either raises and changes nothing (InvalidRequest, TopicNameInvalid, StaleEpoch,
-        LimitExceeded), or takes the registration as a whole. The ``topic_count`` ``topics`` are
-        looked at only when they count: a heartbeat repeats them all.
+        InvalidRequest, TopicNameInvalid, StaleEpoch, LimitExceeded: nothing has changed. The
+        ``topic_count`` ``topics`` are read only when they replace the known ones: a heartbeat
+        repeats them all.
         """
-        _check_member(member)
-        _check_version(version)
-        if not STORE_ID.fullmatch(store_id):
-            raise InvalidRequest(f"store_id: {store_id[:64]!r} is not one")
-        group = self._groups.get(member.broker_group) or _Group(member.cluster, member.epoch)
+        _check_registration(member, version, store_id)
+        name = member.broker_group
+        group = self._groups.get(name) or _Group(member.cluster, member.epoch)
         _check_epoch(group, member, store_id)
         if topic_count > TOPICS_PER_GROUP_MAX:
             limit = TOPICS_PER_GROUP_MAX
             raise LimitExceeded(f"{topic_count} topics, {limit} is the limit of a group")
-        new_topics = _checked(topics) if _count_topics(group, member, version) else None
+        new_topics = _checked(topics) if _replaces_topics(group, member, version) else None
         self._check_room(group, member, new_topics or {})
 
-        self._groups[member.broker_group] = group
+        self._groups[name] = group
         before = group.members()
-        self._take_member(group, LiveMember(member, version, topic_count, now_s, now_ms, store_id))
+        group.epoch = max(group.epoch, member.epoch)
+        # The member replaces its older self, the member at its address, and deposed writers.
+        replaced = [
+            number
+            for number, known in group.live.items()
+            if number == member.member_id
+            or known.member.address == member.address
+            or (known.member.role is Role.WRITER and known.member.epoch < group.epoch)
+        ]
+        for number in replaced:
+            del group.live[number]
+        group.live[member.member_id] = LiveMember(
+            member, version, topic_count, now_s, now_ms, store_id
+        )
+        self.member_count += 1 - len(replaced)
         touched: set[str] = set()
         if new_topics is not None:
-            touched = self._replace_topics(member.broker_group, group, new_topics)
+            touched = self._replace_topics(name, group, new_topics)
             group.topics_from = (member.epoch, version)
         after = group.members()
         if after != before:
             touched.update(group.topics)
-        self._validate_group(member.broker_group)
-        self._tell(touched)
-        for number in {one.member_id for one in set(before) ^ set(after)}:
-            self._moved(member.broker_group, number)
+        self._validate_group(name)
+        self._notify(touched, name, {one.member_id for one in set(before) ^ set(after)})
         return group.writer
 
     def unregister(
         self, cluster: str, broker_group: str, member_id: int, epoch: int, store_id: str = ""
     ) -> bool:
-        """Take a member out; False: it was not there. StaleEpoch: a newer incarnation is, or one
-        with another store. InvalidRequest.
+        """Removes a member; False: it was not registered. StaleEpoch: it is registered with a newer
+        epoch or another store. InvalidRequest.
         """
         if epoch > EPOCH_MAX:
             raise InvalidRequest(f"epoch: {epoch} is above {EPOCH_MAX}")
-        group = self._groups.get(broker_group)
-        known = group.live.get(member_id) if group and group.cluster == cluster else None
-        if group is None or known is None:
+        known = self._find_member(cluster, broker_group, member_id)
+        if known is None:
             return False
         if epoch < known.member.epoch:
             raise StaleEpoch(
@@ -210,7 +219,7 @@ class RouteTable:
         return True
 
     def expire(self, now_s: float) -> list[Member]:
-        """Remove the members that were not heard for too long, and return them."""
+        """Removes and returns the members that were silent for too long."""
         gone: list[Member] = []
         for name, group in list(self._groups.items()):
             silent = [
@@ -223,9 +232,8 @@ class RouteTable:
         return gone
 
     def set_write_permission(self, broker_group: str, writable: bool) -> int:
-        """Take the write permission from all topics of a group, or give it back.
-
-        Returns the number of topics whose permission changed. GroupNotFound.
+        """Takes the write permission from all topics of a group, or gives it back. Returns how
+        many topics have another permission now. GroupNotFound.
         """
         group = self._groups.get(broker_group)
         if group is None:
@@ -234,13 +242,13 @@ class RouteTable:
             return 0
         group.writable = writable
         touched = [name for name, topic in group.topics.items() if topic.writable]
-        self._tell(touched)
+        self._notify(touched)
         return len(touched)
 
-    # --- what clients ask ---
+    # --- calls of clients ---
 
     def route(self, topic: str) -> list[GroupRoute]:
-        """Where a topic is, by group name; empty: nobody serves it."""
+        """The groups that have a topic, by name; empty: none has it."""
         return [
             GroupRoute(name, self._groups[name].topic(topic), self._groups[name].members())
             for name in sorted(self._groups_of.get(topic, ()))
@@ -258,9 +266,8 @@ class RouteTable:
         return sorted(self._groups_of)
 
     def member(self, cluster: str, broker_group: str, member_id: int) -> Member | None:
-        """How a member is registered; None: it is not."""
-        group = self._groups.get(broker_group)
-        known = group.live.get(member_id) if group and group.cluster == cluster else None
+        """A member as it is registered; None: it is not."""
+        known = self._find_member(cluster, broker_group, member_id)
         return None if known is None else known.member
 
     def members(self) -> Iterator[LiveMember]:
@@ -269,9 +276,8 @@ class RouteTable:
             yield from (group.live[number] for number in sorted(group.live))
 
     def census(self) -> dict[tuple[str, str], dict[Role, int]]:
-        """How many members of each role every group has, by cluster and group.
-
-        Asked by the metrics' thread: it copies each table in one step and reads nothing twice.
+        """The number of members of each role, by cluster and group. For the metrics' thread: each
+        table is copied in one step and read once.
         """
         counts = {}
         for name, group in list(self._groups.items()):
@@ -280,40 +286,23 @@ class RouteTable:
         return counts
 
     @property
-    def member_count(self) -> int:
-        return self._member_count
-
-    @property
     def topic_count(self) -> int:
         return len(self._groups_of)
 
-    # --- the inside ---
+    # --- internals ---
+
+    def _find_member(self, cluster: str, broker_group: str, member_id: int) -> LiveMember | None:
+        group = self._groups.get(broker_group)
+        return group.live.get(member_id) if group and group.cluster == cluster else None
 
     def _check_room(self, group: _Group, member: Member, topics: dict[str, TopicConfig]) -> None:
-        if member.member_id not in group.live and self._member_count >= self._members_max:
+        if member.member_id not in group.live and self.member_count >= self._members_max:
             raise LimitExceeded(f"{self._members_max} members are registered (members_max)")
         growth = len(topics) - len(group.topics)
-        if growth > 0 and growth + self._entry_count() > self._topics_max:
+        if growth <= 0:
+            return
+        if growth + sum(len(known.topics) for known in self._groups.values()) > self._topics_max:
             raise LimitExceeded(f"{self._topics_max} topics are registered (topics_max)")
-
-    def _entry_count(self) -> int:
-        return sum(len(group.topics) for group in self._groups.values())
-
-    def _take_member(self, group: _Group, entry: LiveMember) -> None:
-        """Put the member in the place of its older self, of deposed writers, of its address."""
-        member = entry.member
-        group.epoch = max(group.epoch, member.epoch)
-        replaced = [
-            number
-            for number, known in group.live.items()
-            if number == member.member_id
-            or known.member.address == member.address
-            or (known.member.role is Role.WRITER and known.member.epoch < group.epoch)
-        ]
-        for number in replaced:
-            del group.live[number]
-        group.live[member.member_id] = entry
-        self._member_count += 1 - len(replaced)
 
     def _replace_topics(self, name: str, group: _Group, topics: dict[str, TopicConfig]) -> set[str]:
         """Returns the topics whose settings changed, came or went."""
@@ -328,22 +317,20 @@ class RouteTable:
         return {topic for topic in every if before.get(topic) != topics.get(topic)}
 
     def _remove(self, name: str, member_ids: Sequence[int]) -> None:
-        """Take members out of a group; with the last one the group goes."""
+        """Removes members from a group, and the group with its last member."""
         if not member_ids:
             return
         group = self._groups[name]
         for number in member_ids:
             del group.live[number]
-        self._member_count -= len(member_ids)
+        self.member_count -= len(member_ids)
         if not group.live:
             del self._groups[name]
             for topic in group.topics:
                 self._forget_topic(topic, name)
         else:
             self._validate_group(name)
-        self._tell(group.topics)
-        for number in member_ids:
-            self._moved(name, number)
+        self._notify(group.topics, name, member_ids)
 
     def _forget_topic(self, topic: str, name: str) -> None:
         groups = self._groups_of[topic]
@@ -351,10 +338,14 @@ class RouteTable:
         if not groups:
             del self._groups_of[topic]
 
-    def _tell(self, topics: Iterable[str]) -> None:
-        touched = list(topics)
-        if touched:
-            self._changed(touched)
+    def _notify(
+        self, topics: Collection[str], broker_group: str = "", member_ids: Iterable[int] = ()
+    ) -> None:
+        """Reports topics whose route differs now, and members whose registration does."""
+        if topics:
+            self._changed(list(topics))
+        for number in member_ids:
+            self._moved(broker_group, number)
 
     def validate(self) -> None:
         """The invariants of the whole table; for tests."""
@@ -365,12 +356,12 @@ class RouteTable:
                 groups_of.setdefault(topic, set()).add(name)
             assert group.topics_from is not None or not group.topics, name
         assert self._groups_of == groups_of
-        assert self._member_count == sum(len(group.live) for group in self._groups.values())
-        assert self._member_count <= self._members_max
+        assert self.member_count == sum(len(group.live) for group in self._groups.values())
+        assert self.member_count <= self._members_max
         assert sum(len(group.topics) for group in self._groups.values()) <= self._topics_max
 
     def _validate_group(self, name: str) -> None:
-        """The invariants of a group, after each change of it."""
+        """The invariants of a group, checked after each change of it."""
         group = self._groups[name]
         addresses = {known.member.address for known in group.live.values()}
         assert len(addresses) == len(group.live), (name, addresses)
@@ -385,7 +376,7 @@ class RouteTable:
 # --- checks of a registration ---------------------------------------------------------------------
 
 
-def _check_member(member: Member) -> None:
+def _check_registration(member: Member, version: DataVersion, store_id: str) -> None:
     for what, name in (("cluster", member.cluster), ("broker_group", member.broker_group)):
         if not NAME.fullmatch(name):
             raise InvalidRequest(f"{what}: {name[:127]!r} is not a name")
@@ -399,18 +390,17 @@ def _check_member(member: Member) -> None:
         raise InvalidRequest(
             f"internal_address: {member.internal_address[:127]!r} is not host:port"
         )
-
-
-def _check_version(version: DataVersion) -> None:
-    # One above all that are to come would keep the topics as they are for good.
+    # A version above all that are to come would keep the topics as they are for ever.
     if version.epoch > EPOCH_MAX or version.counter > COUNTER_MAX:
         raise InvalidRequest(
             f"data_version: {version.epoch}, {version.counter} is above {EPOCH_MAX}, {COUNTER_MAX}"
         )
+    if not STORE_ID.fullmatch(store_id):
+        raise InvalidRequest(f"store_id: {store_id[:64]!r} is not one")
 
 
 def _check_epoch(group: _Group, member: Member, store_id: str) -> None:
-    """An epoch is one incarnation of one writer; ``group`` may be new."""
+    """An epoch has one writer with one store; ``group`` may be new."""
     if member.cluster != group.cluster:
         raise InvalidRequest(
             f"cluster: {member.broker_group} is registered in cluster {group.cluster}"
@@ -434,7 +424,7 @@ def _check_epoch(group: _Group, member: Member, store_id: str) -> None:
 
 
 def _takes_place(writing: LiveMember, member: Member, store_id: str) -> bool:
-    """Whether ``member`` would stand in the place of the writer of its own epoch, and is not it."""
+    """Whether ``member`` is not the writer of its own epoch, but would replace it."""
     writer = writing.member
     if writer.epoch != member.epoch:
         return False
@@ -445,14 +435,14 @@ def _takes_place(writing: LiveMember, member: Member, store_id: str) -> bool:
     return any(here) and other_store
 
 
-def _count_topics(group: _Group, member: Member, version: DataVersion) -> bool:
+def _replaces_topics(group: _Group, member: Member, version: DataVersion) -> bool:
     """Whether the topics of a registration replace the known ones."""
     if member.role is not Role.WRITER:
         return False
     if group.topics_from is None:
         return True
     epoch, known = group.topics_from
-    return epoch != member.epoch or version > known  # else heard before, or overtaken on its way
+    return epoch != member.epoch or version > known  # else a repetition, or overtaken on its way
 
 
 def _checked(topics: Iterable[TopicConfig]) -> dict[str, TopicConfig]:
@@ -463,6 +453,6 @@ def _checked(topics: Iterable[TopicConfig]) -> dict[str, TopicConfig]:
         except QueueCountInvalid as error:
             raise InvalidRequest(error.message) from error
         if topic.name in found:
-            raise InvalidRequest(f"topics: {topic.name} stands there twice")
+            raise InvalidRequest(f"topics: {topic.name} is there twice")
         found[topic.name] = topic
     return found

@@ -19,7 +19,7 @@ from services.namesrv.values import Values
 from services.namesrv.watches import Registrations, Watcher, Watchers
 
 ROUTE_BYTES_USUAL = 256
-WATCH_MESSAGE_BYTES = 1024 * 1024  # a message of a watch stream is closed when it has that many
+WATCH_MESSAGE_BYTES = 1024 * 1024  # a message of a watch stream takes no more routes above it
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
 
@@ -32,14 +32,14 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         table: RouteTable,
         watchers: Watchers,
         values: Values,
-        holds: PullholdTable,
+        pullholds: PullholdTable,
         registrations: Registrations,
         *,
         gate: Gate,
         clock: Clock,
     ) -> None:
         self._table = table
-        self._holds = holds
+        self._pullholds = pullholds
         self._registrations = registrations
         self._watchers = watchers
         self._values = values
@@ -77,27 +77,27 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         self, request: pb.WatchRegistrationRequest, context: Context
     ) -> None:
         woken = asyncio.Event()
-        told: pb.WatchRegistrationResponse | None = None
+        sent: pb.WatchRegistrationResponse | None = None
         key: tuple[str, int | str] = (request.broker_group, request.member_id)
         if not request.broker_group:
             key = (request.cluster, request.address)
         with self._registrations.watching(key, woken.set):
             while True:
                 self._gate.check()
-                now = self._registration(request)
-                if now != told:
+                now = pb.WatchRegistrationResponse()
+                if request.broker_group:
+                    member = self._table.member(
+                        request.cluster, request.broker_group, request.member_id
+                    )
+                    if member is not None:
+                        now.member.CopyFrom(convert.member_to_proto(member))
+                else:
+                    now.pullhold = self._pullholds.knows(request.cluster, request.address)
+                if now != sent:
                     await context.write(now)
-                    told = now
+                    sent = now
                 await woken.wait()
                 woken.clear()
-
-    def _registration(self, request: pb.WatchRegistrationRequest) -> pb.WatchRegistrationResponse:
-        if not request.broker_group:
-            known = self._holds.knows(request.cluster, request.address)
-            return pb.WatchRegistrationResponse(pullhold=known)
-        member = self._table.member(request.cluster, request.broker_group, request.member_id)
-        found = None if member is None else convert.member_to_proto(member)
-        return pb.WatchRegistrationResponse(member=found)
 
     async def QueryRoute(
         self, request: pb.QueryRouteRequest, context: Context
@@ -108,7 +108,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
     async def WatchRoutes(  # type: ignore[override]  # answers with context.write
         self, request_iterator: object, context: Context
     ) -> None:
-        """Reads here, writes in a task of its own; who only half-closed goes on watching."""
+        """Reads here, writes in a task; a client that half-closes the call goes on watching."""
         self._gate.check()
         woken = asyncio.Event()
         watcher = self._watchers.open(woken.set, address_of(context.peer()))
@@ -156,22 +156,22 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
     async def RegisterPullhold(
         self, request: pb.RegisterPullholdRequest, context: Context
     ) -> pb.RegisterPullholdResponse:
-        self._holds.register(request.cluster, request.address, self._clock.monotonic_s())
+        self._pullholds.register(request.cluster, request.address, self._clock.monotonic_s())
         return pb.RegisterPullholdResponse()
 
     async def UnregisterPullhold(
         self, request: pb.UnregisterPullholdRequest, context: Context
     ) -> pb.UnregisterPullholdResponse:
-        self._holds.unregister(request.cluster, request.address)
+        self._pullholds.unregister(request.cluster, request.address)
         return pb.UnregisterPullholdResponse()
 
     async def ListPullholds(
         self, request: pb.ListPullholdsRequest, context: Context
     ) -> pb.ListPullholdsResponse:
-        return pb.ListPullholdsResponse(addresses=self._holds.addresses(request.cluster))
+        return pb.ListPullholdsResponse(addresses=self._pullholds.addresses(request.cluster))
 
     async def _send_changes(self, watcher: Watcher, woken: asyncio.Event, context: Context) -> None:
-        """Until the stream ends; BrokerDraining ends it."""
+        """Sends changed routes until the stream ends. BrokerDraining."""
         while True:
             await woken.wait()
             woken.clear()

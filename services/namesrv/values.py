@@ -1,8 +1,8 @@
 """The key-value table and its file, ``kvConfig.json`` in RocketMQ's form.
 
-The file is replaced as a whole (draft, sync, rename, sync of the folder); the content before is
-kept as ``kvConfig.json.bak`` and read when the file itself cannot be. A change is answered when it
-is on disk; the table in memory is never ahead of the file.
+The file is replaced as a whole (draft, sync, rename, sync of the folder). The content before stays
+as ``kvConfig.json.bak``, which is read when the file is damaged. A change is answered when it is on
+disk; the table in memory is never ahead of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Table = dict[str, dict[str, str]]
 
 
 class Values:
-    """Namespace → key → value. Changes come one after the other."""
+    """Namespace → key → value. There is one change at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -31,7 +31,7 @@ class Values:
         self._changing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the file, if there is one. StoreDamaged: neither it nor its copy can be read."""
+        """Reads the file, if there is one. StoreDamaged: the file and its copy are damaged."""
         self._table = await asyncio.to_thread(read_table, self._path)
 
     def of(self, namespace: str) -> dict[str, str]:
@@ -40,7 +40,7 @@ class Values:
         return dict(sorted(self._table.get(namespace, {}).items()))
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Store a value. InvalidRequest, LimitExceeded, DiskFull, StoreFailed: nothing changed."""
+        """Stores a value. InvalidRequest, LimitExceeded, DiskFull, StoreFailed: nothing changed."""
         _check_name("namespace", namespace)
         _check_name("key", key)
         if len(value.encode()) > VALUE_BYTES_MAX:
@@ -50,7 +50,7 @@ class Values:
             await self._replace({**self._table, namespace: values})
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Remove a value; an absent one is no error. Errors as :meth:`put`."""
+        """Removes a value; an absent one is no error. Errors as :meth:`put`."""
         _check_name("namespace", namespace)
         _check_name("key", key)
         async with self._changing:
@@ -97,7 +97,7 @@ def encode_table(table: Table) -> bytes:
 
 
 def decode_table(data: bytes) -> Table:
-    """The table of a file's content. ValueError: it is not one."""
+    """The table in a file's content. ValueError: it has none."""
     content = json.loads(data)
     table = content.get("configTable") if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(_is_namespace(values) for values in table.values()):
@@ -110,7 +110,7 @@ def _is_namespace(values: object) -> bool:
 
 
 def read_table(path: Path) -> Table:
-    """The table of ``path``, else of its copy; empty when there is neither file."""
+    """The table of ``path``, else of its copy; empty when neither file exists. StoreDamaged."""
     damaged: list[Path] = []
     for candidate in (path, _copy_of(path)):
         try:
@@ -125,7 +125,7 @@ def read_table(path: Path) -> Table:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace ``path``, whole or not at all; its content before becomes the copy. OSError."""
+    """Replaces ``path``, whole or not at all; its content before becomes the copy. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
     with draft.open("wb") as file:

@@ -1,7 +1,7 @@
-"""Who wants to hear about which topics. Pure: waking a stream is a function handed in.
+"""Watches of routes and registrations. Pure: a function that wakes the stream is passed in.
 
-A watcher remembers names, not routes: the route is read when the stream can take it, so a slow
-stream gets only the latest, and what waits for it never grows beyond the topics that it watches.
+A watcher keeps names, not routes. The route is read when the stream can take it, so a slow stream
+gets only the latest, and has never more to send than the topics that it watches.
 """
 
 from __future__ import annotations
@@ -18,34 +18,31 @@ TOPICS_PER_PEER_MAX = 200_000
 
 
 class Watcher:
-    """One stream: the topics that it watches, and those that changed since they were sent."""
+    """One stream: its topics, and those that changed since the stream has sent them."""
 
-    __slots__ = ("_pending", "_wake", "address", "topics")
+    __slots__ = ("_pending", "address", "topics", "wake")
 
     def __init__(self, wake: Callable[[], None], address: str = "") -> None:
+        self.wake = wake
         self.address = address
         self.topics: set[str] = set()
         self._pending: dict[str, None] = {}  # in order of the first change
-        self._wake = wake
 
     def note(self, topic: str) -> None:
-        """The topic has to be sent (again)."""
+        """The stream has to send the topic (again)."""
         self._pending[topic] = None
-        self._wake()
+        self.wake()
 
     def forget(self, topic: str) -> None:
         self._pending.pop(topic, None)
 
-    def wake(self) -> None:
-        self._wake()
-
     @property
     def pending_count(self) -> int:
-        """Topics that have to be sent."""
+        """Topics that the stream has to send."""
         return len(self._pending)
 
     def take(self) -> str | None:
-        """The next topic to send; None: all is sent."""
+        """The next topic to send; None: all are sent."""
         if not self._pending:
             return None
         topic = next(iter(self._pending))
@@ -54,19 +51,16 @@ class Watcher:
 
 
 class Registrations:
-    """Who wants to hear when a registration changes, by what it is of. Pure, as the rest."""
+    """Watches of registrations, by the key of the member or the pull-hold."""
 
     def __init__(self, *, streams_max: int) -> None:
         self._streams_max = streams_max
         self._wakes: dict[Hashable, list[Callable[[], None]]] = {}
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     @contextmanager
     def watching(self, key: Hashable, wake: Callable[[], None]) -> Iterator[None]:
-        """``wake`` is called at each change, as long as the block lasts. LimitExceeded."""
+        """Calls ``wake`` at each change until the block ends. LimitExceeded."""
         if self._count >= self._streams_max:
             raise LimitExceeded(f"{self._streams_max} registrations are watched (members_max)")
         self._count += 1
@@ -84,14 +78,14 @@ class Registrations:
             wake()
 
     def wake_all(self) -> None:
-        """Let every stream look around: the process drains."""
+        """Wakes every stream, because the process drains."""
         for wakes in self._wakes.values():
             for wake in wakes:
                 wake()
 
 
 class Watchers:
-    """All streams, found by topic."""
+    """The streams that watch routes, by topic."""
 
     def __init__(
         self,
@@ -112,7 +106,7 @@ class Watchers:
         return len(self._all)
 
     def open(self, wake: Callable[[], None], address: str = "") -> Watcher:
-        """A new stream of a client at ``address`` that watches nothing yet. LimitExceeded."""
+        """A new stream of a client at ``address``, without topics. LimitExceeded."""
         if len(self._all) >= self._streams_max:
             raise LimitExceeded(f"{self._streams_max} watch streams are open (watch_streams_max)")
         self._streams.take(address)
@@ -121,16 +115,15 @@ class Watchers:
         return watcher
 
     def close(self, watcher: Watcher) -> None:
-        """Forget a stream."""
+        """Removes a stream."""
         self.remove(watcher, list(watcher.topics))
         if watcher in self._all:
             self._all.remove(watcher)
             self._streams.give_back(watcher.address)
 
     def add(self, watcher: Watcher, topics: Iterable[str]) -> None:
-        """Watch ``topics`` too and send their state now, known ones again.
-
-        TopicNameInvalid or LimitExceeded: then nothing has changed.
+        """Watches ``topics`` too, and sends the routes of all of them now. TopicNameInvalid,
+        LimitExceeded: nothing has changed.
         """
         wanted = dict.fromkeys(topics)
         for topic in wanted:
@@ -144,7 +137,7 @@ class Watchers:
             watcher.note(topic)
 
     def remove(self, watcher: Watcher, topics: Iterable[str]) -> None:
-        """Watch ``topics`` no longer; those that are not watched do not matter."""
+        """Stops watching ``topics``; one that is not watched is no error."""
         for topic in watcher.topics.intersection(topics):
             watcher.topics.remove(topic)
             self._topics.give_back(watcher.address)
@@ -155,7 +148,7 @@ class Watchers:
                 del self._by_topic[topic]
 
     def changed(self, topics: Iterable[str]) -> None:
-        """The routes of ``topics`` are others now."""
+        """The routes of ``topics`` have changed."""
         for topic in topics:
             for watcher in self._by_topic.get(topic, ()):
                 watcher.note(topic)
@@ -172,6 +165,6 @@ class Watchers:
         assert len(self._all) <= self._streams_max
 
     def wake_all(self) -> None:
-        """Let every stream look around: the process drains."""
+        """Wakes every stream, because the process drains."""
         for watcher in self._all:
             watcher.wake()
