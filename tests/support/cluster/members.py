@@ -117,6 +117,8 @@ async def living_member(
     running = asyncio.create_task(member.storage.run(0.01))
     try:
         yield member
+        member.storage.validate()
+        member.storage.arrivals.validate()
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError, CometError):

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
+
+import pytest
 
 from cometmq.format.batch import BatchLimits
 from cometmq.member.state.follower import INLINE_BYTES_MAX, FollowerStorage, cut
@@ -59,6 +61,9 @@ class Pair:
         self.state.apply(change)
         return end
 
+    def put(self, topic: str, queues: int = 1) -> int:
+        return self.change(self.state.plan_topic(TopicConfig(topic, queues, queues)))
+
     def send(self, topic: str, *found: bytes) -> int:
         records = b"".join(encoded(topic, 0, body) for body in found)
         segments = [(topic, 0, len(found))]
@@ -68,11 +73,13 @@ class Pair:
         store = self.copy.store
         while chunk := self.writer.read_chunk(store.appended_offset, INLINE_BYTES_MAX):
             at_once(self.copy.copy(store.appended_offset, chunk.data))
+            self.copy.validate()
 
     def show(self, position: int) -> None:
         """All of ours is on the disk, and the writer shows so much."""
         self.copy._synced(self.copy.store.flush_log(), 0.0)
         self.copy.raise_marks(HighWatermarks(position, position, position), 0)
+        self.copy.validate()
 
     def forget(self, log_files: int) -> None:
         """The writer lets so many files of its log go, and all that is in no others."""
@@ -85,6 +92,13 @@ class Pair:
         cleaner.remove_spare_files()
 
 
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    pair.close()
+
+
 def at_once(work: Coroutine[Any, Any, T]) -> None:
     try:
         work.send(None)
@@ -93,9 +107,8 @@ def at_once(work: Coroutine[Any, Any, T]) -> None:
     raise AssertionError("it waits")
 
 
-def test_state_takes_effect_when_it_is_visible(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    put = pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+def test_state_takes_effect_when_it_is_visible(pair: Pair) -> None:
+    put = pair.put("T")
     sent = pair.send("T", b"a", b"b")
     pair.follow()
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
@@ -106,12 +119,10 @@ def test_state_takes_effect_when_it_is_visible(tmp_path: Path) -> None:
     assert pair.copy.bounds(("T", 0)) == (0, 0, 2)
     pair.show(sent)
     assert pair.copy.bounds(("T", 0)) == (0, 2, 2)
-    pair.close()
 
 
-def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(pair: Pair) -> None:
+    pair.put("T")
     pair.follow()
     pair.show(pair.writer.appended_offset)
     replicated = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
@@ -124,13 +135,11 @@ def test_a_change_of_the_topic_holds_for_what_was_sent_after_it(tmp_path: Path) 
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
     pair.copy.raise_marks(HighWatermarks(sent, sent, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
-    pair.close()
 
 
-def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
-    other = pair.change(pair.state.plan_topic(TopicConfig("U", 1, 1)))
+def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(pair: Pair) -> None:
+    pair.put("T")
+    other = pair.put("U")
     replicated = TopicConfig("T", 1, 1, replication_mode=ReplicationMode.APPENDED)
     pair.change(pair.state.plan_topic(replicated))
     pair.follow()
@@ -141,15 +150,13 @@ def test_a_change_that_waits_holds_also_when_one_before_it_takes_effect(tmp_path
     pair.copy.raise_marks(HighWatermarks(sent, 0, 0), 0)
     assert pair.replicated.topics.get("T") == replicated
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1), "on disks, but not copied yet"
-    pair.close()
 
 
-def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) -> None:
+def test_no_message_is_seen_before_the_state_that_it_belongs_to(pair: Pair) -> None:
     """A new writer's state snapshot waits for all in sync; an asynchronous topic's messages do
     not.
     """
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.put("T")
     pair.follow()
     pair.show(pair.writer.appended_offset)
     before = pair.replicated.generations.of("T", 0).current
@@ -161,12 +168,10 @@ def test_no_message_is_seen_before_the_state_that_it_belongs_to(tmp_path: Path) 
     pair.copy.raise_marks(HighWatermarks(sent, 0, 0), 0)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert pair.replicated.generations.of("T", 0).current > before
-    pair.close()
 
 
-def test_what_is_there_at_a_start_is_shown_when_the_writer_shows_all_of_it(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+def test_what_is_there_at_a_start_is_shown_when_the_writer_shows_all_of_it(pair: Pair) -> None:
+    pair.put("T")
     sent = pair.send("T", b"a")
     pair.follow()
     pair.copy.close()
@@ -175,39 +180,33 @@ def test_what_is_there_at_a_start_is_shown_when_the_writer_shows_all_of_it(tmp_p
     assert pair.copy.bounds(("T", 0)) == (0, 0, 1)
     pair.show(sent)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
-    pair.close()
 
 
-def test_a_topic_that_is_deleted_and_comes_again(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+def test_a_topic_that_is_deleted_and_comes_again(pair: Pair) -> None:
+    pair.put("T")
     pair.send("T", b"old", b"older")
     pair.change(pair.state.plan_drop("T"))
     pair.writer.drop_topic("T")
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.put("T")
     end = pair.send("T", b"new")
     pair.follow()
     pair.show(end)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert bodies(pair.copy.store, "T", 0) == [b"new"]
     assert list(pair.replicated.as_changes()) == list(pair.state.as_changes())
-    pair.close()
 
 
-def test_a_group_that_is_deleted_goes_from_the_copy_too(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
+def test_a_group_that_is_deleted_goes_from_the_copy_too(pair: Pair) -> None:
     pair.change(pair.state.plan_group(GroupSettings("g")))
     end = pair.change(pair.state.plan_group_drop("g"))
     pair.follow()
     pair.show(end)
     assert pair.dropped_groups == ["g"]
     assert not pair.replicated.groups
-    pair.close()
 
 
-def test_a_cut_that_takes_a_deletion_back_begins_anew(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+def test_a_cut_that_takes_a_deletion_back_begins_anew(pair: Pair) -> None:
+    pair.put("T")
     end = pair.send("T", b"a", b"b")
     pair.change(pair.state.plan_drop("T"))
     pair.follow()
@@ -219,7 +218,6 @@ def test_a_cut_that_takes_a_deletion_back_begins_anew(tmp_path: Path) -> None:
     pair.writer.drop_topic("T")
     pair.follow()
     assert pair.copy.store.appended_offset == pair.writer.appended_offset
-    pair.close()
 
 
 def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> None:
@@ -227,8 +225,8 @@ def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> N
     it.
     """
     pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("idle", 2, 2)))
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.put("idle", 2)
+    pair.put("T")
     pair.send("idle", b"a", b"b", b"c")
     for _ in range(15):
         pair.send("T", bytes(20_000))
@@ -253,8 +251,8 @@ def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> N
 def test_queues_that_are_made_anew_count_on(tmp_path: Path) -> None:
     """As above, when only the queues' files are lost."""
     pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("idle", 1, 1)))
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.put("idle")
+    pair.put("T")
     pair.send("idle", b"a", b"b", b"c")
     for _ in range(15):
         pair.send("T", bytes(20_000))
@@ -270,10 +268,9 @@ def test_queues_that_are_made_anew_count_on(tmp_path: Path) -> None:
     found.store.abandon()
 
 
-def test_any_other_cut_keeps_what_is_before_it(tmp_path: Path) -> None:
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
-    pair.change(pair.state.plan_topic(TopicConfig("U", 1, 1)))
+def test_any_other_cut_keeps_what_is_before_it(pair: Pair) -> None:
+    pair.put("T")
+    pair.put("U")
     pair.change(pair.state.plan_drop("U"))
     end = pair.send("T", b"a")
     pair.send("T", b"b")
@@ -282,13 +279,11 @@ def test_any_other_cut_keeps_what_is_before_it(tmp_path: Path) -> None:
     cut(pair.copy.store, end)
     assert pair.copy.store.appended_offset == end
     assert bodies(pair.copy.store, "T", 0) == [b"a"]
-    pair.close()
 
 
-async def test_a_sync_may_be_ahead_of_the_loop(tmp_path: Path) -> None:
+async def test_a_sync_may_be_ahead_of_the_loop(pair: Pair) -> None:
     """A thread appends a large chunk while another syncs: the loop hears of the sync first."""
-    pair = Pair(tmp_path)
-    pair.change(pair.state.plan_topic(TopicConfig("T", 1, 1)))
+    pair.put("T")
     end = pair.send("T", b"x" * 2 * INLINE_BYTES_MAX)
     store = pair.copy.store
     chunk = pair.writer.read_chunk(0, 10 * INLINE_BYTES_MAX)
@@ -316,4 +311,3 @@ async def test_a_sync_may_be_ahead_of_the_loop(tmp_path: Path) -> None:
     pair.show(end)
     assert pair.copy.bounds(("T", 0)) == (0, 1, 1)
     assert pair.copy.watermarks.flushed == end
-    pair.close()

@@ -33,6 +33,14 @@ def same_as_log(member: Member) -> bool:
     return list(told.as_changes()) == list(member.state.as_changes())
 
 
+def full(*_: object, **__: object) -> None:
+    raise DiskFull("no room")
+
+
+def refuse() -> None:
+    raise SlaveNotAvailable("1 of 2")
+
+
 def state_records(member: Member) -> int:
     return member.store.queue_bounds(STATE_TOPIC, 0)[1]
 
@@ -133,9 +141,6 @@ async def test_a_change_that_does_not_fit_leaves_no_record(tmp_path: Path) -> No
 async def test_a_full_disk_refuses_a_change_and_the_next_may_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise DiskFull("no room")
-
     async with living_member(tmp_path) as member:
         await member.put("T")
         with monkeypatch.context() as patch:
@@ -159,9 +164,6 @@ async def test_offsets_reach_the_log_together(
             history = member.state.generations.of("T", queue_id)
             member.state.offsets.commit("g", ("T", queue_id), Position(0, 1), history, 2)
         records = state_records(member)
-
-        def full(*_: object, **__: object) -> None:
-            raise DiskFull("no room")
 
         with monkeypatch.context() as patch:
             patch.setattr(MessageStore, "append", full)
@@ -212,9 +214,6 @@ async def test_commits_that_cannot_be_stored_count_and_are_not_answered(
         await member.put("T")
         commit(member, "g", 1)
 
-        def full(*_: object, **__: object) -> None:
-            raise DiskFull("no room")
-
         with monkeypatch.context() as patch:
             patch.setattr(MessageStore, "append", full)
             with pytest.raises(DiskFull):
@@ -225,10 +224,7 @@ async def test_commits_that_cannot_be_stored_count_and_are_not_answered(
 
         await member.keeper.put_topic(TopicConfig("R", replication_mode=ReplicationMode.APPENDED))
 
-        def too_few() -> None:
-            raise SlaveNotAvailable("alone")
-
-        member.set_authority.check = too_few
+        member.set_authority.check = refuse
         commit(member, "g", 1, "R")
         with pytest.raises(SlaveNotAvailable):
             await member.keeper.offsets_stored({"R"})
@@ -287,9 +283,6 @@ async def test_a_copy_is_due_after_so_many_bytes(tmp_path: Path) -> None:
 
 
 async def test_no_change_is_begun_that_cannot_be_copied(tmp_path: Path) -> None:
-    def refuse() -> None:
-        raise SlaveNotAvailable("1 of 2")
-
     async with living_member(tmp_path) as member:
         replicated = TopicConfig("C", 1, 1, replication_mode=ReplicationMode.APPENDED)
         await member.keeper.put_topic(replicated)
@@ -357,9 +350,6 @@ async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "FIRST_COPIES_S_MAX", 0.0)
-
-    def refuse() -> None:
-        raise SlaveNotAvailable("1 of 2")
 
     async with living_member(tmp_path) as member:
         member.set_authority.check = refuse

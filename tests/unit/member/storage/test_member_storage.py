@@ -47,6 +47,7 @@ async def still(tmp_path: Path) -> Member:
 
 async def sync(member: Member) -> None:
     member.storage._synced(member.store.flush_log(), 0.0)
+    member.storage.validate()
 
 
 async def test_async_is_acknowledged_at_once_and_readable_after_the_sync(still: Member) -> None:
