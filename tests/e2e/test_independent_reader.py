@@ -146,22 +146,6 @@ def test_every_message_is_where_its_receipt_says(story: Story, moment: str, name
         assert store.log.deleted["gone"] == story.deleted[name] > 0
 
 
-@pytest.mark.parametrize(
-    ("moment", "name"), [("stopped", "g1"), ("stopped", "g2"), ("recovered", "g1")]
-)
-def test_every_message_is_found_by_its_keys(story: Story, moment: str, name: str) -> None:
-    wanted: dict[tuple[str, str], list[int]] = {}
-    for (group, log_offset), one in story.sent[moment].items():
-        if group == name:
-            for key in {one.unique_id or one.keys[0], *one.keys}:
-                wanted.setdefault((one.topic, key), []).append(log_offset)
-    with story.store(moment, name) as store:
-        assert len(store.index.files) > 1, "the index should have several files"
-        for (topic, key), places in wanted.items():
-            found = [message.log_offset for message in store.find(topic, key)]
-            assert found == sorted(places, reverse=True), (topic, key)
-
-
 @pytest.mark.parametrize("name", GROUPS)
 def test_born_and_stored_by_whom_and_when(story: Story, name: str) -> None:
     with story.store("recovered", name) as store:

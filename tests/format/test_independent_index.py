@@ -19,5 +19,4 @@ def test_the_example_of_the_document(tmp_path: Path) -> None:
     hashes = [key_hash("A", key) for key in "bcf"]
     places = [(1000, 5000), (1000, 5000), (2000, 7999)]
     file.expect_keys([Keyed(code, *place) for code, place in zip(hashes, places, strict=True)])
-    assert file.places(hashes[2]) == [2000]
     assert key_hash("T", "cuikacpk") == 0

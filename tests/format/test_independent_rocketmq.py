@@ -116,9 +116,6 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
         assert len(ours) == len(records)
         bodies = [decode(*read.log.row.at(at), at).body for at in records]
         assert bodies == [b"first", b"second"]
-        for (topic, key), places in listing.queries.items():
-            here = [one.log_offset for one in read.find(topic, key)]
-            assert set(places) <= set(here), (topic, key)
         assert read.state is not None
         assert read.state.topics.keys() == {"orders", "many", "packed", "wide"}
         assert {key: kept.offset for key, kept in read.state.offsets.items()} == {

@@ -30,10 +30,6 @@ class Shape(NamedTuple):
     slots: int
     entries: int
 
-    @property
-    def file_bytes(self) -> int:
-        return 40 + 4 * self.slots + 20 * self.entries
-
 
 class Keyed(NamedTuple):
     """One key of one record of the log."""
@@ -43,28 +39,19 @@ class Keyed(NamedTuple):
     store_time_ms: int
 
 
-def name_of(time_ms: int) -> str:
-    """In local time: of this machine, which is the broker's."""
-    return time.strftime("%Y%m%d%H%M%S", time.localtime(time_ms // 1000)) + f"{time_ms % 1000:03}"
-
-
 def key_hash(topic: str, key: str) -> int:
     size = abs(tag_hash(f"{topic}#{key}"))
     return 0 if size > INT32_MAX else size
 
 
-def keys_of(message: Message) -> list[str]:
+def keyed(message: Message) -> list[Keyed]:
     """In the order in which they are put in."""
     if message.sys_flag & TRANSACTION == ROLLED_BACK:
         return []
     unique_id = message.properties.get("UNIQ_KEY", "")
     words = message.properties.get("KEYS", "").split(" ")
-    return [key for key in (unique_id, *words) if key]
-
-
-def keyed(message: Message) -> list[Keyed]:
     place = (message.log_offset, message.store_time_ms)
-    return [Keyed(key_hash(message.topic, key), *place) for key in keys_of(message)]
+    return [Keyed(key_hash(message.topic, key), *place) for key in (unique_id, *words) if key]
 
 
 class IndexFile:
@@ -74,8 +61,8 @@ class IndexFile:
         self.path = path
         self._shape = shape
         self._content = path.read_bytes()
-        length = len(self._content)
-        expect(length == shape.file_bytes, path, f"{length} bytes, not {shape.file_bytes}")
+        length = 40 + 4 * shape.slots + 20 * shape.entries
+        expect(len(self._content) == length, path, f"{len(self._content)} bytes, not {length}")
         self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used, count = (
             HEADER.unpack_from(self._content)
         )
@@ -119,15 +106,6 @@ class IndexFile:
             place = f"{self.path} entry {number}"
             expect(found == seconds, place, f"{found} s, not {seconds} s")
 
-    def places(self, code: int) -> list[int]:
-        """Log offsets under a hash, newest first, by slot and chain."""
-        found, number = [], self._slot(code % self._shape.slots)
-        while number:
-            its_code, offset, _, previous = self._entry(number)
-            found += [offset] if its_code == code else []
-            number = previous
-        return found
-
 
 class KeyIndex:
     """The folder ``index``. After a clean stop it has every key of the log; after a crash its
@@ -137,16 +115,19 @@ class KeyIndex:
     def __init__(self, folder: Path, shape: Shape, clean: bool) -> None:
         self._clean = clean
         self.files: list[IndexFile] = []
-        for path in entries(folder):
+        paths = entries(folder)
+        for path in paths:
             expect(NAME.fullmatch(path.name) is not None, path, "a name that does not belong here")
-            size = path.stat().st_size
-            if not clean and not (
-                size and HEADER.unpack_from(path.read_bytes())[-1] >= shape.entries
-            ):
+        for path in paths:
+            content = path.read_bytes()
+            full = bool(content) and HEADER.unpack_from(content)[-1] >= shape.entries
+            if not clean and not full:
                 break  # a crash left it in doubt, and those behind it
             file = IndexFile(path, shape)
             # A file is named by its first key's time; not to fall behind, by the name before.
-            name, wanted = int(path.name), int(name_of(file.begin_ms))
+            # In local time: of this machine, which is the broker's.
+            seconds = time.strftime("%Y%m%d%H%M%S", time.localtime(file.begin_ms // 1000))
+            name, wanted = int(path.name), int(f"{seconds}{file.begin_ms % 1000:03}")
             if self.files:
                 older = self.files[-1]
                 wanted = max(wanted, int(older.path.name) + 1)
@@ -172,8 +153,3 @@ class KeyIndex:
             same = [key[:2] for key in here] == file.found[gone:]
             expect(same, file.path, "not the keys of the log")
         expect(not left or not self._clean, "index", f"{len(left)} keys of the log are missing")
-
-    def places(self, topic: str, key: str) -> list[int]:
-        """Log offsets of records that may have the key, newest first."""
-        code = key_hash(topic, key)
-        return [at for file in reversed(self.files) for at in file.places(code)]

@@ -1,7 +1,7 @@
 """A second reader of a store, written from ``docs/format`` alone, with the standard library alone.
 
 It shares no code with cometmq, so a mistake of the broker's cannot hide in a mistake of its reader.
-``Store(directory)`` reads everything once, read-only, and checks whatever the documents promise:
+``Store`` reads everything once, read-only, and checks whatever the documents promise:
 a broken promise is a ``Broken`` that names the place. A store of a broker that has stopped must be
 exact to the last byte; one of a broker that crashed is read as its recovery would find it. The
 store must not be in use.
@@ -23,19 +23,17 @@ from tests.support.independent.files import (
     read_epochs,
     read_identity,
 )
-from tests.support.independent.index import KeyIndex, Shape, keys_of
+from tests.support.independent.index import KeyIndex, Shape
 from tests.support.independent.log import LOST_BYTES, UNIT, Log, Queues
 from tests.support.independent.record import Message, QueueKey, decode, expect
 from tests.support.independent.state import STATE_QUEUE, rebuild
 from tests.support.independent.tables import Tables
 
-DEFAULT_SHAPE = Shape(5_000_000, 20_000_000)
-
 
 class Store:
     """A data folder, read and verified as a whole. Errors: Broken."""
 
-    def __init__(self, directory: Path, index_shape: Shape = DEFAULT_SHAPE) -> None:
+    def __init__(self, directory: Path, index_shape: Shape) -> None:
         self.directory = directory
         self._log_row = Row(directory / "commitlog")
         self._queues: Queues | None = None
@@ -61,6 +59,8 @@ class Store:
         self.log = Log(self._log_row, self.clean, self.epochs, saved.end if saved else None)
         self.log.state.expect_agreement()
         self.state = rebuild(self.log.state.records)
+        self.index = KeyIndex(self.directory / "index", index_shape, self.clean)
+        self.index.expect_log(self.log.keys, self.log.row.start)
         self._expect_log()
         self._expect_checkpoint()
         self._queues = Queues(self.directory / "consumequeue", self.log, self.clean)
@@ -70,9 +70,6 @@ class Store:
         self._expect_state()
         tables = Tables(self.directory / "config", self.log, self.epochs, self.clean)
         self.config = tables.files
-        self.index = KeyIndex(self.directory / "index", index_shape, self.clean)
-        self.index.expect_log(self.log.keys, self.log.row.start)
-        self._expect_index_time()
 
     def __enter__(self) -> Store:
         return self
@@ -107,14 +104,6 @@ class Store:
             if size != LOST_BYTES:
                 yield decode(*self._log_row.at(offset), offset)
 
-    def find(self, topic: str, key: str) -> list[Message]:
-        """Messages of a topic by one of their keys, newest first, with the index alone; those of
-        deleted topics too.
-        """
-        places = [at for at in self.index.places(topic, key) if at >= self._log_row.start]
-        found = [decode(*self._log_row.at(offset), offset) for offset in dict.fromkeys(places)]
-        return [one for one in found if one.topic == topic and key in keys_of(one)]
-
     # --- what it must keep to ---
 
     def _expect_mark(self, mark: Mark) -> None:
@@ -140,7 +129,7 @@ class Store:
         log.row.expect_zeros(log.end)
 
     def _expect_checkpoint(self) -> None:
-        """Times are those of records; a mark stands behind a record, and knows it."""
+        """Times are those of records; a mark is the end of a record, and knows it."""
         said, log = self.checkpoint, self.log
         expect(said.durable_offset <= log.end, "checkpoint", f"{said} is behind {log.end}")
         times = (said.log_time_ms, said.queue_time_ms)
@@ -149,7 +138,12 @@ class Store:
         for time_ms in times:
             known = not time_ms or time_ms in log.times or time_ms < oldest
             expect(known, "checkpoint", f"no record has the time {time_ms}")
-        expect(not self.clean or times == (newest, newest), "checkpoint", f"{times}, not {newest}")
+        # The index's time vouches for what is sealed, and after a clean stop for all.
+        expect(said.index_time_ms <= newest, "checkpoint", f"index time {said}")
+        if self.clean:
+            expect(times == (newest, newest), "checkpoint", f"{times}, not {newest}")
+            indexed = self.index.files[-1].end_ms if self.index.files else 0
+            expect(said.index_time_ms == indexed, "checkpoint", f"index time {said}")
         beyond = said.reach is not None and said.reach < log.end
         expect(not beyond, "checkpoint", f"reaches to {said.reach}, the log to {log.end}")
         if mark := said.mark:
@@ -158,30 +152,19 @@ class Store:
             expect(log.at_mark is not None, "checkpoint", f"marks {mark.end}, inside a record")
             self._expect_mark(mark)
 
-    def _expect_index_time(self) -> None:
-        """It vouches for what is sealed, and after a clean stop for all."""
-        said, files = self.checkpoint.index_time_ms, self.index.files
-        newest = self.log.last.store_time_ms if self.log.last else 0
-        expect(said <= newest, "checkpoint", f"index time {said}")
-        if self.clean:
-            wanted = files[-1].end_ms if files else 0
-            expect(said == wanted, "checkpoint", f"index time {said}, not {wanted}")
-
     def _expect_state(self) -> None:
         if self.state is None:
             return
         for key in {*self.log.queues} - self.log.foreign - {STATE_QUEUE}:
             known = self.state.topics.get(key[0])
             expect(known is not None and key[1] < len(known.histories), key, "not in the state")
-        for name, settings in self.state.topics.items():
-            for queue_id, history in enumerate(settings.histories):
-                self._expect_reached((name, queue_id), history[-1][1], "its generation's start")
-        for group, name, queue_id in self.state.offsets:
-            resumed = self.state.resumes_at((group, name, queue_id))
-            self._expect_reached((name, queue_id), resumed, f"the offset of {group}")
-
-    def _expect_reached(self, key: QueueKey, offset: int, what: str) -> None:
-        """Neither a generation nor a commit is ahead of its queue."""
-        queue = self.log.queues.get(key)
-        reached = queue.next if queue else self.log.state.counted.get(key, 0)
-        expect(offset <= reached, f"queue {key}", f"{what} is {offset}, behind its end {reached}")
+        starts = [
+            ((name, queue_id), history[-1][1])
+            for name, topic in self.state.topics.items()
+            for queue_id, history in enumerate(topic.histories)
+        ]
+        commits = [(key[1:], self.state.resumes_at(key)) for key in self.state.offsets]
+        for key, offset in starts + commits:  # neither is ahead of its queue
+            queue = self.log.queues.get(key)
+            reached = queue.next if queue else self.log.state.counted.get(key, 0)
+            expect(offset <= reached, f"queue {key}", f"{offset} is behind its end {reached}")
