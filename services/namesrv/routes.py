@@ -69,7 +69,7 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class LiveMember:
-    """A member and when it was last heard."""
+    """A member and its last registration."""
 
     member: Member
     data_version: DataVersion

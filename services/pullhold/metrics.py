@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from cometmq.clock import Clock, SystemClock
+from cometmq.clock import Clock
 from cometmq.errors import LimitExceeded
 from cometmq.telemetry import DeliveryAge
 
@@ -18,7 +18,7 @@ FOUND, NOT_FOUND, ERROR = "found", "not_found", "error"
 class HoldMetrics:
     """Counters, and gauges that are read at each scrape."""
 
-    def __init__(self, registry: CollectorRegistry, clock: Clock | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._registry = registry
         durations = Histogram(
             "cometmq_hold_duration_seconds",
@@ -37,10 +37,10 @@ class HoldMetrics:
             "Holds answered out of an arrival, without a pull.",
             registry=registry,
         )
-        self.delivery = DeliveryAge(registry, clock or SystemClock())
+        self.delivery = DeliveryAge(registry, clock)
         self.safety_finds = Counter(
             "cometmq_hold_safety_finds",
-            "Queues with messages that no arrival had told of: always 0.",
+            "Queues with messages of which no arrival came: always 0.",
             registry=registry,
         )
         self.refused = Counter(
@@ -49,7 +49,7 @@ class HoldMetrics:
         # For an alert: the first refusal is no increase of a series that did not exist.
         self.refused.labels(LimitExceeded.name())
         self.watch_streams = Gauge(
-            "cometmq_hold_watch_streams", "Brokers that tell of arrivals now.", registry=registry
+            "cometmq_hold_watch_streams", "Brokers that report arrivals now.", registry=registry
         )
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
