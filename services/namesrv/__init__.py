@@ -1,1 +1,1 @@
-"""The name server: the broker groups of each topic. Start with ``__main__``, read ``routes`` first."""
+"""The name server: the broker groups of each topic. Start with ``__main__``, then ``routes``."""
