@@ -155,12 +155,11 @@ class Retention:
         Raises StoreFailed.
         """
         total = Removed()
-        more = True
-        while more:
+        while True:
             verdict, removed = await self.look(commanded=True)
             total.add(removed)
-            more = bool(verdict.remove)
-        return total
+            if not verdict.remove:
+                return total
 
     async def look(self, *, commanded: bool = False) -> tuple[Verdict, Removed]:
         """One look, and what follows from it. Raises StoreFailed."""
