@@ -77,8 +77,7 @@ class App:
         if self._server.secret is None:
             _log.warning(
                 "without internal_secret_file every process that reaches this port can register as"
-                " a member or a pull-hold, so as to draw clients to its address; it can also remove"
-                " live ones and change values"
+                " a member or a pull-hold, remove live ones, and change values"
             )
         await self._values.load()
         servicer = NameServicer(

@@ -38,7 +38,7 @@ QUEUES_PER_CHANGE_MAX = 10_000  # in one request of a watch
 # A maximum may overtake its arrival by the time that a busy event loop takes for one turn.
 SUSPICION_S = 1.0
 BETTER_MEMBER_INTERVAL_S = 1.0
-TEND_INTERVAL_S = 0.5
+COLLECT_INTERVAL_S = 0.5
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
 
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class Link:
             on_waiting=self.changes.want_inline,
         )
 
-    def tend(self) -> bool:
+    def collect_idle(self) -> bool:
         """Stops watching idle queues and reports deliveries. True: the link has nothing to do."""
         now_s, linger_s = self._clock.monotonic_s(), self._policy.watch_linger_s
         for key in self._holds.queues.drop_idle(self.broker_group, now_s, linger_s):
@@ -167,7 +167,7 @@ class Link:
                 member = await self._directory.member(self.broker_group)
                 try:
                     async with BrokerPeer(self.broker_group, member, self._policy.secret) as peer:
-                        await self._stay(peer, member, backoff)
+                        await self._watch_member(peer, member, backoff)
                 except CometError:
                     self._directory.failed(member)
                     raise
@@ -176,7 +176,7 @@ class Link:
                 _log.info("broker lost", extra=fields(group=self.broker_group, error=error))
             await asyncio.sleep(backoff.next_s())
 
-    async def _stay(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
+    async def _watch_member(self, peer: BrokerPeer, member: Member, backoff: Backoff) -> None:
         """Watches ``member`` until the watch breaks or another member is better."""
         self.address = member.address
         self.pulls.connect(peer)
@@ -186,7 +186,7 @@ class Link:
             await race(
                 self._read(stream, backoff),
                 self.changes.send_on(stream),
-                self._check(peer),
+                self._check_maxima(peer),
                 self._until_better(member),
             )
         finally:
@@ -244,7 +244,7 @@ class Link:
             self.pulls.advance(hold, position.generation, position.offset)
         return True
 
-    async def _check(self, peer: BrokerPeer) -> None:
+    async def _check_maxima(self, peer: BrokerPeer) -> None:
         """The safety check asks for all maxima now and then. It finds lost arrivals, which are
         faults of ours, and a broker that has gone although its stream is open.
         """
@@ -331,9 +331,9 @@ class Brokers:
         """
         async with asyncio.TaskGroup() as self._group:
             while True:
-                await asyncio.sleep(TEND_INTERVAL_S)
+                await asyncio.sleep(COLLECT_INTERVAL_S)
                 for broker_group, link in list(self._links.items()):
-                    if link.tend():
+                    if link.collect_idle():
                         await self._close(broker_group)
 
     async def _close(self, broker_group: str) -> None:

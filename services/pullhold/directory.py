@@ -67,7 +67,21 @@ class Directory:
         """
         async with self._one_at_a_time:
             if self._clock.monotonic_s() - self._asked_s > FRESH_S:
-                await self._update_members()
+                addresses = await self._namesrv.addresses()
+                answers = await self._answers(map(self._ask, addresses))
+                if answers:
+                    self._members = _merged(answers)
+                    known = {one.address for some in self._members.values() for one in some}
+                    self._channels.keep_only(known.union(addresses))
+                elif self._members:
+                    asked = [
+                        self._ask_member(group, one)
+                        for group, some in self._members.items()
+                        for one in some
+                    ]
+                    self._members = _merged([self._members, *await self._answers(asked)])
+                else:
+                    raise PeerUnavailable("no name server answers")
                 self._asked_s = self._clock.monotonic_s()
         members = ranked(self._members.get(broker_group, ()))
         if not members:
@@ -82,23 +96,6 @@ class Directory:
 
     def answered(self, member: Member) -> None:
         self._aside.answered(_name(member))
-
-    async def _update_members(self) -> None:
-        addresses = await self._namesrv.addresses()
-        answers = await self._answers(map(self._ask, addresses))
-        if answers:
-            self._members = _merged(answers)
-            known = {member.address for some in self._members.values() for member in some}
-            self._channels.keep_only(known.union(addresses))
-        elif self._members:
-            asked = [
-                self._ask_member(group, member)
-                for group, some in self._members.items()
-                for member in some
-            ]
-            self._members = _merged([self._members, *await self._answers(asked)])
-        else:
-            raise PeerUnavailable("no name server answers")
 
     async def _answers(self, asked: Iterable[Coroutine[Any, Any, Members]]) -> list[Members]:
         """All answers within a moment after the first: a peer that has gone never answers."""
