@@ -211,6 +211,7 @@ class MemberApp(ABC):
             return
         if parts is None:
             return
+        assert self._change is None, "a role that ends opens nothing"
         await self._ports.set_started()
         self._recovery.seconds.set(parts.seconds)
         self._stack.push_async_callback(parts.close)

@@ -25,6 +25,7 @@ _DATA = _tag(member_pb2.LogChunk.DATA_FIELD_NUMBER)
 def pack(frame: Frame, epoch: int, sent_ms: int) -> bytes:
     """A ``ReplicateResponse`` with a ``LogChunk``, serialized."""
     data = frame.data
+    assert frame.offset + len(data) <= frame.writer_end, frame.offset
     head = member_pb2.LogChunk(
         epoch=epoch,
         offset=frame.offset,

@@ -1,7 +1,7 @@
-"""The writer hands its role over: everything is sealed, copied, and then given away.
+"""The planned hand-over: the log is sealed, the follower gets all of it, the lease is released.
 
-Until the lease is released all of it can be undone, and is, when the follower does not come along.
-Afterwards nothing is ever written to this log again by this process.
+Before the release every step can be undone, and is, when the follower does not catch up. After it
+this process never writes to the log again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.broker.replicas import Replicas
 log = logging.getLogger(__name__)
 
 CATCH_UP_S_MAX = 10.0
-SILENCE_S_MAX = 3.0  # of a follower that may go on; it answers once a second at least
+SILENCE_S_MAX = 3.0  # of a possible successor; a follower answers once a second at least
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Who goes on, and where the log ended."""
+    """The new writer, and where the log ended."""
 
     member_id: int
     log_end: int
@@ -53,10 +53,10 @@ class HandOver:
         self._tasks: set[asyncio.Task[HandedOver]] = set()
 
     async def step_down(self, member_id: int | None) -> HandedOver:
-        """Hand over to a follower. Raises NoFollower, BrokerDraining (it is being done already),
-        LeaseUnavailable, DiskFull: then everything is as it was.
+        """Hand over to a follower. NoFollower, BrokerDraining (another hand-over is under way),
+        LeaseUnavailable, DiskFull: this member is still the writer.
         """
-        # A caller that goes away must not leave it half done.
+        # The hand-over ends, also when its caller goes away.
         task = asyncio.get_running_loop().create_task(self._step_down(member_id))
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -73,13 +73,15 @@ class HandOver:
             raise NoFollower("this broker stands alone: it has no lease to hand over")
         end = self._storage.store.appended_offset
         follower = choose_successor(self._answering(), member_id, end)
-        # The last of the offsets; from the seal on no commit is taken.
+        # These are the last committed offsets: a sealed storage refuses commits.
         self._keeper.write_offsets()
         self._storage.sealed = True
         try:
             end = self._storage.store.appended_offset
             log.info("sealed", extra=fields(end=end, successor=follower.member_id))
             await self._wait_for(follower, end)
+            assert self._storage.store.appended_offset == end, "a sealed log does not grow"
+            assert follower.has_all(end)
             await self._holder.release(follower.member_id, end)
         except Deposed:
             self._ended(DEPOSED)
@@ -91,8 +93,8 @@ class HandOver:
         return HandedOver(follower.member_id, end)
 
     def _answering(self) -> list[Replica]:
-        """Connected followers but those that have fallen silent: the log would be sealed until we
-        gave up waiting for one.
+        """Connected followers without the silent ones: the log would stay sealed for the whole wait
+        for one of those.
         """
         since_s = self._replicas.clock.boottime_s() - SILENCE_S_MAX
         found = self._replicas.connected()
@@ -114,6 +116,6 @@ class HandOver:
         with self._replicas.changed.subscribed(further):
             while not follower.has_all(end):
                 if not follower.connected:
-                    raise NoFollower(f"member {follower.member_id} has gone meanwhile")
+                    raise NoFollower(f"member {follower.member_id} is gone")
                 await further.wait()
                 further.clear()

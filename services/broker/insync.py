@@ -1,7 +1,8 @@
-"""The writer's in-sync set: who is waited for, whether this member is certainly the only writer.
+"""The writer's in-sync set: the members that an acknowledgement waits for, and whether this member
+is provably the only writer.
 
-The set stands in the lease. It is made smaller before acknowledgements go on without a member, and
-larger before they count on one; rules are in :mod:`cometmq.replication.insync`.
+The lease records the set. A member leaves the set in the lease before acknowledgements go on
+without it, and joins it before they count on it. :mod:`cometmq.replication.insync` has the rules.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from services.broker.replicas import FollowerTable, Replicas
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # so often it is seen who has fallen out of step
+LOOK_S = 0.1  # between two looks for members that lag
 RETRY_S = 0.5
 
 
@@ -57,6 +58,7 @@ class InSyncSet:
         policy: SetPolicy,
         clock: Clock,
     ) -> None:
+        assert policy.size_min >= 1, "the writer itself is in sync"
         self.shrinks = 0  # members that were taken out of the set
         self._followers = followers
         self._holder = holder
@@ -183,6 +185,7 @@ class InSyncSet:
         await holder.put_sets(lambda: self._wanted(holder, marks))
         if not holder.settled:
             return RETRY_S
+        assert holder.record.holder in holder.record.in_sync, "the writer is in its own set"
         self._log_change(set(before.in_sync), set(holder.record.in_sync))
         return LOOK_S
 

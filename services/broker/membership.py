@@ -44,7 +44,8 @@ class Groups:
     def left(self, stream: MemberStream) -> None:
         """The stream has ended."""
         streams = self._streams[stream.group]
-        streams.discard(stream)
+        assert stream in streams, "a stream ends once"
+        streams.remove(stream)
         if not streams:
             del self._streams[stream.group]
         if self.table.leave(stream.group, stream.client_id, stream.number) is not None:
@@ -90,6 +91,7 @@ class MemberStream:
             view = self._groups.table.view(self.group)
             if self._ended or not any(m.stream == self.number for m in view.members):
                 return
+            assert view.version >= version, "the versions of a group only grow"
             if view.version != version:
                 version = view.version
                 yield view

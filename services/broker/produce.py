@@ -123,6 +123,7 @@ class ProduceHandler:
         return SendStatus.SEND_OK
 
     def _lacking(self, ticket: Ticket) -> SendStatus:
+        assert ticket.acked is not None, "a batch that waits for nothing is never late"
         on_disk = self._storage.watermarks.flushed >= ticket.appended.end_offset
         disk_wanted = ticket.demands & DurabilityClass.FLUSHED
         if disk_wanted and not on_disk:
@@ -141,6 +142,7 @@ class ProduceHandler:
         self._check_in_flight(len(records), for_copies)
         if for_copies:
             self._storage.authority.check_in_sync()
+        assert len(segments) == len(claims)
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
@@ -172,6 +174,7 @@ class ProduceHandler:
         return segments
 
     async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:
+        assert missing.segment is not None
         new = self._policy.new_topic
         count = self._policy.auto_created_queues
         config = replace(new, name=topic, read_queue_count=count, write_queue_count=count)

@@ -84,6 +84,8 @@ class FollowerTable:
             replica = self._replicas[replica_id] = Replica(replica_id, start, now_s)
         else:
             replica.join(start)
+        assert sum(known.member_id == replica_id.member_id for known in self._replicas) == 1
+        assert replica.flushed <= replica.appended == replica.sent == start
         return replica
 
 
@@ -151,6 +153,7 @@ class Replicas:
                 with self.storage.moved.subscribed(sender.wake):
                     yield sender
             finally:
+                assert pin.offset >= start
                 if self.is_current(sender):
                     del self._streams[replica_id.member_id]
                     replica.connected = False
@@ -204,6 +207,7 @@ class Sender:
             if not replicas.is_current(self):  # what the replica was sent, another stream sent
                 raise InvalidRequest("ack: another stream of this member has come")
             self.replica.acked(ack, end)
+        assert self.replica.flushed <= self.replica.appended <= self.replica.sent <= end
         self.wake.set()
         replicas.storage.settle()
         replicas.changed.notify()
@@ -281,10 +285,13 @@ class Sender:
         offset, data = self.replica.sent, b""
         if chunk is not None:
             data = chunk.data
+            assert chunk.next_offset >= offset + len(data), "a chunk is sent whole"
+            assert self._pin.offset <= offset, "retention keeps what was not sent"
             self.replica.sent_to(chunk.next_offset)
             self._pin.offset = chunk.next_offset
             self._replicas.bytes_sent += len(data)
         self._told, self._told_s = self._to_tell(), now_s
         end, sent_ms = self._replicas.storage.store.appended_offset, int(now_s * 1000)
+        assert offset + len(data) <= end
         self.replica.framed(sent_ms, end)
         return Frame(offset, data, end, *self._told, sent_ms)

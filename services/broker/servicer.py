@@ -175,6 +175,7 @@ class BrokerServicer(ReadServicer):
                     ),
                 )
             )
+        assert len(sent) == len(request.messages)
         return broker_pb2.SendResponse(
             sent=sent, store_time_ms=appended.store_time_ms, status=convert.status_proto(status)
         )

@@ -57,6 +57,7 @@ class StateWriter:
     async def _export_if_changed(self) -> None:
         store = self._storage.store
         _, records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+        assert records >= self._exported, "the queue of the state only grows"
         if records == self._exported:
             return
         mark = rocketmq_tables.SnapshotMark(store.epoch, store.appended_offset)

@@ -144,6 +144,7 @@ class StructuredEncoder:
                 parts.append(data)
                 at += len(data)
             claims.append((topic, queue_id, len(run)))
+        assert sum(count for _, _, count in claims) == len(order), "each message has its place"
         if at > self._limits.batch_bytes_max:
             raise BatchTooLarge(
                 f"{at} bytes of records, {self._limits.batch_bytes_max} are allowed"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -31,8 +32,8 @@ from cometmq.member.rpc.servicers import Servicers
 from cometmq.member.state.follower import FollowerStorage, cut
 from cometmq.member.state.opening import OpenedFollower, open_copy
 from cometmq.messaging.replica_selection import ReadReplica
+from cometmq.messaging.state import BrokerState
 from cometmq.replication.election import Follow, Lead, ReplicaStatus
-from cometmq.replication.watermarks import HighWatermarks
 from cometmq.store.follower import FollowerStore
 from cometmq.telemetry import fields
 from cometmq.v1 import common_pb2, namesrv_pb2
@@ -51,57 +52,40 @@ class App(MemberApp):
 
     name = "haslave"
     role = FOLLOWER
-    # by which a writer has shown what is here
-    _shown: Callable[[], HighWatermarks] = HighWatermarks
     _following: Following | None = None  # once the store is open
 
     async def _open(self, context: MemberContext) -> _Parts | None:
         if not self._config.lease:
             self.become(WRITER_MODULE, "alone")
             return None
-        opened = await asyncio.to_thread(
-            open_copy, self._config, self._clock, progress=self._progress()
+        config, metrics, clock = context.config, context.metrics, context.clock
+        opened = await asyncio.to_thread(open_copy, config, clock, progress=self._progress())
+        storage = FollowerStorage(
+            opened.store,
+            opened.state,
+            context.flush_policy(),
+            clock,
+            metrics.flush_s.observe,
+            metrics.forget_topic,
+            metrics.forget_group,
         )
-        elector = self._elector(context, opened)
+        peers = Peers(config.broker_group, config.peer_addresses(), context.ports.secret)
+        status = partial(_replica_status, context, storage, opened.state.state, peers.ids)
+        lease = open_lease(config.lease, config.broker_group)
+        elector = Elector(lease, config.lease_duration_s, status, peers, clock)
         step = await elector.look()
         if isinstance(step, Lead):
-            await asyncio.to_thread(opened.store.close)
+            await asyncio.to_thread(storage.close)
             self.lead(step, opened.store, None)
             return None
-        parts = _Parts(self, context, opened, elector)
-        self._shown = lambda: parts.storage.watermarks.shown
+        parts = _Parts(self, context, opened, storage, elector)
         self._following = parts.following
         if step is not None:
             parts.follow(step)
         return parts
 
-    def _elector(self, context: MemberContext, opened: OpenedFollower) -> Elector:
-        config, store = self._config, opened.store
-
-        peers = Peers(config.broker_group, config.peer_addresses(), context.ports.secret)
-
-        def status(promised_until_s: float, forced: bool) -> ReplicaStatus:
-            return ReplicaStatus(
-                config.broker_group,
-                config.member_id,
-                store.store_id,
-                context.internal_address,
-                store.epoch,
-                store.appended_offset,
-                store.former_store_id,
-                promised_until_s,
-                peers.ids,
-                forced,
-                epochs=tuple(store.epochs),
-                counted_in=opened.state.state.generations.last_fork,
-                shown=self._shown(),
-            )
-
-        lease = open_lease(config.lease, config.broker_group)
-        return Elector(lease, config.lease_duration_s, status, peers, self._clock)
-
     async def _retire(self) -> None:
-        """Announce the stop: else producers would wait until the writer has missed us."""
+        """Announce the stop, so that sends do not wait until this follower's silence shows."""
         if self._following is None:
             return
         try:
@@ -115,11 +99,43 @@ class App(MemberApp):
         self.become(WRITER_MODULE, lead.reason.value, store.appended_offset, heard_s=heard_s)
 
 
+def _replica_status(
+    context: MemberContext,
+    storage: FollowerStorage,
+    state: BrokerState,
+    peer_ids: frozenset[int] | None,
+    promised_until_s: float,
+    forced: bool,
+) -> ReplicaStatus:
+    """What this member brings into an election."""
+    config, store = context.config, storage.store
+    return ReplicaStatus(
+        config.broker_group,
+        config.member_id,
+        store.store_id,
+        context.internal_address,
+        store.epoch,
+        store.appended_offset,
+        store.former_store_id,
+        promised_until_s,
+        peer_ids,
+        forced,
+        epochs=tuple(store.epochs),
+        counted_in=state.generations.last_fork,
+        shown=storage.watermarks.shown,
+    )
+
+
 class _Parts:
     """Everything that needs the open store."""
 
     def __init__(
-        self, app: App, context: MemberContext, opened: OpenedFollower, elector: Elector
+        self,
+        app: App,
+        context: MemberContext,
+        opened: OpenedFollower,
+        storage: FollowerStorage,
+        elector: Elector,
     ) -> None:
         config, identity, metrics = context.config, context.identity, context.metrics
         self._app = app
@@ -133,43 +149,41 @@ class _Parts:
         self.registrar = Registrar(
             config.namesrv, self._registration, register_s, secret=context.ports.secret
         )
-        self.storage = FollowerStorage(
-            opened.store,
-            opened.state,
-            context.flush_policy(),
-            context.clock,
-            metrics.flush_s.observe,
-            metrics.forget_topic,
-            metrics.forget_group,
+        self._storage = storage
+        self._core = core = MemberCore(context, storage, opened.state.state, copy=True)
+        follower = Follower(
+            config.cluster,
+            config.broker_group,
+            config.member_id,
+            config.mapped_file_size_commit_log,
+            context.ports.secret,
         )
-        self._core = core = MemberCore(context, self.storage, opened.state.state, copy=True)
-        follower = _who_follows(context)
-        self.following = Following(self.storage, follower, elector.promise, context.clock)
-        memory_percent = config.access_message_in_memory_max_ratio
-        selector = ReplicaSelector(config.slave_read_enable, memory_percent, self._as_copy)
+        self.following = following = Following(storage, follower, elector.promise, context.clock)
+        selector = ReplicaSelector(
+            config.slave_read_enable,
+            config.access_message_in_memory_max_ratio,
+            # Of the followers this one knows only itself.
+            lambda: [ReadReplica(config.member_id, following.behind_bytes)],
+        )
         groups = GroupReads(core.state, core.reader, core.members, selector)
         clients = ReadServicer(identity, core.reader, groups, metrics, self._described)
         members = FollowerServicer(context, core, groups, clients.Pull, elector)
         self.servicers = Servicers(clients, AdminReadServicer(core, groups), members)
         self.collectors: Iterable[Collector] = (
-            StoreCollector(metrics, self.storage, core.state),
+            StoreCollector(metrics, storage, core.state),
             FollowerCollector(self.following, config.member_id, opened.store.kept_aside_bytes),
             core.collector,
         )
 
-    def _as_copy(self) -> list[ReadReplica]:
-        """What this follower can say about followers."""
-        return [ReadReplica(self._context.config.member_id, self.following.behind_bytes)]
-
     def background(self) -> list[Coroutine[Any, Any, None]]:
-        """What runs as long as the process follows."""
+        """Tasks that run as long as the process follows."""
         return [
-            self.storage.run(self._context.config.flush_interval_consume_queue / 1000),
+            self._storage.run(self._context.config.flush_interval_consume_queue / 1000),
             self.registrar.run(),
             self._core.retention.run(),
             self._follow(),
             self._watch_lease(),
-            self._tell_epochs(),
+            self._register_epochs(),
         ]
 
     async def _follow(self) -> None:
@@ -184,7 +198,7 @@ class _Parts:
             self._app.become(FOLLOWER_MODULE, "anew" if needed.anew else "cut")
 
     async def _watch_lease(self) -> None:
-        """Look at the lease now and then, whenever the writer has gone, and when it may be ours."""
+        """Look at the lease each ``lease_poll_s``, when the stream ends, when it may be taken."""
         pause_s = self._context.config.lease_poll_s
         while True:
             with suppress(TimeoutError):
@@ -206,11 +220,12 @@ class _Parts:
         if not self._lease_known:
             self._lease_known = True
             self.registrar.changed()
-        # A writer that speaks is not left because its lease is gone: it writes it anew.
+        # A connected writer whose lease is gone writes it again: this member goes on following.
         if step.address or not self.following.connected:
             self.following.follow(step.address)
 
-    async def _tell_epochs(self) -> None:
+    async def _register_epochs(self) -> None:
+        """Register again when the epoch of a writer is adopted."""
         while True:
             await self.following.adopted.wait()
             self.following.adopted.clear()
@@ -218,8 +233,8 @@ class _Parts:
 
     def _registration(self) -> namesrv_pb2.RegisterMemberRequest | None:
         epoch = self._store.epoch
-        # No writer was ever here; or it may be us, who restart: routes that know us as the writer
-        # would only change to and fro.
+        # Without an epoch no writer was ever here. Without the lease this member may be the writer
+        # that restarts: a registration as follower would change the routes for a moment.
         if not epoch or not self._lease_known:
             return None
         return namesrv_pb2.RegisterMemberRequest(
@@ -236,21 +251,10 @@ class _Parts:
 
     def _close(self) -> None:
         self._core.retention.close()
-        self.storage.end_threads()
-        if self._cut is not None and not self.storage.failed:
+        self._storage.end_threads()
+        if self._cut is not None and not self._storage.failed:
             if self._cut.anew:
                 self._store.start_anew(self._cut.offset)
             else:
                 cut(self._store, self._cut.offset)
-        self.storage.close()
-
-
-def _who_follows(context: MemberContext) -> Follower:
-    config = context.config
-    return Follower(
-        config.cluster,
-        config.broker_group,
-        config.member_id,
-        config.mapped_file_size_commit_log,
-        context.ports.secret,
-    )
+        self._storage.close()

@@ -1,4 +1,6 @@
-"""A follower's look at the lease: whom does it follow, may it lead? And its word not to."""
+"""What a follower does with the lease: it follows the holder, or takes the lease where it may. And
+its promise not to take it.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ FORCE_DURATIONS = 20
 
 
 class ForcedElection(NamedTuple):
-    """An operator's, to lead whatever may be lost: of what was acknowledged by then. Whoever writes
-    the lease since may acknowledge more, so it counts only as long as the lease stays as it was.
+    """An operator's order to lead, though messages may be lost that were acknowledged by then. A
+    writer of the lease may acknowledge more, so the order ends when the lease is written.
     """
 
     record: LeaseRecord | None
@@ -38,14 +40,14 @@ class ForcedElection(NamedTuple):
 
 
 class PeersPart(Protocol):
-    """Who knows the other members."""
+    """The other members of the group."""
 
     async def ask(self, member_ids: Iterable[int]) -> Answers:
-        """How these stand; those that do not answer are missing."""
+        """Their replicas, by member id; a member that does not answer is missing."""
 
 
 class Elector:
-    """``status(promised_until_s, forced)`` tells how the member stands now."""
+    """``status(promised_until_s, forced)`` is what the member brings into an election now."""
 
     def __init__(
         self,
@@ -72,26 +74,28 @@ class Elector:
         )
 
     def promise(self, duration_ms: int) -> int:
-        """Give the word not to take the lease for so long from now; how long it is really given
-        for, 0 = not at all.
+        """Promise not to take the lease for so long from now. Returns the promised time; 0: there
+        is no promise, because this member is being elected or was forced to lead.
         """
+        assert duration_ms >= 0, duration_ms
         if not self._election.may_promise or self._forced:
             return 0
         until_s = self._clock.boottime_s() + duration_ms / 1000
         self._promised_until_s = max(self._promised_until_s, until_s)
+        assert self._promised_until_s >= until_s, "a promise is never shortened"
         return duration_ms
 
     async def force(self) -> None:
-        """Lead as soon as the lease is abandoned, whatever may be lost, if nobody writes the lease
-        before. Raises LeaseUnavailable; LeaseConflict: somebody has led since we looked last, as
-        may have happened while this order was on its way.
+        """Lead as soon as the lease is abandoned, unless a member writes it before. Raises
+        LeaseUnavailable; LeaseConflict: the lease has another holder than at the last look, as may
+        happen while the order is on its way.
         """
         known, reading = self.record, await self._lease.read()
         if _holding(reading.record) != _holding(known):
             raise LeaseConflict("the lease has just changed: see who leads, then say it again")
         until_s = self._clock.boottime_s() + FORCE_DURATIONS * self._duration_s
         self._order = ForcedElection(reading.record, until_s)
-        log.warning("told to lead, though acknowledged messages may be missing here")
+        log.warning("ordered to lead, though acknowledged messages may be missing here")
 
     @property
     def _forced(self) -> bool:
@@ -110,6 +114,8 @@ class Elector:
             self._tell_why(step)
             if not isinstance(step, Write):
                 return None if isinstance(step, Ask) else step
+            before = reading.record
+            assert before is None or step.record.epoch >= before.epoch, "no epoch returns"
             log.info("takes the lease", extra=fields(reason=step.record.reason))
             await self._lease.write(step.record, reading.version)
             return step.done

@@ -1,8 +1,8 @@
-"""The stream from the writer: asks where to begin, appends what comes, tells how far it is.
+"""The stream from the writer: a handshake, then chunks of the log, which are appended and answered.
 
-One stream at a time, to the address that the lease names. It ends by an error, by silence, by a new
-address, or because the log has to be cut first, which is not done here: nobody else may use the
-store then (see ``app.py``).
+There is one stream at a time, to the address that the lease names. It ends by an error, by silence,
+by a new address, or because the log must be cut first. ``app.py`` cuts it, after everything else
+that uses the store has stopped.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ Replicate: TypeAlias = "Stream[member_pb2.ReplicateRequest, member_pb2.Replicate
 
 # A frame that brought nothing but positions is answered when the last answer is so old.
 ANSWER_MS = 250
-# Hand-overs and restarts are short: whoever looks again soon is back soon.
+# Hand-overs and restarts are short, so the first retry comes soon.
 RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
 
 
 class CutNeeded(Exception):
-    """The two logs went different ways. ``offset``: where to cut ours; with ``anew`` everything is
-    forgotten, and the log begins there again.
+    """The two logs differ. ``offset``: where to cut ours; with ``anew`` the whole log is removed,
+    and begins again at ``offset``.
     """
 
     def __init__(self, offset: int, *, anew: bool) -> None:
@@ -63,7 +63,7 @@ class CutNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """Who follows."""
+    """This member, as it introduces itself to a writer."""
 
     cluster: str
     broker_group: str
@@ -84,7 +84,7 @@ class Following:
         promise: Callable[[int], int],
         clock: Clock,
     ) -> None:
-        """``promise(ms)`` gives the word not to stand for election for so long; how long really."""
+        """``promise(ms)``: see :meth:`services.haslave.elector.Elector.promise`."""
         self.refusals = Refusals()  # of what a writer sent
         self.bytes_copied = 0
         self.behind_bytes = 0  # as of the newest frame
@@ -114,8 +114,8 @@ class Following:
             self._readdressed.set()
 
     async def leave(self) -> None:
-        """Announce the stop. The copy goes on until the writer ends the stream, because it waits
-        for this member no more; or until nobody waits for that: a writer may not be able to say so.
+        """Announce the stop. Replication goes on until the writer, which no longer waits for this
+        member, ends the stream, or until the caller gives up.
         """
         self._leaves = True
         self._taken.set()
@@ -183,6 +183,7 @@ class Following:
             if answer.WhichOneof("kind") != "hello":
                 raise ReplicationBroken("the writer's first message is no hello")
         self._check(answer.hello, view)
+        assert not self.connected, "one stream at a time"
         self._promise_ms = answer.hello.no_election_ms
         self._answers_ms = 0
         start = answer.hello.start_offset
@@ -193,6 +194,8 @@ class Following:
                 raise CutNeeded(start, anew=True)
         epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
+        assert self._store.epoch == epochs[-1][0], (self._store.epoch, epochs[-1])
+        assert self._store.appended_offset == start, "the log goes on where the writer begins"
         self._storage.watermarks.agreed()
         self.connected = True
         self.adopted.set()
@@ -256,6 +259,7 @@ class Following:
         if data:
             with self.refusals.counting(Reason.RECORDS):
                 await self._storage.copy(chunk.offset, data)
+            assert self._store.appended_offset >= chunk.offset + len(data)
             self.bytes_copied += len(data)
         visible = HighWatermarks(
             chunk.visible_flushed_offset,
@@ -291,6 +295,7 @@ class Following:
         with self._storage.moved.subscribed(taken):
             while True:
                 now = marks.appended, marks.flushed, self._leaves
+                assert 0 <= marks.flushed <= marks.appended
                 if now != told or self._answers_ms - told_ms >= ANSWER_MS:
                     told, told_ms = now, self._answers_ms
                     ack = member_pb2.ReplicaAck(

@@ -72,11 +72,11 @@ class LeaseHolder:
         return self._state.settled
 
     def must_acknowledge(self) -> frozenset[ReplicaId]:
-        """Who has to have a message before it counts as copied."""
+        """The members that must have a message before it counts as replicated."""
         return self._state.must_acknowledge()
 
     def electable_others(self) -> frozenset[ReplicaId]:
-        """Who may take the lease from us."""
+        """The other members that may take the lease."""
         return self._state.electable_others()
 
     def is_valid(self, promised_until_s: Callable[[ReplicaId], float]) -> bool:
@@ -102,18 +102,20 @@ class LeaseHolder:
     async def begin(
         self, own: Sequence[Epoch], address: str, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Say that the last of ``own``, our store's epochs, is open. Tries until it is written;
-        raises Deposed, and LeaseUnavailable once ``stopping`` says so.
+        """Write that the last of ``own``, the store's epochs, is open. Tries until it is written.
+        Raises Deposed, and LeaseUnavailable once ``stopping`` is true.
         """
+        assert own, "a store that is written has an epoch"
         async with self._one_at_a_time:
             await self._settle(
                 lambda: (
                     self._state.begun(own, address)
                     if self.record.epoch < own[-1][0]
-                    else self._state.renewal()  # it stands: a reading has shown it
+                    else self._state.renewal()  # a reading has shown that it is written
                 ),
                 stopping,
             )
+            assert self.record.epoch >= own[-1][0]
 
     @asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
@@ -169,6 +171,7 @@ class LeaseHolder:
         LeaseUnavailable: it was not written, and never will be: the writer may go on. Deposed.
         """
         async with self._one_at_a_time:
+            assert not self._released, "a lease is released once"
             released = self._state.release(transfer_to, log_end)
             try:
                 await self._write(released)
@@ -183,7 +186,7 @@ class LeaseHolder:
     async def _settle(
         self, wanted: Callable[[], LeaseRecord], stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Write what is wanted, whatever it takes. True: our release was found there instead."""
+        """Write what is wanted, with as many tries as it takes. True: our release was found."""
         while True:
             record = wanted()
             try:
@@ -194,7 +197,7 @@ class LeaseHolder:
                 if await self._look():
                     return True
                 if stopping():
-                    raise LeaseUnavailable("told to stop before the lease was written") from error
+                    raise LeaseUnavailable("stopped before the lease was written") from error
             await asyncio.sleep(RETRY_S)
 
     async def _try(self, record: LeaseRecord) -> None:
@@ -206,6 +209,9 @@ class LeaseHolder:
             await self._look()
 
     async def _write(self, record: LeaseRecord) -> None:
+        assert self._one_at_a_time.locked()
+        assert not self._released, "nothing is written after the release"
+        assert record.epoch >= self.record.epoch, "the epoch of a lease never steps back"
         self._state.sent(record, self._clock.boottime_s())
         self._changed()
         try:
@@ -219,7 +225,8 @@ class LeaseHolder:
         self._changed()
 
     async def _look(self) -> bool:
-        """Read, to find out who holds it. True: our release stands there; Deposed: another."""
+        """Read the lease. True: it has our release. Deposed: it has another holder."""
+        assert self._one_at_a_time.locked()
         try:
             reading = await self._lease.read()
         except LeaseUnavailable:

@@ -1,4 +1,4 @@
-"""How members of a group stand: told to whoever asks, asked of the others."""
+"""What members of a group say of their replicas: the answer of this member, questions to others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def replica_status_of(
     role: common_pb2.MemberRole.ValueType,
     lease: LeaseRecord | None,
 ) -> member_pb2.DescribeReplicaResponse:
-    """What a member tells of itself, and of ``lease`` as it knows it."""
+    """What a member says of its replica, and of ``lease`` as it knows it."""
+    assert store.min_offset <= store.appended_offset
     others = config.peer_addresses()
     return member_pb2.DescribeReplicaResponse(
         broker_group=identity.broker_group,
@@ -81,7 +82,7 @@ class Peers:
         self._outage = {member: _silence() for member in self._addresses}
 
     async def ask(self, member_ids: Iterable[int]) -> dict[int, Peer]:
-        """How these stand; those that do not answer, or are not known, are missing."""
+        """The replicas of these members, without those that do not answer or have no address."""
         found = await asyncio.gather(*map(self._ask, member_ids))
         return {peer.member_id: peer for peer in found if peer is not None}
 

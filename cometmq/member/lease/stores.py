@@ -32,8 +32,8 @@ T = TypeVar("T")
 DEADLINE_S = 2.0  # of one reading or writing: a lease lasts long enough for several
 LOCK_RETRY_S = 0.01
 NOT_THERE = ""  # the version of a lease that nobody has written
-# What there is to do about one that does not read. A writer that lives has lost nothing by it.
-MEND = "remove it while all members of the group run: they tell each other who has most"
+# The advice about a lease that cannot be parsed. A live writer loses nothing by it.
+MEND = "remove it while all members of the group run: the one with the longest log leads"
 
 
 class Reading(NamedTuple):
@@ -70,8 +70,8 @@ def _of_group(record: LeaseRecord | None, group: str, where: object) -> LeaseRec
 
 
 class _OneAtATime:
-    """Blocking calls in threads of their own, each when the one before has ended. A disk that hangs
-    so holds one thread, however often it is asked, and none that somebody else needs.
+    """Blocking calls, one at a time, each in a thread of its own. A disk that hangs holds one
+    thread at most, and no thread of another part.
     """
 
     def __init__(self) -> None:
@@ -95,6 +95,7 @@ class _OneAtATime:
         answer: asyncio.Future[T] = loop.create_future()
 
         def end(settle: Callable[[], None]) -> None:
+            assert self._turn.locked()
             self._turn.release()
             if not answer.done():  # else its caller has given up
                 settle()
@@ -176,8 +177,8 @@ class FileLease:
 
 
 def _take(lock: IO[str]) -> None:
-    """Lock the file. BlockingIOError: another has it for longer than anybody waits here; a thread
-    that waited for ever would take the turn from all later calls.
+    """Lock the file. BlockingIOError: another process holds it past the deadline. A thread that
+    waits for ever would keep the turn from all later calls.
     """
     for _ in range(round(DEADLINE_S / LOCK_RETRY_S)):
         with suppress(BlockingIOError):

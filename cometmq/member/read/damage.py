@@ -40,6 +40,7 @@ def read_before_damage(
             if not index:
                 raise _damaged(store, queue, offset, codes)
             units = units[: index * queueunit.UNIT_BYTES]
+            assert units, "something good comes before the damage"
             break
     choice = pull.choose(units, offset, *limits, codes)
     return store.read_records(choice.spans) if choice.spans else b"", choice

@@ -115,7 +115,7 @@ class Reader:
         else:
             if answer.count or not self._has_gone(query):
                 return answer
-        return await self._pull(query, room)  # and be told where the queue begins now
+        return await self._pull(query, room)  # the answer says where the queue begins now
 
     def _has_gone(self, query: PullQuery) -> bool:
         """Whether retention has come past the position, maybe just now."""
@@ -133,6 +133,8 @@ class Reader:
         records, choice, backlog = b"", Choice([], 0, offset), 0
         if status is PullStatus.FOUND:
             records, choice = await self._found(query, offset, readable, limits, room)
+            assert offset <= choice.next_offset <= readable, "a pull shows readable messages only"
+            assert choice.count <= limits[0], "a pull keeps its limit"
             status, backlog = choice.status, self._backlog(query, choice)
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
@@ -226,6 +228,7 @@ class Reader:
             sizes, codes = pull.sizes_and_codes(units)
             if choice.count < count or sum(sizes) > inline_messages.BYTES_MAX:
                 return None
+            assert len(sizes) == len(codes) == count
             records = store.read_records(choice.spans, nowait=True)
         except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
             return None

@@ -29,6 +29,7 @@ class ReplicaSelector:
     ) -> None:
         self._enabled = enabled
         self._memory_bytes = int(machine_memory_bytes() * memory_percent / 100)
+        assert self._memory_bytes >= 0
         self._copies = copies
 
     def member(

@@ -66,6 +66,7 @@ class Finder:
         shown, has_more = await self._shown(query)
         if not shown:
             self._reader.flush_promptly()
+        assert len(shown) <= COUNT_MAX
         return KeyAnswer(shown, has_more, indexed_offset)
 
     async def _shown(self, query: KeyQuery) -> tuple[list[Found], bool]:
@@ -100,6 +101,7 @@ class Finder:
         answers: list[TimeAnswer | CometError] = []
         while some := views[len(answers) : len(answers) + QUEUES_AT_ONCE]:
             answers += await self._reader.aside(partial(self._all_at, some, time_ms, boundary))
+        assert len(answers) == len(queues), "each queue has one answer"
         return answers
 
     def _all_at(
@@ -122,5 +124,6 @@ class Finder:
     def _at(self, key: QueueKey, view: QueueView, time_ms: int, boundary: Boundary) -> TimeAnswer:
         bounds = (view.min_offset, view.max_offset)
         offset = offset_by_time(self._store, key, bounds, time_ms, boundary)
+        assert view.min_offset <= offset <= view.max_offset
         found_ms = store_time_ms(self._store, key, offset) if offset < view.max_offset else None
         return TimeAnswer(Position(view.generation, offset), found_ms or 0)

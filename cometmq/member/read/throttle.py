@@ -37,6 +37,7 @@ class CatchUpThrottle:
         if self._incoming_bytes_per_s < INCOMING_BYTES_PER_S_MIN:
             return 0.0
         rate = max(self._bytes_per_s, ADVANTAGE * self._incoming_bytes_per_s)
+        assert rate > 0, rate
         start_s = max(self._free_at_s, now_s)
         self._free_at_s = start_s + size_bytes / rate
         return start_s - now_s

@@ -114,6 +114,7 @@ class ArrivalsServicer:
             arrivals.append(_arrival_proto(arrival))
             if arrival.inline_messages is not None:
                 size_bytes += len(arrival.inline_messages.records)
+        assert len(arrivals) <= ARRIVALS_PER_MESSAGE_MAX
         self._counts.sent_along(size_bytes)
         return arrivals
 

@@ -135,6 +135,7 @@ class OffsetSnapshot:
         if config is None or history is None:
             return None
         view = self._reader.queue(topic, queue_id)
+        assert view.min_offset <= view.max_offset, key
         readers: Mapping[str, int] = index.readers.get(topic, {})
         names = set(index.committed.get(key, ()))
         if queue_id < config.read_queue_count:  # members do not see the queues behind
