@@ -186,6 +186,9 @@ async def test_one_that_may_have_been_added_is_waited_for_until_that_is_known(
     assert ticket.acked is not None
     await writer.member.on_disk_alone()
     assert (in_sync.size, ticket.acked.done()) == (2, False)
+    found = in_sync.replicated(writer.member.storage.watermarks)
+    assert found is not None
+    assert not found.is_alone
     running = await kept(writer)  # it has gone: nobody wants to add it any more
     await until(ticket.acked.done)
     await ended(running)
