@@ -1,4 +1,4 @@
-"""The faults of ``scripts/mutants.toml`` are faults of today's code, which today's tests look for."""
+"""The faults of ``scripts/mutants.toml`` can be made in the code, and their tests are there."""
 
 from __future__ import annotations
 
