@@ -69,7 +69,7 @@ def files(directory: Path) -> list[LogFileView]:
 
 
 def place(directory: Path, log_offset: int) -> PlaceView:
-    """What stands at a place of the log."""
+    """What is at a place of the log."""
     path, offset, found, goes_on = dump.place(directory, log_offset)
     view = None if found.record is None else _record_view(found.record)
     return PlaceView(path, offset, found.kind.value, found.size, found.reason, goes_on, view)

@@ -154,7 +154,7 @@ def _store_id(_: click.Context, __: click.Parameter, value: str | None) -> str |
 @click.option(
     "--rebuild-tables", is_flag=True,
     help="Where the log has lost changes of topics, groups or offsets: let the next writer make "
-    "them anew from what is left, config/*.json and the queues.",
+    "them again from what is left, config/*.json and the queues.",
 )  # fmt: skip
 @click.option(
     "--restored", is_flag=True,

@@ -111,8 +111,8 @@ class BaseStore:
 
     @property
     def state_lost(self) -> Mapping[str, int] | None:
-        """A repair gave up a part of the state that the log told, and no writer has made it whole
-        since: the topics that had queues then, with how many. None: that is not so.
+        """A repair gave up a part of the state in the log, and no writer has made it whole since:
+        the topics that had queues then, with how many. None: that is not so.
         """
         return self._opened.identity.current.state_lost
 
@@ -137,8 +137,8 @@ class BaseStore:
         or of one of its files.
 
         Raises StoreDamaged when the queue has lost the unit at ``offset``; the next start after an
-        orderly stop makes it anew then. With ``nowait`` :class:`BlockingIOError` tells that the
-        disk would have to be read.
+        orderly stop rebuilds it then. With ``nowait``, BlockingIOError when the disk would have to
+        be read.
         """
         assert offset >= 0, offset
         queue = self._dispatcher.find(topic, queue_id)
@@ -159,7 +159,7 @@ class BaseStore:
 
     def read_record(self, log_offset: int, *, nowait: bool = False) -> bytes:
         """The whole record at ``log_offset``, which may be any number; MessageNotFound unless one
-        stands there.
+        is there.
         """
         segment = self._log.segments.find(log_offset)
         end = self.written_offset

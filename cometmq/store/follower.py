@@ -181,12 +181,12 @@ class FollowerStore(BaseStore):
         start = max([self.min_offset, *positions])
         return last_record_before(self._log, start, offset)
 
-    def start_anew(self, offset: int) -> None:
+    def reset_to(self, offset: int) -> None:
         """Forget everything; the log begins again at ``offset``, the start of a file of the
         writer's. As :meth:`truncate`, nobody else may use the store.
         """
         assert offset % self._file_bytes == 0, offset
-        self._guarded(lambda: self._opened.start_anew(offset))
+        self._guarded(lambda: self._opened.reset_to(offset))
         assert self.min_offset == self.appended_offset == offset, offset
         self._last_units = b""
 

@@ -254,7 +254,7 @@ class _Parts:
         self._storage.end_threads()
         if self._cut is not None and not self._storage.failed:
             if self._cut.anew:
-                self._store.start_anew(self._cut.offset)
+                self._store.reset_to(self._cut.offset)
             else:
                 cut(self._store, self._cut.offset)
         self._storage.close()

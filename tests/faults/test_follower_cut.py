@@ -80,7 +80,7 @@ def test_a_crash_anywhere_in_a_cut_does_no_harm(
         files.left = changes
         try:
             if anew:
-                copy.start_anew(0)
+                copy.reset_to(0)
             else:
                 copy.truncate(places(writer)[40])
             break

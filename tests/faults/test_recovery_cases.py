@@ -357,7 +357,7 @@ def test_missing_queues_are_made_anew(
     remove(root)
     files = restarted() if stop == "restart" else None
     assert recovered(root, files=files) == list(range(MESSAGES))
-    assert "all queues are made anew from the log, from 0 on" in caplog.text
+    assert "all queues are rebuilt from the log, from 0 on" in caplog.text
     for path in (whole / "consumequeue").rglob("0000*"):
         again = root / path.relative_to(whole)
         assert again.read_bytes() == path.read_bytes(), path
@@ -372,7 +372,7 @@ def test_queues_of_an_older_log_begin_late_and_stay(
     shutil.rmtree(tmp_path / "consumequeue")
     first = next(n for n, start in enumerate(starts) if start >= LOG_FILE_BYTES)
     assert recovered(tmp_path, files=restarted()) == list(range(first, MESSAGES))
-    assert caplog.text.count("made anew") == 1, "the second opening has nothing to mend"
+    assert caplog.text.count("are rebuilt") == 1, "the second opening has nothing to mend"
 
 
 def test_a_topic_that_was_deleted_a_moment_ago_is_not_missed(
@@ -388,7 +388,7 @@ def test_a_topic_that_was_deleted_a_moment_ago_is_not_missed(
     observer = Deletions()
     store = open_store(tmp_path, observer=observer)
     assert observer.seen == [b"A"]
-    assert "anew" not in caplog.text
+    assert "rebuilt" not in caplog.text
     assert bodies(store, "B", 0) == [b"kept"]
     assert store.queue_bounds("A", 0) == (0, 0)
     store.close()
@@ -655,4 +655,4 @@ def test_a_hole_in_a_queue_is_told_and_the_next_start_mends_it(
     store.abandon() if crashed else store.close()
     with caplog.at_level(logging.INFO):
         assert recovered(tmp_path) == list(range(MESSAGES))
-    assert "made anew" in caplog.text
+    assert "rebuilt" in caplog.text

@@ -249,7 +249,7 @@ class WriterAndFollower(RuleBasedStateMachine):
             cut(store, start)
             event(f"cut: {'all' if store.appended_offset == 0 else 'a tail'}")
         else:
-            store.start_anew(start)
+            store.reset_to(start)
         self.copy.close()
         self.open_copy()
 

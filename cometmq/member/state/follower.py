@@ -278,7 +278,7 @@ def cut(store: FollowerStore, offset: int) -> None:
         extra=fields(first=offset, end=end, bytes=end - offset, kept_bytes=kept),
     )
     if topic_deletions(store, offset):
-        store.start_anew(store.min_offset)
+        store.reset_to(store.min_offset)
     else:
         store.truncate(offset)
     assert store.appended_offset <= offset

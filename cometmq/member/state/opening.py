@@ -229,10 +229,10 @@ def open_copy(
     )
     state = approval.state
     try:
-        if approval.why_anew:
+        if approval.rebuild_reason:
             # The log was cut below its last complete snapshot. It is a copy: copy it again.
-            log.error("the log is copied again", extra=fields(reason=approval.why_anew))
-            store.start_anew(store.min_offset)
+            log.error("the log is copied again", extra=fields(reason=approval.rebuild_reason))
+            store.reset_to(store.min_offset)
             state = new_state()
         _, state_records = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
         whole = (store.min_offset == 0 or state_records > 0) and store.state_lost is None
@@ -248,7 +248,7 @@ class _FollowerApproval:
 
     def __init__(self, new_state: NewState) -> None:
         self.state = new_state()
-        self.why_anew = ""  # the log has to be copied from the start
+        self.rebuild_reason = ""  # the log has to be copied from the start
         self._new_state = new_state
 
     def __call__(self, store: Preview) -> None:
@@ -262,7 +262,7 @@ class _FollowerApproval:
         except StoreDamaged as error:
             if store.adoption is not None:  # there is no other copy of what RocketMQ wrote
                 raise
-            self.why_anew = str(error)
+            self.rebuild_reason = str(error)
 
 
 def _new_state(config: MemberConfig) -> NewState:

@@ -52,7 +52,7 @@ PATIENCE_S, PAUSE_S = 30.0, 0.05
 
 
 class Entry(NamedTuple):
-    """What stands under a name of a directory; ``size`` is 0 for directories."""
+    """An entry of a directory; ``size`` is 0 for directories."""
 
     name: str
     is_directory: bool
@@ -101,7 +101,7 @@ class File(Protocol):
 
 
 class Mapping(Protocol):
-    """A whole file as memory. One thread writes; whoever reads the file sees it at once."""
+    """A whole file as memory. One thread writes; readers of the file see it at once."""
 
     view: memoryview
 
@@ -139,7 +139,7 @@ class Files(Protocol):
         """What a directory holds, sorted by name; empty when there is no such directory."""
 
     def exists(self, path: StrPath) -> bool:
-        """True when something stands at ``path``."""
+        """True when something is at ``path``."""
 
     def make_directories(self, path: StrPath) -> None:
         """Make a directory and those above it; nothing happens when it exists."""

@@ -128,7 +128,7 @@ class Segments:
         return bool(self._unfinished)
 
     def mend(self, files: Files) -> None:
-        """What stands behind the last whole file: without a byte it is removed, as RocketMQ 5
+        """What is behind the last whole file: without a byte it is removed, as RocketMQ 5
         does; a shorter one is filled up with zeros, for what was not written reads as zeros.
         """
         for entry in self._unfinished:

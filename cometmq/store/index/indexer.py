@@ -25,8 +25,8 @@ from cometmq.store.log.scan import first_damage
 
 logger = logging.getLogger(__name__)
 
-# Less than a millisecond, also of plain Python and small records: who waits for the GIL does not
-# wait longer.
+# Less than a millisecond, also of plain Python and small records: a thread that waits for the GIL
+# does not wait longer.
 STEP_BYTES = 32 * 1024 if accelerator is None else 128 * 1024
 # What a clean close still takes, half a second; more is left to the next start.
 CLOSE_STEPS_MAX = 512
@@ -115,8 +115,8 @@ class Indexer:
     def step(self) -> bool:
         """Index the next piece of what is on the disk; False when there is nothing to do for now.
 
-        A shortage and a damaged log are no errors here: ``status`` tells, and the next step tries
-        again. StoreFailed.
+        A shortage and a damaged log are no errors here: ``status`` shows them, and the next step
+        tries again. StoreFailed.
         """
         with self._stepping:
             try:
@@ -201,7 +201,7 @@ class Indexer:
 
     def _stall(self, reason: str) -> None:
         if reason != self._stalled:
-            logger.error("the key index stands still at %d: %s", self._position, reason)
+            logger.error("the key index has stopped at %d: %s", self._position, reason)
         self._stalled = reason
 
     # --- while nobody steps -----------------------------------------------------------------------

@@ -69,11 +69,11 @@ class CommitLog:
         # `extend(offset)` raises it above `offset`. As it is, nobody keeps it.
         self.reach = layout.OFFSET_MAX
         self.extend: Callable[[int], None] | None = None
-        self._forgotten = 0  # what stands before it is being removed
+        self._forgotten = 0  # what is before it is being removed
         self._files = files
         self._new_path: Path = paths.next_log_file
         self._growing = threading.Lock()  # held while a file is made
-        # Where the newest batches end, in order: who copies them need not look for the end of a
+        # Where the newest batches end, in order: a reader of chunks need not look for the end of a
         # record. Others read it, so it is shortened by taking another list.
         self._batch_ends: list[int] = []
         # (offset, size) behind the end that a failed append may have written to
@@ -110,7 +110,7 @@ class CommitLog:
         return end if end + size + BLANK_BYTES <= file_end else file_end
 
     def append(self, offset: int, batch: Buffer, store_time_ms: int) -> None:
-        """Write ``batch`` at ``offset``, which :meth:`place` told. After :class:`Shortage` nothing
+        """Write ``batch`` at ``offset``, which :meth:`place` gave. After :class:`Shortage` nothing
         has changed.
         """
         end, last_time_ms = self.end
@@ -207,7 +207,7 @@ class CommitLog:
         if clear(segment.file, offset - segment.start, stop - segment.start):
             segment.file.sync()
 
-    def start_anew(self, offset: int) -> None:
+    def reset_to(self, offset: int) -> None:
         """Remove all files; the log begins again at ``offset``, the start of a file."""
         assert offset % self.segments.file_bytes == 0, offset
         self.truncate(self.segments.start, 0)
@@ -226,7 +226,7 @@ class CommitLog:
 
     def forget_before(self, offset: int) -> None:
         """Begin at ``offset``, where a file starts and everything before is on the disk. The files
-        before it go with :meth:`remove_first`; whoever is reading them may finish.
+        before it go with :meth:`remove_first`; reads that have begun come to their end.
         """
         assert offset % self.segments.file_bytes == 0, offset
         assert self.start <= offset < self.flushed[0], (self.start, offset, self.flushed)
@@ -307,7 +307,7 @@ class CommitLog:
     def flush_while_wanted(self, write_fd: int) -> bool:
         """Bring to the disk what somebody waits for, again and again, as long as all that is not
         there yet lies in one file; False when nothing was done.
-        :meth:`cometmq.native.interface.SharedOffsets.sync` tells about ``write_fd``.
+        :meth:`cometmq.native.interface.SharedOffsets.sync` explains ``write_fd``.
         """
         segment = self.segments.find(self.flushed[0])
         if segment is None or self._transient is not None:
@@ -360,7 +360,7 @@ class CommitLog:
             chunk = self.read(start, end - start, nowait=nowait)
             for offset, size in spans[first:stop]:
                 if size < SIZE.size or not 0 < SIZE.unpack_from(chunk, offset - start)[0] <= size:
-                    raise StoreDamaged(f"no record of {size} bytes stands at {offset} of the log")
+                    raise StoreDamaged(f"there is no record of {size} bytes at {offset} of the log")
                 if not dense:
                     pieces.append(chunk[offset - start : offset - start + size])
             if dense:
@@ -402,7 +402,7 @@ class CommitLog:
             data = self.read(offset, size, nowait=nowait)
         whole = _whole_records(data)
         if not whole:
-            raise StoreDamaged(f"no record stands at {offset} of the log")
+            raise StoreDamaged(f"there is no record at {offset} of the log")
         return Chunk(data[:whole], offset + whole)
 
     def _batches(self, offset: int, bytes_max: int) -> int:

@@ -98,7 +98,7 @@ class LogScan:
     """Iterates over the good records of a log, from ``start`` on. Afterwards ``end`` is where the
     next record would stand and ``reason`` why none does.
 
-    ``end`` may be moved on by whoever knows where the log goes on, and the iteration begun again.
+    ``end`` a caller that knows where the log goes on may move it, and begin the iteration again.
     """
 
     def __init__(self, segments: Segments, start: int, apart: Iterable[str] = ()) -> None:
@@ -200,7 +200,7 @@ def _goes_on(segment: Segment, log_offset: int) -> bool:
 
 
 def found_at(segment: Segment, log_offset: int) -> record.Found:
-    """What stands at a place of a log file."""
+    """What is at a place of a log file."""
     left = segment.end - log_offset
     chunk = segment.pread(log_offset, min(left, FIRST_READ_BYTES))
     found = record.check(chunk, 0, log_offset=log_offset, bytes_left=left)

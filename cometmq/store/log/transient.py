@@ -23,14 +23,14 @@ WRITE_BYTES_MAX = 1024 * 1024
 class TransientBuffer:
     """Pieces of the log in its order, end to end but for the gaps behind a file's end mark.
 
-    Invariant: a piece is here until it is in its file, so whoever does not find it here can read it
-    there.
+    Invariant: a piece is here until it is in its file, so a reader that does not find it here can
+    read it there.
     """
 
     def __init__(self, bytes_max: int) -> None:
         assert bytes_max > 0, bytes_max
         self._put_bytes = 0  # in its life; the writer's
-        self._written_bytes = 0  # of them; whoever holds the lock
+        self._written_bytes = 0  # of them; changed under the lock
         self._bytes_max = bytes_max
         self._pieces: deque[tuple[int, Buffer, Segment]] = deque()
         self._writing = threading.Lock()

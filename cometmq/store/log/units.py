@@ -1,10 +1,10 @@
 """Which unit a record gets in its queue: RocketMQ's rules of dispatch, for a record that is looked
 at by itself. Plain ones are done in bulk: :mod:`cometmq.format.scan`.
 
-And what stands for messages that damage took out of a log. In the log ``cometmq store repair
+And the marks of messages that damage took out of a log. In the log ``cometmq store repair
 --write-off`` puts one record over the damaged bytes, so that readers come past it: a record of
 :data:`LOST_TOPIC` that says it was rolled back, which gets no unit in any queue, at RocketMQ's too.
-In a queue a unit of one byte stands for each message that is gone: no record has one byte, so
+In a queue a unit of one byte marks each message that is gone: no record has one byte, so
 reading it is :class:`StoreDamaged`.
 """
 
@@ -55,7 +55,7 @@ def run_of(found: Record, end: int) -> Run:
 
 
 def tags_code(found: Record) -> int:
-    """What stands in the unit's field for the tag's hash."""
+    """The value of the unit's field for the tag's hash."""
     if found.topic == SCHEDULE_TOPIC:
         delay_s = _delay_s(found.properties.get(DELAY, ""))
         if delay_s:
@@ -70,7 +70,7 @@ def _delay_s(level: str) -> int:
 
 
 def lost_unit(log_offset: int) -> bytes:
-    """Stands in a queue for a message that was lost at ``log_offset`` or somewhat behind."""
+    """Marks in a queue a message that was lost at ``log_offset`` or somewhat behind."""
     return queueunit.pack(log_offset, queueunit.LOST_SIZE, 0)
 
 

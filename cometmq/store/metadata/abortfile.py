@@ -2,9 +2,9 @@
 ``docs/format/store-layout.md`` §4.
 
 When a sync fails, Linux takes the pages for clean that it could not write: they can still be read,
-no later sync writes them, and the next one succeeds. So whoever opens the store next, while the
-machine still runs, must not take for durable what it reads. It is told here, in the page cache as
-well: a restart of the machine makes both forget.
+no later sync writes them, and the next one succeeds. So the process that opens the store next,
+while the machine still runs, must not take for durable what it reads. This file says so, in the
+page cache as well: a restart of the machine makes both forget.
 """
 
 from __future__ import annotations

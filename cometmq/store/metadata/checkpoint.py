@@ -42,7 +42,7 @@ MARK = struct.Struct(
     "i"  # queue_count; -1: unknown
     "q"  # unit_count; -1: unknown
 )
-SEAL = struct.Struct(">I")  # CRC-32 of what stands before it: the mark, the reach
+SEAL = struct.Struct(">I")  # CRC-32 of the bytes before it: the mark, the reach
 REACH_AT = MARK_AT + MARK.size + SEAL.size
 REACH = struct.Struct(">q")
 START_AT = 384
@@ -124,7 +124,7 @@ def decode(content: bytes, path: Path) -> Checkpoint:
         raise StoreDamaged(
             f"{path} has {len(content)} bytes instead of {CHECKPOINT_BYTES}. It says up to where "
             "the log is on the disk, and can be done without: "
-            f"{layout.repair_command(path.parent)} looks through all of the log and writes it anew"
+            f"{layout.repair_command(path.parent)} looks through all of the log and writes another"
         )
     times = Checkpoint(*TIMES.unpack_from(content))
     return dataclasses.replace(
@@ -161,7 +161,7 @@ class CheckpointFile:
     """Writes a store's checkpoint in place: what it says lies in one sector, which a disk writes
     whole or not at all.
 
-    ``changing`` is held by who takes something of ``current`` over into what it writes.
+    A caller that copies fields of ``current`` into what it writes holds ``changing``.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -179,7 +179,7 @@ class CheckpointFile:
         self._store(checkpoint)
 
     def rewind(self, checkpoint: Checkpoint) -> None:
-        """As :meth:`write`, before the log is cut or the queues are made anew: times go back."""
+        """As :meth:`write`, before the log is cut or the queues are rebuilt: times go back."""
         assert checkpoint.log_time_ms <= self.current.log_time_ms, (checkpoint, self.current)
         assert checkpoint.queue_time_ms <= self.current.queue_time_ms, (checkpoint, self.current)
         self._store(checkpoint)

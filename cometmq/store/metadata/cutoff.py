@@ -16,7 +16,7 @@ from cometmq.store.disk.files import Files
 
 # epoch, first log offset, and the one behind the last
 NAME = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)\.log")
-BYTES_MAX = 256 * 1024 * 1024  # of one cut; what comes behind is told, not kept
+BYTES_MAX = 256 * 1024 * 1024  # of one cut; what comes behind is reported, not kept
 FILES_MAX = 16  # the oldest go
 PIECE_BYTES = 1024 * 1024
 

@@ -40,7 +40,7 @@ class DirectoryLock:
     def release(self, *, undo: bool = False) -> None:
         """Let the folder go; the file stays, as RocketMQ's does. ``undo``: if it was there before.
 
-        Whoever opened the file meanwhile and locks it a moment later finds that it is gone.
+        A process that opened the file meanwhile and locks it later finds that it is gone.
         """
         with _held_lock:
             assert self._key in _held, self._path
@@ -62,7 +62,7 @@ class DirectoryLock:
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 if not os.fstat(fd).st_nlink:
-                    raise BlockingIOError  # who had it a moment ago has just removed it
+                    raise BlockingIOError  # the process that had it has just removed it
                 if self._is_new:
                     os.pwrite(fd, CONTENT, 0)
             except BaseException as error:

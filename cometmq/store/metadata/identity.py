@@ -45,13 +45,13 @@ class LastOptions:
 class Identity:
     """``clean`` is None while the store is open, and after a stop that was not clean."""
 
-    # 32 hexadecimal digits: the name of an unbroken history. Drawn anew when the end of the log may
-    # have been lost, so that nobody counts on this store for what it had acknowledged.
+    # 32 hexadecimal digits: the name of an unbroken history. A new one is drawn when the end of the
+    # log may have been lost, so that no member counts on this store for what it had acknowledged.
     store_id: str
     boot_id: str  # the kernel's, when the store was opened last
     clean: RecoveryPoint | None
     # A follower has recovered from an unclean stop, and no writer has opened the store since: the
-    # next one is told, however clean the stops in between.
+    # next one learns it, however clean the stops in between.
     recovered: bool = False
     # Another program wrote to the log, which is ours up to this log offset; no writer has settled
     # it since. None: nobody but us.
@@ -60,8 +60,8 @@ class Identity:
     # What the store was called before it lost the end of its log; until it follows a writer, or
     # writes, it may still be the best that there is.
     former_store_id: str = ""
-    # A repair gave up a part of the state in the log: the next writer makes it anew from what is
-    # left and what else tells of it, as the topics that had queues then, with how many. None: not.
+    # A repair gave up a part of the state in the log: the next writer rebuilds it from what is
+    # left, and from these topics that had queues then, with how many. None: nothing was given up.
     state_lost: Mapping[str, int] | None = None
     # The log has held a copy of the state, on the disk: without one it has lost its beginning.
     has_state: bool = False
@@ -78,8 +78,8 @@ def _seal(fields: Mapping[str, Any]) -> int:
 
 def _check_seal(fields: dict[str, Any]) -> None:
     """Versions before wrote none."""
-    told = fields.pop("crc32", None)
-    if told is not None and told != _seal(fields):
+    found = fields.pop("crc32", None)
+    if found is not None and found != _seal(fields):
         raise ValueError(f"its crc32 should be {_seal(fields)}")
 
 

@@ -59,7 +59,7 @@ class RecoveryPoint:
         return found if zlib.crc32(found) == self.last_crc32 else None
 
     def holds(self, log: Segments) -> bool:
-        """Whether the log is the mark's up to ``end``, as far as one record tells."""
+        """Whether the log is the mark's up to ``end``, as far as one record shows."""
         if self.last_record(log) is None:
             return False
         behind = self.last_offset + self.last_bytes

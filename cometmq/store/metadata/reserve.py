@@ -23,7 +23,7 @@ COPIES = 3
 
 def keep(files: Files, path: Path, state_bytes: int = 0) -> None:
     """Keep the room for copies of a state of that size, if there is plenty and it is not kept
-    already. It grows, and never gets smaller while it stands.
+    already. It grows, and never gets smaller while it exists.
     """
     wanted = RESERVE_BYTES + COPIES * state_bytes
     kept = _kept(files, path)

@@ -68,7 +68,7 @@ class ConsumeQueue:
             raise StoreDamaged(
                 f"the units of queue {self.queue_id} of {self.topic} from message {offset} on are "
                 f"damaged, in {segment.file.path}; the log may have the messages. When the member "
-                "is stopped and started again it makes its queues anew from the log, and so does "
+                "is stopped and started again it rebuilds its queues from the log, and so does "
                 + self.segments.repair_command()
             )
         return sound
@@ -129,7 +129,7 @@ class ConsumeQueue:
 
     def start_at(self, offset: int) -> None:
         """Let an empty queue go on at ``offset``: its older units are gone, RocketMQ's filler
-        stands in their place.
+        takes their place.
         """
         assert self.next_offset == 0, (self.segments.directory, self.next_offset)
         assert offset > 0, self.segments.directory
@@ -185,7 +185,7 @@ class ConsumeQueue:
         """Remove the files of which nothing is left; how many.
 
         One goes only when its successor begins with a message that is gone too, and so is surely on
-        the disk. The last file stays: it tells where the queue goes on.
+        the disk. The last file stays: it shows where the queue goes on.
         """
         removed = 0
         while len(self.segments) > 1:
@@ -212,7 +212,7 @@ class ConsumeQueue:
 
     def load(self, files: Files) -> bool:
         """Take up the queue's files; False when one in the middle is missing, and the queue has to
-        be made anew. Then :meth:`measure`. Changes nothing.
+        be rebuilt. Then :meth:`measure`. Changes nothing.
         """
         return self.segments.load(files, gaps_allowed=True)
 
@@ -246,12 +246,12 @@ class ConsumeQueue:
         kept = self._count_all_below(log_end)
         self.next_offset = kept
         self._unwritten = (kept, b"")
-        # Without a message the files go, wherever they begin: the queue starts anew.
+        # Without a message the files go, wherever they begin: the queue starts from nothing.
         self.min_offset = self._first_at_or_above(log_start) if kept else 0
         assert 0 <= self.min_offset <= self.next_offset, (self.min_offset, self.next_offset)
 
     def tail(self) -> Tail | None:
-        """What stands in the files behind the units that :meth:`measure` counted; None: nothing."""
+        """What is in the files behind the units that :meth:`measure` counted; None: nothing."""
         first = max(self.next_offset, self.segments.start // UNIT_BYTES)
         segment = self.segments.find(first * UNIT_BYTES)
         if segment is None or self._unit(segment, first)[1] < RECORD_BYTES_MIN:
@@ -309,7 +309,7 @@ class ConsumeQueue:
         when none does.
         """
         first = segment.start // UNIT_BYTES
-        # Most queues are short: one read of their first block tells all.
+        # Most queues are short: one read of their first block shows all.
         block = segment.pread(segment.start, min(BLOCK_BYTES, segment.end - segment.start))
         in_block = len(block) // UNIT_BYTES
 

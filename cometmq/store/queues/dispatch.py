@@ -74,8 +74,8 @@ class Dispatcher:
     unit is in a file.
 
     Flushing relies on an order: a unit is written, then its file noted as dirty, then
-    ``dispatched`` moves. So whoever reads ``dispatched`` first and then empties the notes has a
-    note of every file that the position speaks of.
+    ``dispatched`` moves. So a thread that reads ``dispatched`` first and then empties the notes has
+    a note of every file that the position speaks of.
     """
 
     def __init__(self, paths: layout.StorePaths, files: Files, file_bytes: int) -> None:
@@ -89,15 +89,15 @@ class Dispatcher:
         self._dirty_directories = DirtySet[str]()
         self._trash_numbers = itertools.count()
         self._tallied: tuple[int, QueueTotals] = (0, QueueTotals(0, 0))
-        # A queue's files were found to hold something else than its units: the next start makes
-        # all queues anew. Any thread may set it.
+        # A queue's files were found to hold something else than its units: the next start
+        # rebuilds all queues. Any thread may set it.
         self.is_damaged = False
         self.tails: dict[tuple[str, int], Tail] = {}  # that :meth:`load` found, of what it cut off
         self.drop_count = 0  # how often queues went: what was tallied before speaks of them
         self._queue_count = 0  # with a message, ever
         self._unit_count = 0  # sum of their next offsets
         self._held: _Held | None = None  # from :meth:`load` to :meth:`carry_out`
-        # Held while files are removed: a queue that was dropped and made anew has the same names.
+        # Held while files are removed: a queue that was dropped and made again has the same names.
         self._removing = threading.Lock()
 
     # --- looking up: any thread -------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Dispatcher:
         self._forget(list(queues.values()), self._paths.topic(topic))
 
     def restart(self, queue: ConsumeQueue) -> None:
-        """Remove one queue; the next :meth:`get` makes it anew, counting from 0."""
+        """Remove one queue; the next :meth:`get` makes another, counting from 0."""
         removed = self._topics[queue.topic].pop(queue.queue_id)
         assert removed is queue, queue.segments.directory
         self._forget([queue], queue.segments.directory)
@@ -303,7 +303,7 @@ class Dispatcher:
         self._tally()
 
     def wipe(self) -> None:
-        """Remove all that lies in the queues' folder, known or not: they are made anew."""
+        """Remove all that lies in the queues' folder, known or not: they are rebuilt."""
         queues = list(self.queues())
         self._topics.clear()
         self.is_damaged = False
@@ -331,7 +331,7 @@ class Dispatcher:
         durable: int,
         *,
         is_clean: bool = False,
-        is_anew: bool = False,
+        is_rebuild: bool = False,
         held: frozenset[str] = frozenset(),
     ) -> str:
         """Take up all queues from their folders, up to ``log_end`` of the log. Returns what shows
@@ -342,7 +342,7 @@ class Dispatcher:
         counted and forgotten, but those of the topics ``held``: see :attr:`holds_all`.
 
         Files with units that point to ``durable`` or later may not be on the disk: they will be
-        noted as dirty. ``is_clean``: there are no such, and nothing has to be cut. ``is_anew``:
+        noted as dirty. ``is_clean``: there are no such, and nothing has to be cut. ``is_rebuild``:
         none is taken up, whatever there is; then call :meth:`wipe`.
         """
         assert not self._topics
@@ -350,7 +350,7 @@ class Dispatcher:
         self._held = _Held(held, durable)
         self.tails = {}
         missing = ""
-        for entry in () if is_anew else self._directories(self._paths.consume_queue):
+        for entry in () if is_rebuild else self._directories(self._paths.consume_queue):
             topic = layout.parse_topic(entry, self._paths.consume_queue)
             folder = self._paths.topic(topic)
             queues = self._topics.setdefault(topic, {})
@@ -383,7 +383,7 @@ class Dispatcher:
     @property
     def holds_all(self) -> bool:
         """All that was dispatched since :meth:`load` is still there. Else it has to be dispatched
-        once more, to queues that were loaded anew.
+        once more, to queues that were loaded again.
         """
         return self._held is None or self._held.is_whole
 

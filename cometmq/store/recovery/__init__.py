@@ -1,1 +1,1 @@
-"""After a stop: where the log ends, who wrote it, and the queues up to there."""
+"""After a stop: where the log ends, which program wrote it, and the queues up to there."""

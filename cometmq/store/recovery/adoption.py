@@ -57,14 +57,14 @@ def find_adoption(
     found = _tables(files, paths.config)
     tables = {name: table for name, table in found.items() if any(map(_reads, table))}
     crashed = known is not None and known.clean is None
-    orderly = not files.exists(paths.abort)  # whoever was here last, it was not us if we crashed
+    orderly = not files.exists(paths.abort)  # another program was here last if we crashed
     verified = _verified(log, known, saved, somebody=crashed and (orderly or bool(tables)))
     pending = None if known is None else known.foreign
     if verified is None and pending is None and known is not None:
         for name in found.keys() - tables.keys():
-            logger.warning("%s does not read: what our log tells counts", paths.config / name)
+            logger.warning("%s does not read: our log's state counts", paths.config / name)
     else:
-        tables = found  # it may be another program's, and nothing else tells what was in it
+        tables = found  # it may be another program's, and nothing else shows what was in it
     if verified is None and pending is None and not tables:
         return None
     _refuse_unreadable(files, paths)
@@ -96,7 +96,8 @@ def _first_change(log: CommitLog, mark: RecoveryPoint) -> int | None:
     """
     segments = log.segments
     if mark.last_bytes and mark.last_offset < segments.start:
-        # Removed since, and not by us: by whoever wrote what the log begins with now, or by hand.
+        # Removed since, and not by us: by the program that wrote what the log begins with now, or
+        # by hand.
         goes_on = _kind_at(log, segments.start) in (record.Kind.RECORD, record.Kind.BLANK)
         return segments.start if goes_on else None
     if mark.holds(segments):

@@ -43,8 +43,8 @@ class Checkpointer:
         self._marker = RecoveryPointWriter(log, dispatcher)
 
     def flush_queues(self, last_span: Callable[[], Span], *, at_once: bool = False) -> None:
-        """Sync the queues, then note in the checkpoint what is on the disk now. ``last_span`` tells
-        where the log's last record stands, which another thread may be moving. ``at_once``: see
+        """Sync the queues, then note in the checkpoint what is on the disk now. ``last_span`` gives
+        the place of the log's last record, which another thread may be moving. ``at_once``: see
         :meth:`Dispatcher.flush`.
         """
         # Before the queues: nothing newer may be claimed.
@@ -131,7 +131,7 @@ class Checkpointer:
         now, log = self._file.current, self._log
         assert self.durable <= min(log.flushed[0], self._dispatcher.dispatched[0])
         assert now.durable_offset <= self.durable, (now, self.durable)
-        # Of an empty log that begins anew the checkpoint need not know before it is written to.
+        # The checkpoint need not know of an empty log before that is written to.
         assert log.end[0] <= max(now.reach, log.start), (now, log.start, log.end)
         assert now.log_start <= log.start, (now, log.start)
         assert now.log_time_ms <= log.flushed[1], (now, log.flushed)

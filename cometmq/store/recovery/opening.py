@@ -89,7 +89,8 @@ class OpenedStore:
         self.clean_start = False
         self.adoption: Adoption | None = None
         self.last = LastRecord()  # of the log, when it was opened
-        self.why_anew = ""  # all queues are to be made anew, whatever they hold; set before opening
+        # Why all queues are to be rebuilt, whatever they hold; set before opening.
+        self.rebuild_reason = ""
         self.losses: list[Loss] = []  # that recovery found
         self.has_damage = False  # which recovery passed over
         self.may_lack_queues = False  # see Preview
@@ -139,7 +140,7 @@ class OpenedStore:
             plan.refuse_missing_start(self.log, saved.log_start)
         disk_failed = abortfile.tells_of_failure(files, paths.abort)
         chosen = self._plan_after_stop(known, saved, disk_failed=disk_failed)
-        chosen = dataclasses.replace(chosen, why_anew=self.why_anew)
+        chosen = dataclasses.replace(chosen, rebuild_reason=self.rebuild_reason)
         if not chosen.is_clean:
             logger.info(
                 "%s, %s: the log is read from %d on: %s",
@@ -237,7 +238,7 @@ class OpenedStore:
             )
 
     def _warn_of_memory(self, last: identity.LastOptions | None) -> None:
-        """What was acknowledged and in memory alone is gone; nothing on the disk tells of it."""
+        """What was acknowledged and in memory alone is gone; nothing on the disk shows it."""
         if last is not None and last.transient_bytes_max:
             logger.warning(
                 "%s was open with the transient store pool when its process ended: up to %d bytes "
@@ -251,7 +252,7 @@ class OpenedStore:
             )
 
     def _forget_queues(self) -> None:
-        """The queues are about to be made anew: until that is done and on the disk, a crash must
+        """The queues are about to be rebuilt: until that is done and on the disk, a crash must
         have it done again.
         """
         self.checkpoint.forget_queues()
@@ -354,7 +355,7 @@ class OpenedStore:
         self.last = last
         self.checkpoint.flush_queues(self._last_span)
 
-    def start_anew(self, offset: int) -> None:
+    def reset_to(self, offset: int) -> None:
         """Forget the whole log and all queues; the next log begins at ``offset``."""
         # First of all: members that count on this store for what it has must not find it again.
         name = identity.new_store_id()
@@ -362,7 +363,7 @@ class OpenedStore:
         self.checkpoint.rewind(-1, 0)
         self.dispatcher.drop_all((offset, 0))  # before the log: units without records mean a loss
         self.checkpoint.note_start(offset)
-        self.log.start_anew(offset)
+        self.log.reset_to(offset)
         self.log.reach = offset
         self.indexer.truncate(0)
         self.last = LastRecord(offset)

@@ -38,7 +38,7 @@ class Plan:
     kept_all: bool = False  # … and refused nothing: a unit without a record means a loss
     is_foreign: bool = False  # another program wrote queues, or may have
     is_crash: bool = True
-    why_anew: str = ""  # the queues are to be made anew, whatever they hold; empty: they are not
+    rebuild_reason: str = ""  # why the queues are rebuilt, whatever they hold; empty: they are not
 
     @property
     def after(self) -> str:
@@ -79,7 +79,7 @@ def clean_plan(log: CommitLog, mark: RecoveryPoint) -> Plan:
         logger.error("%s: %s", log.segments.directory, why)
         return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
     if not mark.tally.is_known:
-        why = "some queue was damaged, so all are made anew"
+        why = "some queue was damaged, so all are rebuilt"
         return Plan(log.segments.start, why, known_end=mark.end, is_crash=False)
     return Plan(
         mark.end,
@@ -111,7 +111,7 @@ def crash_plan(
         _refuse_foreign_mark(log, mark)
         start, why = log.segments.start, f"the record at {mark.last_offset} is damaged"
     elif not mark.tally.is_known:
-        start, why = log.segments.start, "the queues have to be made anew"
+        start, why = log.segments.start, "the queues have to be rebuilt"
     else:
         start, why, last = mark.end, "the checkpoint has a mark there", _last_of(log, mark)
     return Plan(
@@ -143,7 +143,7 @@ def _refuse_foreign_mark(log: CommitLog, mark: RecoveryPoint) -> None:
             f"or another member; or let {log.segments.repair_command()} say what is lost without it"
         )
     if found_at(segment, mark.last_offset).kind is record.Kind.RECORD:
-        complaint = f"another record stands at {mark.last_offset}"
+        complaint = f"another record is at {mark.last_offset}"
     elif runs_across(log.segments, mark.last_offset):
         complaint = f"good records run across {mark.last_offset}, where its last one should stand"
     else:

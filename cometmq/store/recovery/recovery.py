@@ -1,9 +1,9 @@
 """After a stop: find the end of the log, cut what is behind it, and bring the queues up to it.
 
-``docs/format/store-layout.md`` §5 tells the whole procedure and why it holds. In short: a mark says
+``docs/format/store-layout.md`` §5 has the whole procedure and why it holds. In short: a mark says
 up to where log and queues are on the disk; from there the log is read, each record verified and
 dispatched again, to the first byte that is no record. What is known to have been written and cannot
-be read is passed over, not cut. Queues that are not the log's are made anew from all of it.
+be read is passed over, not cut. Queues that are not the log's are rebuilt from all of it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Rebuild:
             progress(total, total)
 
     def _missing(self, place: int, replay: Replay) -> list[Loss]:
-        """Messages that the queues' files told of, and the log does not have before ``place``."""
+        """Messages that the queues' files name, and the log does not have before ``place``."""
         if not self._dispatcher.tails:
             return []
         replay.dispatch_held()
@@ -165,7 +165,7 @@ class Recovery:
     ) -> None:
         self.plan = plan
         self.rebuild = Rebuild(log, dispatcher, observer, plan)
-        self.why_anew = ""  # all queues are to be made anew; empty: they are kept
+        self.rebuild_reason = ""  # all queues are to be rebuilt; empty: they are kept
         # Some are missing: those of a topic that was deleted, and perhaps others.
         self.may_lack_queues = False
         self._log = log
@@ -181,7 +181,7 @@ class Recovery:
         """
         plan = self.plan
         missing = self._load()
-        missing = plan.why_anew or missing
+        missing = plan.rebuild_reason or missing
         if plan.is_foreign:
             missing = missing or disagreement()
         _, found = self._dispatcher.tallied
@@ -199,29 +199,29 @@ class Recovery:
                 )
             except OutOfStep as error:
                 missing = str(error)
-        self.why_anew = missing
+        self.rebuild_reason = missing
         self._dispatcher.wipe()
         self.rebuild = Rebuild(self._log, self._dispatcher, self._observer, plan)
         try:
             self.rebuild.run(self._log.segments.start, progress)
         except OutOfStep as error:
             raise StoreDamaged(
-                f"{error}. Copy the folder anew from another member; or give that record up: "
+                f"{error}. Copy the folder again from another member; or give that record up: "
                 + self._log.segments.repair_command(f"--write-off {error.start}-{error.end}")
             ) from error
 
     def carry_out(self, files: Files, forget_queues: Callable[[], None]) -> None:
         """Do to the disk what was decided, but for the epochs and the small files.
         ``forget_queues`` notes on the disk that nothing is known of the queues any more; it is
-        called before they are made anew.
+        called before they are rebuilt.
         """
         log, plan = self._log, self.plan
         log.segments.mend(files)
-        if self.why_anew:
+        if self.rebuild_reason:
             logger.warning(
-                "all queues are made anew from the log, from %d on: %s",
+                "all queues are rebuilt from the log, from %d on: %s",
                 log.segments.start,
-                self.why_anew,
+                self.rebuild_reason,
             )
             forget_queues()
         if self._dispatcher.holds_all:
@@ -255,10 +255,10 @@ class Recovery:
         """There was more than memory should hold."""
         self._dispatcher.forget()
         self._load()
-        if self.why_anew:
+        if self.rebuild_reason:
             self._dispatcher.wipe()
         self._dispatcher.carry_out()
-        start = self._log.segments.start if self.why_anew else self.plan.start
+        start = self._log.segments.start if self.rebuild_reason else self.plan.start
         Rebuild(self._log, self._dispatcher, self._observer, self.plan).run(start, None)
         self._dispatcher.catch_up()
 
@@ -269,7 +269,7 @@ class Recovery:
             start,
             start,
             is_clean=self.plan.is_clean,
-            is_anew=bool(self.plan.why_anew),
+            is_rebuild=bool(self.plan.rebuild_reason),
             held=frozenset() if self._observer is None else self._observer.topics,
         )
 

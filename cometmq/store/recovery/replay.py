@@ -69,7 +69,7 @@ class Loss(NamedTuple):
 
 class OutOfStep(Exception):
     """A queue is not where the log goes on: its files are not those of this log, or not all of
-    them. Making it anew from the whole log helps; when it does not, the record from ``start`` to
+    them. Rebuilding it from the whole log helps; when it does not, the record from ``start`` to
     ``end`` of the log says something wrong of itself.
     """
 
@@ -175,15 +175,15 @@ class Replay:
         """The queue, made to go on at the run's offset although it is not the next one."""
         offset = run.first_queue_offset
         # Of a successor the deletion's record is missing too, besides its first messages.
-        is_anew = offset < queue.next_offset and offset < self._lost_count_max
-        if queue.next_offset and (offset == 0 or is_anew):
-            # The topic was deleted and created again. Whoever deletes observes the deletion and
+        is_new_topic = offset < queue.next_offset and offset < self._lost_count_max
+        if queue.next_offset and (offset == 0 or is_new_topic):
+            # The topic was deleted and created again. The observer sees the deletion and
             # drops the topic, so this is only for a record that slipped in between, and for a
             # deletion that was lost to damage together with the successor's first messages.
             self._dispatcher.restart(queue)
             queue = self._dispatcher.get(run.topic, run.queue_id)
         if queue.next_offset == 0 and offset > 0 and self._may_start_late:
-            self._start_late(queue, offset, is_loss=is_anew or self._is_from_first)
+            self._start_late(queue, offset, is_loss=is_new_topic or self._is_from_first)
         elif 0 < offset - queue.next_offset <= self._lost_count_max:
             self._lose(queue, offset - queue.next_offset)
         if offset != queue.next_offset:

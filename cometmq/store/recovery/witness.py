@@ -1,10 +1,10 @@
 """What shows that a log has lost its end though no mark speaks of it: units of the queues.
 
 A unit is written after its record. So while the machine has kept all that was written, as when only
-the process died, a queue has no unit without a record; and who finds one knows that records were
+the process died, a queue has no unit without a record; and such a unit shows that records were
 there, synced and acknowledged or not, and which messages they were. After a loss of power that is
-not so: the kernel writes both when it likes. Until the next mark nothing else tells of a record,
-and nothing has to be written for it.
+not so: the kernel writes both when it likes. Until the next mark nothing else shows that a record
+was there, and nothing has to be written for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Tails = Mapping[QueueKey, Tail]
 
 
 class Counted:
-    """How far the queues with a tail have counted in the log, for who reads it without queues."""
+    """How far the queues with a tail have counted in the log, for a reader of the log without
+    queues.
+    """
 
     def __init__(self, tails: Tails) -> None:
         self._tails = tails

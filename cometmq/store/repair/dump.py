@@ -127,7 +127,7 @@ def units(directory: Path, topic: str, queue_id: int, *, start: int = 0) -> Iter
 
 
 def place(directory: Path, log_offset: int) -> DumpedPlace:
-    """What stands at a place of the log, good or not, and where the log goes on behind it.
+    """What is at a place of the log, good or not, and where the log goes on behind it.
 
     Raises StoreForeignFile without a log, MessageNotFound outside of it.
     """

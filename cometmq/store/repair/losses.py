@@ -1,5 +1,5 @@
-"""Which messages stood at a place of the log, as the queues tell that were found before they are
-made anew.
+"""Which messages stood at a place of the log, as the queues show that were found before they are
+rebuilt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mends a store that no process has open: queues and key index are made anew from the log; what
+"""Mends a store that no process has open: queues and key index are rebuilt from the log; what
 damage took out of the log is written off, where the operator has named it.
 
 Nothing is given up that was not named: :func:`repair` first reads everything, and refuses with the
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The losses that the operator accepts, each as it was told."""
+    """The losses that the operator accepts, each as it was reported."""
 
     write_off: Sequence[tuple[int, int]] = ()  # damaged bytes of the log: start and end
     end: int | None = None  # where a log ends that was longer
@@ -141,7 +141,7 @@ class _Repair:
         try:
             given_up = self._prepare(observer, progress)
             # The old ones stay until the new ones are known: they tell what is lost.
-            opened.why_anew = "the store is repaired"
+            opened.rebuild_reason = "the store is repaired"
             opened.open(observer, progress)
             opened.begin_following()
             store = FollowerStore(opened, self._options)
@@ -149,7 +149,7 @@ class _Repair:
                 self._cut(store, self._accepted.cut_at)
             while opened.indexer.step():
                 pass
-            self._tell(opened, given_up)
+            self._report(opened, given_up)
             self._judge_state(opened, observer)
             store.close()
         finally:
@@ -278,7 +278,7 @@ class _Repair:
         log = CommitLog(self._paths, self._files, row.file_bytes)
         log.segments = row
         dispatcher = Dispatcher(self._paths, self._files, self._options.consume_queue_file_bytes)
-        plan = Plan(row.start, "the store is repaired", why_anew="the store is repaired")
+        plan = Plan(row.start, "the store is repaired", rebuild_reason="the store is repaired")
         Recovery(log, dispatcher, observer, plan).decide(None, lambda: "")
         dispatcher.close()
 
@@ -321,7 +321,7 @@ class _Repair:
         content = dataclasses.replace(saved, queue_time_ms=0, index_time_ms=0, mark=mark, reach=0)
         if smallfiles.known_checkpoint(self._files, self._paths) is None:
             smallfiles.write_empty_checkpoint(self._files, self._paths)
-            self._note(f"wrote {self._paths.checkpoint.name} anew")
+            self._note(f"wrote another {self._paths.checkpoint.name}")
         if self._accepted.store_id is not None:
             self._note(f"wrote {self._paths.identity.name}: it is store {known.identity.store_id}")
         writer = checkpoint.CheckpointFile(self._files, self._paths.checkpoint)
@@ -362,7 +362,7 @@ class _Repair:
         if not store.min_offset <= offset <= store.appended_offset:
             raise StoreDamaged(
                 f"the log goes from {store.min_offset} to {store.appended_offset}: it cannot be "
-                f"cut at {offset}; queues and index have been made anew"
+                f"cut at {offset}; queues and index have been rebuilt"
             )
         if offset < store.appended_offset:
             store.read_record(offset)  # MessageNotFound unless one starts there
@@ -375,7 +375,7 @@ class _Repair:
     def _standing(self, start: int, end: int) -> Iterator[Loss]:
         return losses.standing(self._files, self._paths, start, end)
 
-    def _tell(self, opened: OpenedStore, given_up: Sequence[Loss]) -> None:
+    def _report(self, opened: OpenedStore, given_up: Sequence[Loss]) -> None:
         done = self._done
         queues = list(opened.dispatcher.queues())
         after = {(q.topic, q.queue_id): (q.min_offset, q.next_offset) for q in queues}
@@ -386,9 +386,9 @@ class _Repair:
         if self._accepted.restored:
             self._part_from_the_original(opened)
         if self._options.index_enabled:
-            self._note(f"made {done.queue_count} queues and the key index anew")
+            self._note(f"rebuilt {done.queue_count} queues and the key index")
         else:
-            self._note(f"made {done.queue_count} queues anew; the key index is left to the broker")
+            self._note(f"rebuilt {done.queue_count} queues; the key index is left to the broker")
 
     def _judge_state(self, opened: OpenedStore, observer: Observer | None) -> None:
         """What stood behind the log's new end, nothing in the log tells any more; what is missing
@@ -405,7 +405,7 @@ class _Repair:
             found = {name: n for name, n in self._topics.items() if name not in topics}
             opened.identity.note(state_lost={**before, **found})
             self._note(
-                "the next writer makes topics, groups and committed offsets anew: from what the "
+                "the next writer rebuilds topics, groups and committed offsets: from what the "
                 "log still tells, config/*.json and the queues; its log says what it assumed. "
                 "Consumers get messages again"
             )

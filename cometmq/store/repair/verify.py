@@ -96,7 +96,7 @@ class _Verification:
                 "log", self._paths.commit_log, None, f"all files are missing: {error.message}"
             )
             return self._report
-        self._tell_start(log)
+        self._report_start(log)
         try:
             self._complain("file", self._paths.commit_log, complaints)
             self._read(log, progress)
@@ -104,7 +104,7 @@ class _Verification:
             log.close()
         if any(fault.area in ("queue", "index") for fault in self._report.faults):
             self._report.notes.append(
-                "queues and key index can be made anew from the log: stop the broker, then "
+                "queues and key index can be rebuilt from the log: stop the broker, then "
                 f"cometmq store repair {self._paths.root}"
             )
         return self._report
@@ -145,15 +145,15 @@ class _Verification:
             tails=tails,
         )
         queues.finish(_start_by_now(self._files, log), found.end)
-        self._tell_log(found)
-        self._tell_checkpoint(found)
-        self._tell_queues(queues)
-        self._tell_index(index)
-        self._tell_epochs(found)
+        self._report_log(found)
+        self._report_checkpoint(found)
+        self._report_queues(queues)
+        self._report_index(index)
+        self._report_epochs(found)
 
     # --- the log ----------------------------------------------------------------------------------
 
-    def _tell_start(self, log: Segments) -> None:
+    def _report_start(self, log: Segments) -> None:
         known = self._known.checkpoint.log_start
         if 0 <= known < log.start and self._known.identity is not None:
             what = f"is missing: the log began there, and begins at {log.start} now"
@@ -173,7 +173,7 @@ class _Verification:
             )
         return min(mark.end, log.end)
 
-    def _tell_log(self, found: Survey) -> None:
+    def _report_log(self, found: Survey) -> None:
         report, path = self._report, self._paths.commit_log
         report.log_start, report.log_end = found.start, found.end
         report.end_reason, report.record_count = found.reason, found.record_count
@@ -198,7 +198,7 @@ class _Verification:
             what = f"a record has an impossible store time; so in {len(found.impossible)} places"
             self._add("log", path, found.impossible[0], what)
 
-    def _tell_checkpoint(self, found: Survey) -> None:
+    def _report_checkpoint(self, found: Survey) -> None:
         time_ms, youngest_ms = self._known.checkpoint.log_time_ms, found.last.store_time_ms
         if self._known.identity is not None and time_ms > youngest_ms and not found.ends_too_early:
             what = f"knows of store time {time_ms}, the log's youngest record is of {youngest_ms}"
@@ -206,7 +206,7 @@ class _Verification:
 
     # --- what points to it ------------------------------------------------------------------------
 
-    def _tell_queues(self, queues: QueueChecks) -> None:
+    def _report_queues(self, queues: QueueChecks) -> None:
         self._report.queue_count, self._report.unit_count = queues.queue_count, queues.unit_count
         for folder, offset, what in queues.faults:
             self._add("queue", folder, offset, what)
@@ -237,13 +237,13 @@ class _Verification:
                 f"deleted, or missing: {names}"
             )
 
-    def _tell_index(self, index: IndexCheck) -> None:
+    def _report_index(self, index: IndexCheck) -> None:
         index.finish()
         self._report.index_entry_count = index.entry_count
         for path, offset, what in index.faults:
             self._add("index", path, offset, what)
 
-    def _tell_epochs(self, found: Survey) -> None:
+    def _report_epochs(self, found: Survey) -> None:
         path = self._paths.epochs
         if self._known.identity is None:
             self._report.notes.append("cometmq.json is not there: no broker of ours had the store")

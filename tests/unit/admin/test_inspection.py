@@ -170,7 +170,7 @@ def test_repair_makes_queues_and_index_anew(whole: Path) -> None:
     shutil.rmtree(whole / "consumequeue")
     assert command("verify", whole).exit_code == 3
     said = command("repair", whole).output
-    assert "made 1 queues and the key index anew" in said
+    assert "rebuilt 1 queues and the key index" in said
     assert "No message is missing before the log's end" in said
     assert command("verify", whole).exit_code == 0
 

@@ -268,7 +268,7 @@ def test_everything_can_be_forgotten(tmp_path: Path, writer: MessageStore) -> No
     copy = open_copy(tmp_path)
     copy_all(writer, copy)
     copy.flush_queues()
-    copy.start_anew(0)
+    copy.reset_to(0)
     assert (copy.min_offset, copy.appended_offset, list(copy.queues())) == (0, 0, [])
     copy.abandon()
     again = open_copy(tmp_path)
@@ -289,7 +289,7 @@ def test_a_log_can_begin_anew_behind_its_old_end(
         assert chunk is not None
         copy.append(copy.appended_offset, chunk.data, Watcher())
     start = writer.appended_offset // LOG_FILE_BYTES * LOG_FILE_BYTES
-    copy.start_anew(start)
+    copy.reset_to(start)
     copy.close()
     copy = open_copy(tmp_path)
     assert (copy.min_offset, copy.appended_offset) == (start, start)

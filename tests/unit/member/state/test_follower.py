@@ -235,7 +235,7 @@ def test_a_copy_of_a_log_whose_beginning_has_gone_counts_on(tmp_path: Path) -> N
     )
     append_now(pair.writer, copy, HOST, 0)
     pair.forget(1)
-    pair.copy.store.start_anew(pair.writer.min_offset)
+    pair.copy.store.reset_to(pair.writer.min_offset)
     pair.follow()
     assert pair.copy.store.queue_bounds("idle", 0) == (3, 3)
     assert pair.copy.store.queue_bounds("idle", 1) == (0, 0)

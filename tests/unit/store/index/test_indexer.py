@@ -406,7 +406,7 @@ def test_a_copy_that_begins_anew_has_an_empty_index(tmp_path: Path) -> None:
     copy_all(writer, copy)
     copy.flush_log()
     assert copy.index_some()
-    copy.start_anew(0)
+    copy.reset_to(0)
     assert copy.index.status == (0, 0, 0, "")
     assert names(tmp_path / "copy") == []
     copy.abandon()

@@ -239,7 +239,7 @@ def test_queues_that_are_not_the_logs_are_made_anew(
             content[:] = content[:20] * (len(content) // 20)
             file.write_bytes(content)
     store = open_store(tmp_path, clock=clock)
-    assert ("made anew" in caplog.text) == (harm != "none")
+    assert ("rebuilt" in caplog.text) == (harm != "none")
     assert len(bodies(store, "A", 0)) == 60
     store.abandon()
 
@@ -265,7 +265,7 @@ def test_a_file_under_the_name_of_a_folder_in_deletion_stays(tmp_path: Path) -> 
 def test_a_table_that_does_not_read_is_nobodys_sign(
     tmp_path: Path, content: bytes, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ours was damaged; without any other trace of RocketMQ what our log tells counts."""
+    """Ours was damaged; without any other trace of RocketMQ our log's state counts."""
     store = open_store(tmp_path)
     append(store, ("A", 0, [b"a"]))
     store.close() if clean else store.abandon()
@@ -273,5 +273,5 @@ def test_a_table_that_does_not_read_is_nobodys_sign(
     (tmp_path / "config/topics.json").write_bytes(content)
     store = open_store(tmp_path)
     assert store.adoption is None
-    assert "topics.json does not read: what our log tells counts" in caplog.text
+    assert "topics.json does not read: our log's state counts" in caplog.text
     store.close()
