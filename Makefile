@@ -176,7 +176,7 @@ test-native: $(STAMP)  ## The C extension against plain Python under gcc's sanit
 	@scripts/sanitize_native.sh
 
 .PHONY: mutants
-mutants: $(STAMP)  ## Break each rule of docs/ARCHITECTURE.md once or more; some test must notice (about 10 minutes; WORDS="lease")
+mutants: $(STAMP)  ## Break each rule of docs/ARCHITECTURE.md once or more; some test must notice (a quarter of an hour; WORDS="lease")
 	@JOBS=$(JOBS) $(BIN)/python -m scripts.mutants $(WORDS)
 
 # --- the rest -----------------------------------------------------------------------------------------------------
