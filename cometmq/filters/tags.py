@@ -71,14 +71,10 @@ def _check_tag(tag: str) -> None:
 
 
 def codes(tags: Iterable[str]) -> frozenset[int]:
-    """What :func:`matches_code` compares with: the low 32 bits of each tag's hash, unsigned; empty
-    = every message."""
+    """The low 32 bits of each tag's hash, unsigned; empty = every message. A consume-queue unit
+    whose tags code is one of them may belong to a wanted message.
+    """
     return frozenset(tags_code(tag.encode()) & _CODE_MASK for tag in tags)
-
-
-def matches_code(code: int, wanted: frozenset[int]) -> bool:
-    """Whether a consume-queue unit with this tags code may belong to a wanted message."""
-    return not wanted or code & _CODE_MASK in wanted
 
 
 def matches(tag: str, tags: frozenset[str]) -> bool:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cometmq.replication.epoch_history import merged_branches
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch, merged_branches
 from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, replica_ids
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks
 

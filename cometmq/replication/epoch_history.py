@@ -1,8 +1,8 @@
 """How the epochs of a group branch, as its lease tells: where another's log may differ from ours.
 
-Whoever takes over may never have heard of a writer in between, whose log left ours *below* our
-end: we have more of what came before than that writer had. What it gave out is to be fenced where
-the two logs part. Pure; numbers of epochs are unique in a group, so a number alone names an epoch.
+A new writer may not know of a writer in between whose log left ours *below* our end: our log has
+more of what came before than that writer had. What that writer gave out is fenced where the two
+logs part. Pure; numbers of epochs are unique in a group, so a number alone names an epoch.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from cometmq.replication.epochs import Epoch
-
 # An entry takes some 40 bytes in a lease. A member that has missed more is fenced from the start.
 BRANCHES_MAX = 16
+
+
+Epoch = tuple[int, int]  # epoch, start offset
 
 
 class EpochBranch(NamedTuple):

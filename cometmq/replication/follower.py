@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, NoFollower, StaleEpoch
 from cometmq.model import EPOCH_MAX
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, ReplicaId
 
 PROTOCOL_VERSION = 3

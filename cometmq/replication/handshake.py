@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from cometmq.errors import InvalidRequest, MemberIdTaken, StaleEpoch, VersionUnsupported
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,

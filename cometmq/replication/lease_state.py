@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from cometmq.replication.epoch_history import with_branches
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch, with_branches
 from cometmq.replication.lease import CLOCK_DRIFT_MAX, LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import HighWatermarks
 

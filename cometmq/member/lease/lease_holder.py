@@ -16,7 +16,7 @@ from typing import Protocol
 from cometmq.clock import Clock
 from cometmq.errors import LeaseConflict, LeaseUnavailable
 from cometmq.member.lease.stores import Lease, Reading
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.watermarks import NO_WATERMARKS, HighWatermarks

@@ -6,7 +6,6 @@ A store that a broker has open may be verified: what has not reached its mark is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -272,9 +271,3 @@ def _start_by_now(files: Files, log: Segments) -> int:
     """Where a log begins of which retention may have removed files."""
     starts = (segment.start for segment in log if files.exists(segment.file.path))
     return next(starts, log.end)
-
-
-def by_area(report: Report) -> Iterator[tuple[str, int]]:
-    """How many faults each area has."""
-    for area in ("log", "queue", "index", "file"):
-        yield area, sum(fault.area == area for fault in report.faults)

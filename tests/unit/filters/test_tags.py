@@ -87,17 +87,17 @@ def test_hashes_let_every_wanted_message_pass(wanted: frozenset[str], other: str
     assert all(0 <= code < 2**32 for code in codes)
     for tag in wanted | {other}:
         if tags.matches(tag, wanted):
-            assert tags.matches_code(tags_code(tag.encode()), codes)
+            assert not codes or tags_code(tag.encode()) & 0xFFFFFFFF in codes
 
 
 def test_strangers_with_the_same_hash_pass_by_hash_only() -> None:
     wanted = tags.parse("Aa")
-    assert tags.matches_code(tags_code(b"BB"), tags.codes(wanted))
+    assert tags_code(b"BB") in tags.codes(wanted)
     assert not tags.matches("BB", wanted)
-    assert not tags.matches_code(tags_code(b"BC"), tags.codes(wanted))
+    assert tags_code(b"BC") not in tags.codes(wanted)
 
 
 def test_no_tags_mean_every_message() -> None:
-    assert tags.matches_code(123, frozenset())
+    assert tags.codes(frozenset()) == frozenset()
     assert tags.matches("", frozenset())
     assert not tags.matches("", frozenset({"a"}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cometmq.errors import CometError, InvalidRequest, MemberIdTaken, StaleEpoch, VersionUnsupported
-from cometmq.replication.epochs import Epoch
+from cometmq.replication.epoch_history import Epoch
 from cometmq.replication.follower import (
     FORMAT_VERSION,
     PROTOCOL_VERSION,

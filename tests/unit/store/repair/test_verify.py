@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cometmq.store.layout import offset_name
 from cometmq.store.recovery.opening import StoreOptions
 from cometmq.store.repair import verify as verify_module
 from cometmq.store.repair.repair import Accepted, repair
-from cometmq.store.repair.verify import Report, by_area, verify
+from cometmq.store.repair.verify import Report, verify
 from cometmq.store.writer import MessageStore
 from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
@@ -59,7 +60,7 @@ def report_of(root: Path) -> Report:
 
 
 def faults_of(root: Path) -> dict[str, int]:
-    return {area: count for area, count in by_area(report_of(root)) if count}
+    return Counter(fault.area for fault in report_of(root).faults)
 
 
 def flip(path: Path, at: int) -> None:
