@@ -59,12 +59,12 @@ class RoleChange:
 
 
 def received(environ: MutableMapping[str, str]) -> RoleChange | None:
-    """What the predecessor told, taken out of the environment; None: there was none."""
+    """What the predecessor has passed on, taken out of the environment; None: there was none."""
     text = environ.pop(VARIABLE, None)
     if text is None:
         return None
-    told = json.loads(text)
-    return RoleChange(**{**told, "changed_s": tuple(told["changed_s"])})
+    passed = json.loads(text)
+    return RoleChange(**{**passed, "changed_s": tuple(passed["changed_s"])})
 
 
 def recent(change: RoleChange | None, now_s: float) -> int:

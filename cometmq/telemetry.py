@@ -4,9 +4,9 @@ Log: one line per event, plain or JSON, on standard error. An event is a short c
 varies goes into fields: ``log.info("member registered", extra=fields(group="g1", member=0))``.
 Control characters are escaped, so that no name a client chose can forge a line. Applications set up
 logging of their own, which shows no fields: the SDK's loggers come from :func:`logger`, and their
-lines read complete whoever formats them.
+lines are complete with every formatter.
 
-Metrics: one registry per process, made by :func:`new_registry` and handed to whoever counts;
+Metrics: one registry per process, made by :func:`new_registry` and handed to the parts that count;
 nothing is global. Names are RocketMQ 5's where it has one (``rocketmq_…``), else ``cometmq_…``.
 Labels never carry what a client chose freely. What names the whole process (cluster, kind, broker
 group) is put on every sample as it is served. docs/metrics.md lists all of them.
@@ -85,24 +85,24 @@ class OutageLogger:
         self._level = level
         self._begins = begins
         self._ends = ends
-        self._told = ""
+        self._last = ""
 
     def failing(self, error: Exception | str, **values: object) -> None:
         """The operation failed."""
-        told, self._told = self._told, str(error) or type(error).__name__
-        level = logging.DEBUG if told == self._told else self._level
+        before, self._last = self._last, str(error) or type(error).__name__
+        level = logging.DEBUG if before == self._last else self._level
         self._log.log(level, self._begins, extra=fields(**values, error=error))
 
     def recovered(self, **values: object) -> None:
         """The operation succeeded."""
-        if self._told:
-            self._told = ""
+        if self._last:
+            self._last = ""
             self._log.info(self._ends, extra=fields(**values))
 
 
 class Rarely:
-    """An event that may come any number of times, told at most once in ``every_s`` of each ``key``,
-    with how often it came since it was told.
+    """An event that may come any number of times, logged at most once in ``every_s`` of each
+    ``key``, with how often it came since the last line.
     """
 
     KEYS_MAX = 1_000
@@ -114,17 +114,17 @@ class Rarely:
         self._level = level
         self._clock = clock
         self._every_s = every_s
-        self._told: dict[str, tuple[float, int]] = {}  # key → when, and how often since
+        self._last: dict[str, tuple[float, int]] = {}  # key → when, and how often since
 
     def tell(self, event: str, key: str = "", **values: object) -> None:
         now_s = self._clock.monotonic_s()
-        told_s, count = self._told.get(key, (float("-inf"), 0))
+        told_s, count = self._last.get(key, (float("-inf"), 0))
         if now_s - told_s < self._every_s:
-            self._told[key] = told_s, count + 1
+            self._last[key] = told_s, count + 1
             return
-        if len(self._told) >= self.KEYS_MAX:
-            self._told.clear()
-        self._told[key] = now_s, 0
+        if len(self._last) >= self.KEYS_MAX:
+            self._last.clear()
+        self._last[key] = now_s, 0
         more = {"more": count} if count else {}
         self._log.log(self._level, event, extra=fields(**values, **more))
 

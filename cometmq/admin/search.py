@@ -99,7 +99,7 @@ async def offsets_by_time(
 
 
 async def _members(connection: Connection, topic: str) -> tuple[namesrv_pb2.TopicRoute, Members]:
-    """The route of a topic, and of each of its broker groups the writer, or whoever is left."""
+    """The route of a topic, and of each of its broker groups the writer, or else a follower."""
     route = await connection.route(topic)
     members = {
         group.broker_group: min(

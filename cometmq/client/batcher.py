@@ -44,7 +44,7 @@ class Slot:
     def __init__(self, queue: QueueRef, *, pinned: bool) -> None:
         self.queue = queue
         self.pinned = pinned
-        self.form: TopicForm | None = None  # None until the broker told how to encode
+        self.form: TopicForm | None = None  # None until the broker has said how to encode
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
 
 
@@ -75,7 +75,7 @@ class Batcher:
         self.open: Batch | None = None
 
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
-        """What a new stream told. True when closed batches have to be encoded again."""
+        """The form of a new stream. True when closed batches have to be encoded again."""
         self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
         self._count_max = min(self._options.batch_count_max, opened.batch_max_count)
         if self.encoder is None:

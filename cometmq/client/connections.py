@@ -26,7 +26,7 @@ def _known(namesrv: object) -> str:
 
 
 class Connections:
-    """One channel for each address, opened when first asked for, and anew when it has failed."""
+    """One channel for each address, opened when first asked for, and again when it has failed."""
 
     def __init__(self, namesrv: str | None) -> None:
         """ConfigInvalid: neither ``namesrv`` nor the environment names a name server."""
@@ -51,7 +51,7 @@ class Connections:
         return namesrv_pb2_grpc.NameServiceStub(self._channels.get(address))
 
     def forget(self, address: str) -> None:
-        """Somebody else is there now: whoever asks next connects anew."""
+        """Another process is there now: the next call connects again."""
         self._channels.drop(address)
 
     async def close(self) -> None:

@@ -105,7 +105,7 @@ class TopicForm:
 
 
 class RecordEncoder:
-    """Encodes for one sender: host lengths and limits as the broker told, unique ids of one
+    """Encodes for one sender: host lengths and limits of the broker, unique ids of one
     incarnation.
 
     ``counter`` is the next unique id's. A record has ``fixed_bytes`` beside its body and its
@@ -136,7 +136,7 @@ class RecordEncoder:
         self.take(opened)
 
     def take(self, opened: broker_pb2.SendStreamOpened) -> bool:
-        """What a new stream told. True when records encoded before do not fit it (other host
+        """The form of a new stream. True when records encoded before do not fit it (other host
         lengths).
         """
         before = len(self._born_host), len(self._store_host)

@@ -234,8 +234,8 @@ class Fetcher:
         return self._took(response, position)
 
     def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
-        told = response.HasField("suggested_member_id")
-        self._suggested = response.suggested_member_id if told else None
+        is_suggested = response.HasField("suggested_member_id")
+        self._suggested = response.suggested_member_id if is_suggested else None
         batch = batch_of(response, self.queue, self._tags)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(

@@ -26,14 +26,14 @@ async def _describe(
 ) -> namesrv_pb2.Member | None:
     stub = connections.broker(member.address)
     try:
-        told = await ask(stub.DescribeMember, broker_pb2.DescribeMemberRequest(), ANSWER_S)
+        answer = await ask(stub.DescribeMember, broker_pb2.DescribeMemberRequest(), ANSWER_S)
     except CometError:
         return None
-    if _identity(told.member) != _identity(member):  # somebody else has its address now
+    if _identity(answer.member) != _identity(member):  # somebody else has its address now
         return None
     now = namesrv_pb2.Member()
     now.CopyFrom(member)
-    now.role, now.epoch = told.member.role, told.member.epoch
+    now.role, now.epoch = answer.member.role, answer.member.epoch
     return now
 
 

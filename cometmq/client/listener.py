@@ -94,7 +94,7 @@ class Workers:
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
-        self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was told
+        self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
 
     def start(self, tasks: Tasks) -> None:
         for number in range(self._concurrency):
@@ -213,10 +213,10 @@ class Workers:
 def _call(work: Work, start: int, stop: int) -> dict[str, object]:
     """The fields that name a listener's call."""
     first = work.messages[start]
-    told: dict[str, object] = {**of(first.queue), "offset": first.queue_offset}
+    call: dict[str, object] = {**of(first.queue), "offset": first.queue_offset}
     if stop - start > 1:
-        told["to_offset"] = work.messages[stop - 1].queue_offset
-    return {**told, "attempt": work.attempt}
+        call["to_offset"] = work.messages[stop - 1].queue_offset
+    return {**call, "attempt": work.attempt}
 
 
 def _kind(error: BaseException) -> str:

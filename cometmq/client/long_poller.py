@@ -142,7 +142,7 @@ class HoldConnection:
                 self._wake.clear()
                 while self._unsent:
                     await write(self._call, self._unsent.popleft())
-        except CometError:  # the reader is told why
+        except CometError:  # the reader gets the error
             await asyncio.Event().wait()
 
 

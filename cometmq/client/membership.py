@@ -1,10 +1,10 @@
 """Who is in the consumer group: one membership stream to every broker group whose topics are read.
 
-The members that count for a topic are those told by the first broker group of its route (by name)
+The members that count for a topic are those of the first broker group of its route (by name)
 that answers; so all clients that reach the same brokers divide the queues by the same list.
 
 A new writer, or one that has restarted, knows only the members that have joined it so far. The
-members that the last stream told of count for a while more. Else the first member to join would
+members of the last stream count for a while more. Else the first member to join would
 take the queues of all others, and get again what these have not committed.
 """
 
@@ -36,7 +36,7 @@ class _Joined:
     def __init__(self) -> None:
         # client → topics; None = no stream is up
         self.members: dict[str, frozenset[str]] | None = None
-        # known before this stream, and not told by it yet
+        # known before this stream, which has not sent them yet
         self.absent: dict[str, frozenset[str]] = {}
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
@@ -167,7 +167,7 @@ class Membership:
                 await joined.resend.wait()
                 joined.resend.clear()
                 await write(call, self._request())
-        except CometError:  # the reader is told why
+        except CometError:  # the reader gets the error
             await asyncio.Event().wait()
 
     def _request(self) -> broker_pb2.JoinGroupRequest:

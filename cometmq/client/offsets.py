@@ -39,8 +39,8 @@ def position_from_proto(position: common_pb2.Position) -> Position:
 
 
 class BrokerCalls:
-    """A client's unary calls to its queues' broker groups: pulls to whoever has the messages, all
-    else to the writers.
+    """A client's unary calls to its queues' broker groups: pulls to a member that has the messages,
+    all else to the writers.
     """
 
     def __init__(

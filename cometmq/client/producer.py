@@ -168,7 +168,7 @@ class Producer:
         """
         try:
             partitioner = self._rule.get(message.topic)
-        except AttributeError:  # it is no message, and is told so there
+        except AttributeError:  # it is no message: the error comes there
             return await self._send_with_care(message)
         if (
             partitioner is None

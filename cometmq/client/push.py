@@ -79,7 +79,7 @@ class PushConsumer:
             _redelivery(self._options),
         )
         self._subscriptions: dict[str, frozenset[str]] = {}  # topic → tags; none = everything
-        self._absent: set[str] = set()  # topics that nobody serves, told in the log
+        self._absent: set[str] = set()  # topics without a broker, as logged
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
         # of queues given up while nobody took commits

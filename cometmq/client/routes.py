@@ -2,7 +2,7 @@
 fails.
 
 A route once known is not forgotten because a name server that has just started knows little yet: a
-broker group that a stream has not told of stays in a topic's route until it was missing for longer
+broker group that a stream has not sent stays in a topic's route until it was missing for longer
 than brokers need to register. Without any name server the last known routes stay; a group whose
 writer does not answer then is asked itself who writes.
 """
@@ -59,7 +59,7 @@ class RouteWatcher:
         self._backoff = backoff
         self._on_change = on_change
         self._clock = clock or SystemClock()
-        self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # told last comes last
+        self._routes: dict[str, namesrv_pb2.TopicRoute] = {}  # sent last comes last
         # of the routes, by broker group
         self._members: dict[str, Sequence[namesrv_pb2.Member]] = {}
         self._epochs: dict[str, int] = {}  # of writers, by address
@@ -97,7 +97,7 @@ class RouteWatcher:
         return self._routes.get(topic)
 
     def members(self, broker_group: str) -> Sequence[namesrv_pb2.Member]:
-        """The group's live members, as the route says that was told last."""
+        """The group's live members, as the last route has them."""
         return self._members.get(broker_group, ())
 
     def _look_up(self) -> dict[str, Sequence[namesrv_pb2.Member]]:
@@ -130,7 +130,7 @@ class RouteWatcher:
             await self._changed.wait()
 
     def doubt(self, broker_group: str) -> None:
-        """What was told leads to no writer of the group: another name server may know more; if none
+        """The route leads to no writer of the group: another name server may know more; if none
         answers, its members do.
         """
         self._doubted.set()
@@ -196,7 +196,7 @@ class RouteWatcher:
                 self._tell_silence(failed)
 
     def _tell_silence(self, error: CometError) -> None:
-        """Once a minute: whoever waits for a route should know why."""
+        """Log once a minute why a route is waited for."""
         now_s = self._clock.monotonic_s()
         if self._silence_told_s is None or now_s - self._silence_told_s >= TELL_EVERY_S:
             self._silence_told_s = now_s
@@ -229,10 +229,10 @@ class RouteWatcher:
             task.result()
 
     async def _hear(self, call: RouteStream, address: str) -> None:
-        told: set[tuple[str, str]] = set()
+        sent: set[tuple[str, str]] = set()
         while (response := await read(call)) is not None:
             self._answered(address)
-            self._take(response.routes, told)
+            self._take(response.routes, sent)
         raise PeerUnavailable(f"The name server {address} ended the stream.")
 
     async def _ask_again(self) -> None:
@@ -269,7 +269,7 @@ class RouteWatcher:
             try:
                 await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
             except CometError:
-                await asyncio.Event().wait()  # the reader is told why
+                await asyncio.Event().wait()  # the reader gets the error
             if not await wait_at_most(self._told, ANSWER_S_MAX):
                 raise PeerUnavailable(f"No answer within {ANSWER_S_MAX:g} s.")
 
@@ -295,21 +295,24 @@ class RouteWatcher:
 
     async def _ask_group(self, broker_group: str) -> bool:
         """Whether a member says that it writes."""
-        told = await describe(self._connections, self.members(broker_group))
+        described = await describe(self._connections, self.members(broker_group))
         known = list(self.members(broker_group))
-        members = by_their_own_words(known, told)
+        members = by_their_own_words(known, described)
         if not self._told.is_set() and members != known:
-            _log.info("told by members", extra=fields(group=broker_group, members=len(told)))
+            _log.info(
+                "members have described themselves",
+                extra=fields(group=broker_group, members=len(described)),
+            )
             self._replace(
                 with_members(route, broker_group, members)
                 for route in self._routes.values()
                 if any(group.broker_group == broker_group for group in route.groups)
             )
-        return any(member.role == common_pb2.MEMBER_ROLE_WRITER for member in told)
+        return any(member.role == common_pb2.MEMBER_ROLE_WRITER for member in described)
 
-    def _take(self, routes: Sequence[namesrv_pb2.TopicRoute], told: set[tuple[str, str]]) -> None:
+    def _take(self, routes: Sequence[namesrv_pb2.TopicRoute], sent: set[tuple[str, str]]) -> None:
         self._replace(
-            self._completed(route, self._routes.get(route.topic), told) for route in routes
+            self._completed(route, self._routes.get(route.topic), sent) for route in routes
         )
 
     def _replace(self, answered: Iterable[namesrv_pb2.TopicRoute]) -> None:
@@ -341,12 +344,12 @@ class RouteWatcher:
         self,
         route: namesrv_pb2.TopicRoute,
         known: namesrv_pb2.TopicRoute | None,
-        told: set[tuple[str, str]],
+        sent: set[tuple[str, str]],
     ) -> namesrv_pb2.TopicRoute:
-        """The route, with what it does not tell of yet. ``told``: what its stream has told of."""
+        """The route, with groups that it lacks so far. ``sent``: what its stream has sent."""
         now_s = self._clock.monotonic_s()
         here = {(route.topic, group.broker_group) for group in route.groups}
-        told |= here
+        sent |= here
         for key in here:
             self._missing.pop(key, None)
         kept = []
@@ -355,7 +358,7 @@ class RouteWatcher:
             if key in here:
                 continue
             since_s = self._missing.setdefault(key, now_s)
-            if key in told or now_s - since_s >= MISSING_S_MAX:
+            if key in sent or now_s - since_s >= MISSING_S_MAX:
                 del self._missing[key]
             else:
                 kept.append(group)

@@ -45,12 +45,12 @@ def with_members(
 
 
 def by_their_own_words(
-    known: Iterable[namesrv_pb2.Member], told: Iterable[namesrv_pb2.Member]
+    known: Iterable[namesrv_pb2.Member], described: Iterable[namesrv_pb2.Member]
 ) -> list[namesrv_pb2.Member]:
-    """A group's members, by id: each as it tells of itself, one that says nothing as it was known.
+    """A group's members, by id: each as it describes itself, or as it was known.
     Of writers the newest epoch counts: the others were deposed.
     """
-    found = {member.member_id: member for member in (*known, *told)}
+    found = {member.member_id: member for member in (*known, *described)}
     newest = max((m.epoch for m in found.values() if _writes(m)), default=0)
     return [
         found[number]

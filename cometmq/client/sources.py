@@ -72,5 +72,5 @@ def _rank(member: Member, suggested: int | None) -> tuple[bool, bool, int, int]:
 
 
 def _name(member: Member) -> str:
-    # With the epoch: whoever comes back at the same place is somebody new.
+    # With the epoch: a member that restarts at the same address counts as another.
     return f"{member.address} {member.epoch}"

@@ -363,7 +363,7 @@ def _examine_head(head: dict[str, Any], available: int, claim: SegmentClaim, job
         raise BatchMalformed(f"QUEUEID is {head['queue_id']}, the segment says {claim.queue_id}")
     if head["sys_flag"] & SYS_FLAG_HOSTS != job.layout.host_flags:
         raise BatchMalformed(
-            "the IPv6 bits of SYSFLAG differ from the hosts that the stream was told"
+            "the IPv6 bits of SYSFLAG differ from the hosts that the stream has given"
         )
     if head["sys_flag"] not in job.sys_flags:
         raise RecordFieldForbidden(

@@ -3,7 +3,7 @@ docs/format/indexfile.md.
 
 Header, hash slots, entries. A slot holds the number of its newest entry, an entry the number of the
 one before it in the same slot; entry 0 is never used. What is stored of a key is its hash alone, so
-whoever looks one up has to look at the messages, too.
+a lookup has to read the messages, too.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def insert(
     """Put ``keys``, for which there must be room, into the entries and slots of a file that is
     mapped at ``view``; returns its new header, which is not written.
 
-    An entry is written before the slot that names it: whoever reads at the same time finds it whole
+    An entry is written before the slot that names it: a reader at the same time finds it whole
     or finds the one before it. ``scatter`` writes for plain Python, instead of the view.
     """
     assert 0 < len(keys) <= sizes.room(header), (len(keys), header)
@@ -227,7 +227,7 @@ def find(
     read: Read, sizes: Sizes, begin_time_ms: int, code: int, first_ms: int, last_ms: int
 ) -> Iterator[int | None]:
     """Log offsets of the records with a key of this hash, newest first, out of a file that begins
-    at ``begin_time_ms``; None for each other entry that had to be read, so that whoever looks can
+    at ``begin_time_ms``; None for each other entry that had to be read, so that the caller can
     stop there. No record from ``first_ms`` to ``last_ms`` is missing; but times are known by
     the second, so one may be up to 999 ms outside, and the file's first any time.
 

@@ -42,7 +42,7 @@ def keys_of(raw_properties: bytes, sys_flag: int) -> list[str]:
 
 def keys_of_chunk(chunk: bytes) -> Keys:
     """The hashed keys of all records of a piece of the log, which holds them end to end, in their
-    order. Hot: the framing is trusted, whoever wrote it has verified it.
+    order. Hot: the framing is trusted: its writer has verified it.
     """
     if accelerator is None:
         return Keys(_keys_from(chunk, 0))

@@ -17,7 +17,7 @@ assert UNIT_BYTES == 20
 
 PREFILL_SIZE: Final = 0x7FFFFFFF
 PREFILL: Final = UNIT.pack(0, PREFILL_SIZE, 0)
-"""Fills the front of a queue whose first messages are gone, when its file is built anew."""
+"""Fills the front of a queue whose first messages are gone, when its file is rebuilt."""
 
 LOST_SIZE: Final = 1
 """The size in a unit whose message was lost to damage of the log: no record has one byte."""

@@ -1,7 +1,7 @@
 """A message as it lies in the commit log: RocketMQ's record version 1. Spec: docs/format/record.md.
 
 The layout is the table ``_FIXED_FIELDS``; every offset is computed from it. Addresses have 4 or 16
-bytes, so there are four layouts, told apart by two bits of SYSFLAG.
+bytes, so there are four layouts, marked by two bits of SYSFLAG.
 """
 
 from __future__ import annotations
@@ -204,9 +204,9 @@ def encode(
     """One record. The IPv6 bits of ``sys_flag`` are set from the lengths of the hosts (8 or 20
     bytes), CRC and sizes are computed.
 
-    A producer gives hosts of the lengths that the broker told it, and leaves what only the broker
-    knows at 0. Raises TopicNameInvalid, PropertiesTooLarge, InvalidRequest (a number that its field
-    cannot hold, a host length).
+    A producer gives hosts of the lengths that the broker has given it, and leaves what only the
+    broker knows at 0. Raises TopicNameInvalid, PropertiesTooLarge, InvalidRequest (a number that
+    its field cannot hold, a host length).
     """
     topic_len, body_len, properties_len = len(topic), len(body), len(properties)
     if not 0 < topic_len <= TOPIC_NAME_LENGTH_MAX:

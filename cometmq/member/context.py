@@ -42,7 +42,7 @@ class MemberContext:
         return self.config.advertised_host or self.config.listen_host
 
     def member_proto(self, role: common_pb2.MemberRole.ValueType, epoch: int) -> namesrv_pb2.Member:
-        """This member as name servers are told."""
+        """This member as it registers with name servers."""
         return namesrv_pb2.Member(
             cluster=self.config.cluster,
             broker_group=self.config.broker_group,

@@ -167,7 +167,7 @@ class MemberMetrics:
         self._send_s.observe(seconds)
 
     def late(self) -> None:
-        """A batch's sender was told that the disk takes too long."""
+        """A batch was answered with FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT."""
         self._late.inc()
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
@@ -180,7 +180,7 @@ class MemberMetrics:
             self._out.count((topic, group), count, size_bytes)
 
     def pull_answered(self, topic: str, group: str, count: int, records: bytes) -> None:
-        """A pull was answered here. Whoever reads without a known group does not wait."""
+        """A pull was answered here. A reader without a known group does not count."""
         self.messages_out(topic, group, count, len(records))
         if count and group:
             self._delivery.answered(first_store_time_ms(records))

@@ -19,8 +19,8 @@ class Registrar(registrar.Registrar):
     """Keeps a member registered. ``describe()`` gives the registration as it stands now; None:
     there is nothing to tell yet.
 
-    A name server may know a newer epoch: ``overtaken`` is told, and it is tried again. A follower
-    hears of the newer writer in a moment.
+    A name server may know a newer epoch: ``overtaken`` hears it, and the registration is tried
+    again. A follower hears of the newer writer in a moment.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class Registrar(registrar.Registrar):
             await stub.UnregisterMember(request, timeout=UNREGISTER_DEADLINE_S)
 
         async def stands(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> None:
-            told = describe()
-            if told is None:
+            registration = describe()
+            if registration is None:
                 await asyncio.Event().wait()
                 return
             request = namesrv_pb2.WatchRegistrationRequest(
-                cluster=told.member.cluster,
-                broker_group=told.member.broker_group,
-                member_id=told.member.member_id,
+                cluster=registration.member.cluster,
+                broker_group=registration.member.broker_group,
+                member_id=registration.member.member_id,
             )
             async for now in stub.WatchRegistration(request):
-                if now.member != told.member:
+                if now.member != registration.member:
                     return
 
         super().__init__(

@@ -1,5 +1,5 @@
 """From Apache RocketMQ's tables to our state: what stands in its ``config/*.json`` replaces what we
-knew. Which of its fields count is told in docs/compatibility.md.
+knew. docs/compatibility.md says which of its fields count.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _flag(fields: Table, name: str) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} is neither true nor false")
-    return value is not False  # all of them are true unless told
+    return value is not False  # all of them are true by default
 
 
 def _number(fields: Table, name: str, otherwise: int) -> int:

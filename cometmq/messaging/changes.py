@@ -65,7 +65,7 @@ class QueuesCounted:
     """How far the queues of a topic have counted, in a state snapshot: the offset of each one's
     next message, by queue id.
 
-    Changes nothing in the tables. It is for whoever builds queues from a log whose beginning has
+    Changes nothing in the tables. It is for a rebuild of queues from a log whose beginning has
     gone, where a queue without younger messages has left no other trace.
     """
 

@@ -69,7 +69,7 @@ class History:
         pairs.append((generation, start))
         if len(pairs) > HISTORY_PAIRS_MAX:
             # The two oldest after the first become one: the older start, up to the younger
-            # generation. Whoever comes back with the older generation of the two is fenced lower
+            # generation. A consumer with the older generation of the two is fenced lower
             # than need be, never higher.
             pairs[1:3] = [(pairs[2][0], pairs[1][1])]
         return History(tuple(pairs))

@@ -1,4 +1,4 @@
-"""The tables of a state of which damage took a part: made anew from what the log still tells, from
+"""The tables of a state of which damage took a part: rebuilt from what the log still has, from
 the exports under ``config/``, and from the queues that have messages.
 
 Nothing is left out that any of the three knows: a topic too many is deleted by a command, one too
@@ -36,7 +36,7 @@ def rebuild(
     not tell.
     """
     offsets = _highest(commits_left, exported.offsets or {})
-    told = []
+    notes = []
     for config, reserve_time_ms, why in list(_merged(state, exported, queues, flush_mode)):
         if config.name in state.topics:
             state.apply(TopicDropped(config.name))
@@ -44,11 +44,11 @@ def rebuild(
         if reserve_time_ms:
             state.apply(Reserved(config.name, reserve_time_ms))
         if why:
-            told.append(why)
+            notes.append(why)
     for name, settings in (exported.groups or {}).items():
         if name not in state.groups:
             state.apply(GroupPut(settings))
-            told.append(f"group {name} is as config/subscriptionGroup.json has it")
+            notes.append(f"group {name} is as config/subscriptionGroup.json has it")
     commits = []
     for (group, topic, queue_id), offset in offsets.items():
         history = state.generations.find(topic, queue_id)
@@ -58,8 +58,8 @@ def rebuild(
             commits.append(CommittedOffset(group, topic, queue_id, position))
     if commits:
         state.apply(OffsetsCommitted(tuple(commits)))
-        told.append(f"{len(commits)} committed offsets are the highest that was found of each")
-    return told
+        notes.append(f"{len(commits)} committed offsets are the highest that was found of each")
+    return notes
 
 
 def _highest(one: Commits, other: Commits) -> Commits:

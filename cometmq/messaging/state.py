@@ -286,8 +286,8 @@ class BrokerState:
         """The records of a state snapshot, to be appended in order; changes may come between them.
 
         ``in_flight``: changes that are in the log but not yet applied here. They stand before the
-        copy, so that whoever begins to read at the copy would miss them; therefore they are part of
-        it.
+        copy, so that a reader that begins at the snapshot would miss them; therefore they are part
+        of it.
         """
         bodies = list(_bodies([*self.as_changes(next_offset_of), *in_flight], bytes_max))
         if len(bodies) == 1:

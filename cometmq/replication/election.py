@@ -1,6 +1,6 @@
 """A follower's view of the lease: may it lead? Events in, decisions out, time passed in.
 
-Sync safety needs no clock: whoever is in sync has everything that was acknowledged, so whichever of
+Sync safety needs no clock: a member in sync has everything that was acknowledged, so whichever of
 them takes the lease loses nothing, and compare-and-swap decides between them. Time keeps a writer
 that lives from being deposed: a member takes the lease of another only when it has watched it for a
 whole duration without a change, and when its own word not to stand has run out. Who may take which
@@ -162,7 +162,7 @@ class Election:
         if not record.opened and me.epoch_floor <= record.epoch:
             return Lead(reason, record)
         # The others shall know that we are about to open. And if an epoch was opened that the lease
-        # does not know, it has to, before the next one is: whoever takes over passes over one
+        # does not know, it has to, before the next one is: a new writer passes over one
         # number only.
         self._attempt = (record,)
         again = replace(
@@ -245,7 +245,7 @@ class Election:
     # --- a lease that nobody has written, or that was lost ----------------------------------------
 
     def _take_unowned(self, me: ReplicaStatus, now_s: float, answers: Answers | None) -> Step:
-        # As long as a writer may still live, and write the lease anew, not even by force.
+        # As long as a writer may still live, and write the lease again, not even by force.
         wait_s = self._left_s(self._duration_s, me, now_s) if me.forced else 0.0
         if wait_s > 0:
             return Follow("", wait_s)
@@ -262,7 +262,7 @@ class Election:
     def _reason_unowned(self, me: ReplicaStatus, found: list[Peer]) -> Reason | None:
         """Why a lease that is not there is for us; None: it is not. ``found`` have answered."""
         if any(peer.writes for peer in found):
-            return None  # the acting writer writes it anew
+            return None  # the acting writer writes it again
         if me.forced:
             return Reason.FORCED
         if me.peers is not None and not me.peers <= {peer.member_id for peer in found}:
@@ -309,7 +309,7 @@ def _taken(
     """What to write over ``before``; ``last`` is that, or what was there before it was lost."""
     in_sync = {me.replica_id}
     if before is not None and not reason.alone:
-        # Whoever was in sync still has all that was acknowledged. Not so the old writer: it may
+        # A member in sync still has all that was acknowledged. Not so the old writer: it may
         # have more, but nobody wants to wait for it. It comes back as any follower does.
         gone = (me.member_id, before.holder_id)
         in_sync.update(

@@ -67,7 +67,7 @@ def common_end(own: Sequence[Epoch], recorded: EpochBranches, settled: int) -> i
     ``settled``: the newest epoch that raised the generations as our log tells; it has taken all
     that were before into account.
 
-    0 when that cannot be told: the lease keeps some of the epochs only, and we know none of them.
+    0 when that is not known: the lease keeps some of the epochs only, and we know none of them.
     """
     known = {number for number, _ in own}
     # No epoch that is newer than our log: an early release began to count generations at the time

@@ -77,7 +77,7 @@ def check_epochs(epochs: Sequence[Epoch]) -> None:
 
 def start_of_copy(writer: LogView, follower: LogView, crc_at: Callable[[int], int | None]) -> int:
     """Where the follower has to go on: its end if all that it has is the writer's, else where it
-    has to cut its log first, or, below or above all that it has, where it has to begin anew.
+    has to cut its log first, or, below or above all that it has, where its log begins again.
 
     ``crc_at`` tells the CRC-32 of the writer's record at a log offset, None: there is none. Raises
     StaleEpoch when the follower knows a newer writer.
@@ -165,7 +165,7 @@ class Replica:
         self.connected = False
         self.heard_s: float | None = None  # sending time of the newest frame that it answered
         self.in_step_s = now_s  # as of when it had everything; when it came, until …
-        self.caught_up = False  # … it has told that it had
+        self.caught_up = False  # … it has acknowledged all of it
         self.promised_until_s = 0.0  # it does not stand before
         # Frames that were sent and not answered: when, and the end of the log then.
         self._unanswered: deque[tuple[int, int]] = deque()
@@ -195,7 +195,7 @@ class Replica:
 
     @property
     def has_what_was_sent(self) -> bool:
-        """In its page cache, and has told so."""
+        """In its page cache, and has acknowledged it."""
         return self.appended == self.sent
 
     def sent_to(self, end: int) -> None:
@@ -210,7 +210,7 @@ class Replica:
             self._unanswered.append((sent_ms, writer_end))
 
     def acked(self, ack: Ack, writer_end: int) -> None:
-        """The follower has told how far it is. InvalidRequest: that cannot be."""
+        """The follower acknowledges its positions. InvalidRequest: that cannot be."""
         if not (
             self.appended <= ack.appended <= self.sent
             and self.flushed <= ack.flushed <= ack.appended

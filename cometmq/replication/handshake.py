@@ -119,7 +119,7 @@ def check_versions(protocol: int, format: int) -> None:
 
 
 def check_writer(epochs: Sequence[Epoch], own: LogView) -> None:
-    """A writer has told its ``epochs`` to a follower with the log ``own``.
+    """A writer has sent its ``epochs`` to a follower with the log ``own``.
 
     InvalidRequest: no writer has those. StaleEpoch: a newer one has written a part of this log.
     """

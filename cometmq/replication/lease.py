@@ -22,8 +22,8 @@ SHOWN_IN = "shown_in"
 
 
 class ReplicaId(NamedTuple):
-    """A member with its store. A store id names an unbroken history: whoever lost a disk, or the
-    end of a log, comes back under another replica id.
+    """A member with its store. A store id names an unbroken history: a member that lost a disk, or
+    the end of a log, comes back under another replica id.
     """
 
     member_id: int
@@ -56,7 +56,9 @@ class Reason(Enum):
 
     @property
     def alone(self) -> bool:
-        """Whether nothing is known of what other members have, so that all begin anew as copies."""
+        """Whether nothing is known of what other members have, so that all begin again as
+        followers.
+        """
         return self in (Reason.UNCLEAN, Reason.RECREATED, Reason.FORCED)
 
 
@@ -129,11 +131,11 @@ def record_from(fields: Mapping[str, Any]) -> LeaseRecord:
 
 
 def _shown(fields: Mapping[str, Any]) -> HighWatermarks:
-    """None where that is not told of this record, or not in words that we understand: the same is
+    """None where that is not said of this record, or not in words that we understand: the same is
     shown a little later then, and nobody is kept from leading.
     """
-    told = fields.get(SHOWN_IN) == fields.get("renewals")
+    is_current = fields.get(SHOWN_IN) == fields.get("renewals")
     match fields.get("shown"):
-        case [int(), int(), int()] as marks if told and min(marks) >= 0:
+        case [int(), int(), int()] as marks if is_current and min(marks) >= 0:
             return HighWatermarks(*marks)
     return NO_WATERMARKS

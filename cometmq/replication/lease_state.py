@@ -16,8 +16,9 @@ class LeaseState:
     """``record`` is what stands in the lease as far as is known.
 
     A write without an answer may have been done, may still be done, or never: until a later one is
-    known to be done, or it is read back, all of them count, each at its stricter: whoever one of
-    them calls in sync bounds acknowledgements, whoever one of them calls electable may take over.
+    known to be done, or it is read back, all of them count, each at its stricter: a member that one
+    of them calls in sync bounds acknowledgements, a member that one of them calls electable may
+    take over.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class LeaseState:
         return replace(self.renewal(), in_sync=in_sync, electable=electable)
 
     def passed_over(self, epoch: int) -> LeaseRecord:
-        """What to write so that the next epoch, whoever opens it, is above ``epoch``."""
+        """What to write so that the next epoch, of any member, is above ``epoch``."""
         self._epoch = max(self._epoch, epoch)
         return replace(self.renewal(), epoch=max(self.record.epoch, epoch))
 
@@ -132,7 +133,7 @@ class LeaseState:
 
     def saw(self, record: LeaseRecord | None, now_s: float) -> bool:
         """Take note of a reading; False: we are the writer no longer. A lease that is gone is to be
-        written anew, but only as long as nobody else can have held it meanwhile.
+        written again, but only as long as nobody else can have held it meanwhile.
         """
         if record is None:
             return now_s < self.valid_until_s or not self.electable_others()

@@ -38,7 +38,9 @@ class Reason(Enum):
 
 
 class Refusals:
-    """``counts`` by reason; all are there from the start, for whoever waits for the first one."""
+    """``counts`` by reason; all are there from the start, for alerts that wait for the first
+    one.
+    """
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(Reason, 0)

@@ -183,13 +183,13 @@ class FollowerWatermarks:
         self.flushed = position
 
     def agreed(self) -> None:
-        """Another stream begins, maybe of another writer. What was told of bytes that are not here
-        yet was told of other bytes.
+        """Another stream begins, maybe of another writer. What the old stream said of bytes that
+        are not here yet was said of other bytes.
         """
         self._told = self.shown
 
-    def told(self, marks: HighWatermarks) -> None:
-        """The writer has told by what consumers may see."""
+    def raise_to(self, marks: HighWatermarks) -> None:
+        """The writer has sent by what marks consumers may see messages."""
         self._told = self._told.raised(marks)
 
     @property

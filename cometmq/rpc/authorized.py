@@ -154,6 +154,6 @@ class ProvenStream:
 
 
 def _seen(beginning: asyncio.Future[Any]) -> None:
-    """Who never reads is not told of an error, and asyncio need not say so."""
+    """A caller that never reads gets no error, and asyncio need not warn of that."""
     if not beginning.cancelled():
         beginning.exception()

@@ -119,16 +119,16 @@ class Call:
     async def _wait(self, size_bytes: int) -> None:
         ledger, account = self._ledger, self._account
         ledger.check_calls(account)
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def tell(refusal: AnswersUnread | None) -> None:
-            if not told.done():  # else the call was cancelled
-                told.set_result(None) if refusal is None else told.set_exception(refusal)
+            if not granted.done():  # else the call was cancelled
+                granted.set_result(None) if refusal is None else granted.set_exception(refusal)
 
         ledger.owe(account, None)
         waiter = ledger.wait(account, size_bytes, self._clock.monotonic_s(), tell)
         try:
-            await told
+            await granted
         finally:
             ledger.settle(account)
             ledger.cancel(waiter)
@@ -265,7 +265,7 @@ class Calls:
     def _refuse(self, tired: list[Waiter]) -> None:
         for waiter in tired:
             self.ledger.cancel(waiter)
-            waiter.told(
+            waiter.settle(
                 AnswersUnread("no room for the answer: too many are not read (unread_bytes_max)")
             )
 

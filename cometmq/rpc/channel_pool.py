@@ -1,8 +1,8 @@
-"""Channels that are kept, one for each address, and made anew when their connection is not up.
+"""Channels that are kept, one for each address, and replaced when their connection is not up.
 
 A member whose pod was replaced has another address behind the same name within seconds. A channel
 goes on with the address that it has, for as long as an attempt may take, and looks the name up more
-and more rarely while there is none. So nobody waits for a channel that failed: whoever asks next
+and more rarely while there is none. So no call waits for a channel that failed: the next call
 gets a new one, which looks the name up and connects at once.
 """
 
@@ -79,7 +79,7 @@ class ChannelPool:
         return age_s > (SHARED_S if state in _LOST else kept.dial_s)
 
     def drop(self, address: str) -> None:
-        """Somebody else is at the address now, or nobody: the next call connects anew."""
+        """Another process, or none, is at the address now: the next call connects again."""
         for key in [key for key in self._kept if key[0] == address]:
             self._retire(self._kept.pop(key))
 

@@ -109,7 +109,7 @@ def _is_ip(host: str) -> bool:
 
 
 class Resolver:
-    """The addresses behind some names, as they are now. Whoever asks waits a moment at most: names
+    """The addresses behind some names, as they are now. A caller waits a moment at most: names
     that cannot be looked up are no reason to stand still, where they were known before.
     """
 

@@ -17,7 +17,7 @@ CONNECTIONS_MIN = 16
 
 
 def raise_limit() -> None:
-    """Let this process open as many as whoever started it allows: the hard limit."""
+    """Let this process open as many files as its parent allows: the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # a sandbox may forbid it: then it stays as it is
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

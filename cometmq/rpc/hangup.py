@@ -30,7 +30,7 @@ def hang_up(names: Iterable[str]) -> int:
     except OSError:  # no descriptor is left to look with: the next time then
         return 0
     for entry in entries:
-        # A descriptor may be closed, and used anew, at any time: what is looked at is a copy.
+        # A descriptor may be closed, and used again, at any time: what is looked at is a copy.
         with suppress(OSError), _copy_of(int(entry)) as copy:
             if _peer_of(copy) in wanted:
                 copy.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)

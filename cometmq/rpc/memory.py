@@ -2,7 +2,7 @@
 
 A chunk of the log or a batch passes through several buffers of its size: protobuf's, gRPC's, ours.
 The C library gives buffers of 128 KiB and more back to the kernel as soon as they are free, and the
-next ones are zeroed anew, page by page. That costs two to three times as much as sending
+next ones are zeroed again, page by page. That costs two to three times as much as sending
 the bytes. So a service keeps what it has needed once, up to KEPT_BYTES in each of its heaps.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 KEPT_BYTES = 64 * 1024 * 1024
 MAPPED_BYTES_MIN = 32 * 1024 * 1024  # buffers from here on are the kernel's; glibc takes no more
-# mallopt(3) and the variables by which whoever starts the process has decided it already.
+# mallopt(3) and the variables by which the parent process may have decided it.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 

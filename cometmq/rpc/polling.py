@@ -17,7 +17,7 @@ _WITHOUT_ENGINE = "-event_engine_client,-event_engine_listener"
 
 
 def poll_in_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Do so in this process, which has not used gRPC yet; False: whoever started it has decided
+    """Do so in this process, which has not used gRPC yet; False: its parent process has decided
     which of gRPC's experiments it takes part in.
     """
     return environ.setdefault(_VARIABLE, _WITHOUT_ENGINE) == _WITHOUT_ENGINE

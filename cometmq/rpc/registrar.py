@@ -2,10 +2,10 @@
 each period.
 
 Name servers do not talk to each other, so each has a task of its own here; one that is away is
-tried again while the others go on. One that goes away is noticed at once, and told again as soon as
-it is back: it has forgotten everything. One that forgets us alone, because somebody said so, is
-told again at once. A headless Service's name stands for all its addresses and is resolved again
-every 2 s.
+tried again while the others go on. One that goes away is noticed at once, and gets the registration
+again as soon as it is back: it has forgotten everything. One that forgets us alone, because
+somebody said so, gets it again at once. A headless Service's name stands for all its addresses
+and is resolved again every 2 s.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Registrar:
     the registration stands no longer as it was made. After an error the call is made again.
     ``register`` answers False where there is nothing to tell yet.
 
-    Name servers that have the ``secret`` are given its proof, and give theirs; others are told all
+    Name servers that have the ``secret`` are given its proof, and give theirs; others get it all
     the same, and what they refuse with is not believed. ``overtaken`` hears what is: StaleEpoch, a
     newer epoch; its exceptions end :meth:`run`.
     """
@@ -135,7 +135,7 @@ class Registrar:
             stub = namesrv_pb2_grpc.NameServiceStub(channel)
             while True:
                 wake.clear()
-                wait_s, told = self._period_s, True
+                wait_s, is_registered = self._period_s, True
                 try:
                     with wire_errors():
                         if await self._register(stub) is not False:
@@ -144,7 +144,7 @@ class Registrar:
                 except CometError as error:
                     if isinstance(error, StaleEpoch) and self._overtaken and _is_believed(channel):
                         await self._overtaken(error)
-                    wait_s, told = min(wait_s, backoff.next_s()), False
+                    wait_s, is_registered = min(wait_s, backoff.next_s()), False
                     refused.tell(
                         "not registered", type(error).__name__, namesrv=address, error=error
                     )
@@ -152,7 +152,11 @@ class Registrar:
                 self._untried.discard(address)
                 if not self._untried:
                     self._all_tried.set()
-                lost = [_until_lost(channel), self._until_forgotten(stub, address)] if told else []
+                lost = (
+                    [_until_lost(channel), self._until_forgotten(stub, address)]
+                    if is_registered
+                    else []
+                )
                 await race(wake.wait(), *lost, timeout_s=wait_s)
 
     def _open(self, address: str) -> grpc.aio.Channel:
@@ -166,7 +170,9 @@ class Registrar:
                 await self._stands(stub)
         except CometError:  # it cannot tell, being of the release before; or it has gone
             await asyncio.Event().wait()
-        self._forgotten.tell("a name server has forgotten us: told again", address, namesrv=address)
+        self._forgotten.tell(
+            "a name server has forgotten this process: it registers again", address, namesrv=address
+        )
         await asyncio.sleep(AGAIN_S)
 
     async def _unregister_at(self, address: str) -> None:

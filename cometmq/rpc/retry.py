@@ -26,7 +26,7 @@ class BackoffPolicy:
         return min(self.max_s, self.first_s * 2.0 ** min(attempt, _DOUBLINGS_MAX))
 
     def delay_s(self, attempt: int, source: random.Random) -> float:
-        """Anything from 0 to the ceiling: whoever failed together does not come back together."""
+        """Anything from 0 to the ceiling: calls that failed together are not retried together."""
         return source.uniform(0.0, self.ceiling_s(attempt))
 
 

@@ -3,7 +3,7 @@
 One secret a line; all of them are accepted, and a caller uses the first that the server knows too.
 So a secret is changed without a moment in which two processes do not understand each other: add
 the new one, then take the old one away, each time in the files of all processes before the next
-step. A file is looked at again while it is used: nothing has to be started anew.
+step. A file is looked at again while it is used: no process has to be restarted.
 
 No secret is ever sent. Caller and server prove to each other that they know one
 (:mod:`cometmq.rpc.proof`); what they say then is neither hidden nor sealed: that is TLS's to add.
@@ -134,7 +134,7 @@ class SharedSecret:
         return ((PROOF_METADATA, token(secret, method, nonce, challenge)),)
 
     def unproven(self, peer: str, why: str) -> PeerUnproven:
-        """The error for a peer that is not called; told in the log once a minute."""
+        """The error for a peer that is not called; logged once a minute."""
         error = PeerUnproven(f"{peer} is not called: {why}")
         self._unproven.tell("a peer did not prove itself", peer, error=error)
         return error

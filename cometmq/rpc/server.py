@@ -113,7 +113,7 @@ class RpcServer:
     """One listening port. ``services`` are the names that health tells about, besides "ready".
 
     With ``secret`` callers have to prove that they know it, before anything else is looked at: for
-    the methods ``proven`` (full names), or for all but health's. ``silent`` is told of
+    the methods ``proven`` (full names), or for all but health's. ``silent`` hears of
     peers that do not read; the ports of a process share it.
     """
 

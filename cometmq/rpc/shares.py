@@ -1,7 +1,7 @@
 """What one address may have of something: so many at a time, or so many over time. Pure; the time
 is passed in.
 
-An address is a machine, however many connections it opens: else whoever is at a limit would open
+An address is a machine, however many connections it opens: else a client at its limit would open
 one more. What is full for one address is not full for the others.
 """
 
@@ -98,6 +98,6 @@ class Buckets:
     def _bucket(self, address: str, now_s: float) -> str:
         if address in self._full_at_s or len(self._full_at_s) < ADDRESSES_MAX:
             return address
-        # Nothing is remembered of whoever may make all at once again.
+        # A bucket that is full again needs no entry.
         self._full_at_s = {a: s for a, s in self._full_at_s.items() if s > now_s}
         return address if len(self._full_at_s) < ADDRESSES_MAX else _OTHERS

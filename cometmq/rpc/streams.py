@@ -45,7 +45,7 @@ async def write(stream: Stream[Request, Any], request: Request) -> None:
         await stream.write(request)
     except grpc.aio.AioRpcError as error:
         raise error_from(error) from None
-    except asyncio.InvalidStateError:  # the call has ended meanwhile; the reader is told why
+    except asyncio.InvalidStateError:  # the call has ended; the reader gets the error
         raise PeerUnavailable("The stream has ended.") from None
 
 

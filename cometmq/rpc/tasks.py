@@ -57,7 +57,7 @@ async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
             cancelled = error
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # looked at: whoever stops a task no longer cares
+            task.exception()  # the caller has stopped the task and does not want its error
     if cancelled is not None:
         raise cancelled
 

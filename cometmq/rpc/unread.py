@@ -31,7 +31,7 @@ BYTES_FREE = 16 * 1024  # the same for the bytes of its answers
 PATIENCE_S = 5.0  # with who reads nothing, while others wait for room
 WAIT_S = 8.0  # for room, without getting any; longer, for then there is some again
 SCARCE_S = 1.0  # so long somebody has waited when there is too little
-BYTES_PER_S_MIN = 64 * 1024  # whoever reads at least so fast gets the time it needs
+BYTES_PER_S_MIN = 64 * 1024  # a client that reads at least so fast gets the time it needs
 PEERS_REMEMBERED = 10_000  # without a call; what they have read counts for their next
 
 
@@ -120,19 +120,19 @@ class Account:
         self.unary = False
 
 
-Told: TypeAlias = Callable[[AnswersUnread | None], None]
+Settle: TypeAlias = Callable[[AnswersUnread | None], None]
 
 
 class Waiter:
-    """A call that waits for room. ``told`` is called once: None, or why there is none."""
+    """A call that waits for room. ``settle`` is called once: None, or why there is no room."""
 
-    __slots__ = ("account", "since_s", "size_bytes", "told")
+    __slots__ = ("account", "settle", "since_s", "size_bytes")
 
-    def __init__(self, account: Account, size_bytes: int, since_s: float, told: Told) -> None:
+    def __init__(self, account: Account, size_bytes: int, since_s: float, settle: Settle) -> None:
         self.account = account
         self.size_bytes = size_bytes
         self.since_s = since_s
-        self.told = told
+        self.settle = settle
 
 
 class Ledger:
@@ -143,7 +143,7 @@ class Ledger:
         self.held_bytes = 0
         self.strange_bytes = 0
         self.owed_count = 0
-        self.unary_count = 0  # unary calls in flight, whoever is waited for
+        self.unary_count = 0  # unary calls in flight, also those that wait
         self._peers: OrderedDict[str, Peer] = OrderedDict()
         self._idle_count = 0
         self._addresses: dict[str, _Address] = {}
@@ -299,16 +299,16 @@ class Ledger:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def wait(self, account: Account, size_bytes: int, now_s: float, told: Told) -> Waiter:
-        """Reserve later; ``told`` says when, or that it will not be."""
-        waiter = Waiter(account, size_bytes, now_s, told)
+    def wait(self, account: Account, size_bytes: int, now_s: float, settle: Settle) -> Waiter:
+        """Reserve later; ``settle`` hears when, or that it will not be."""
+        waiter = Waiter(account, size_bytes, now_s, settle)
         self._waiters[waiter] = None
         account.peer.waiting.append(waiter)
         self._take_turn(account.peer)
         return waiter
 
     def cancel(self, waiter: Waiter) -> None:
-        """It waits no longer; one that was told does not matter."""
+        """It waits no longer; nothing happens to one that is settled."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             peer = waiter.account.peer
@@ -343,7 +343,7 @@ class Ledger:
                 del self._waiters[waiter]
                 self.charge(waiter.account, waiter.size_bytes)
                 self._take_turn(peer)  # behind the others
-                waiter.told(None)
+                waiter.settle(None)
                 return True
         return False
 

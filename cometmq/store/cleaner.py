@@ -140,7 +140,7 @@ class Cleaner:
     def forget_before(self, offset: int) -> None:
         """Let log and queues begin at ``offset``, the end of one of :meth:`log_files`."""
         assert offset <= self._opened.checkpoint.durable, (offset, self._opened.checkpoint.durable)
-        # The queues first: who is told of a message there must find it.
+        # The queues first: a reader that finds a message in its queue must find it in the log.
         self._dispatcher.forget_before(offset)
         self._log.forget_before(offset)
         assert self._log.start == offset, (self._log.start, offset)

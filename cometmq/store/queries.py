@@ -43,7 +43,7 @@ class KeySearch:
 
     As far as the index is, and whether consumers may see them or not. What the index says is only a
     hash: every message is looked at. A key may be that of every message, so the search is made in
-    pieces, one thread at a time; whoever makes it may stop after each.
+    pieces, one thread at a time; the caller may stop after each.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ __all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
 logger = logging.getLogger(__name__)
 
 QUEUE_ID_MAX = 2**31 - 1
-AHEAD_MS = 3_600_000  # of the clock: what is told
+AHEAD_MS = 3_600_000  # of the clock: what is logged
 
 
 class Appended(NamedTuple):
@@ -75,7 +75,7 @@ class MessageStore(BaseStore):
         the log needs.
 
         ``epoch_floor``: the highest epoch that is known elsewhere; the store's becomes higher.
-        ``observer`` is told of records that recovery dispatches again. ``progress(done, total)``
+        ``observer`` hears of records that recovery dispatches again. ``progress(done, total)``
         counts the bytes that recovery has read. ``approve`` sees what the store is going to hold;
         what it raises is a refusal too.
 

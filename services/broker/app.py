@@ -1,4 +1,4 @@
-"""The writer put together: the composition root. How a member starts and stops is told in
+"""The writer put together: the composition root. How a member starts and stops is in
 :mod:`cometmq.member.app`; here is how one comes to write, and which parts it has then: what it
 writes, the copies of that, what its clients get.
 """

@@ -152,7 +152,7 @@ class InSyncSet:
         return None if self._holder is None else self._holder.record
 
     def writer_status(self) -> member_pb2.WriterStatus | None:
-        """What is to be told of it; None without a lease."""
+        """The status for operators; None without a lease."""
         if self._holder is None:
             return None
         record = self._holder.record

@@ -37,7 +37,7 @@ COLD_READ_THREADS = 2
 # Fewer bytes wait for more while something sent is unanswered: so under load frames get larger, and
 # more messages share what each costs whatever its size. With nothing unanswered they go at once.
 GATHER_BYTES = CHUNK_BYTES_MAX * 3 // 4
-# What consumers of followers may see is told with the next bytes, or so long after the last frame.
+# What consumers of followers may see is sent with the next bytes, or so long after the last frame.
 MARKS_S = 0.005
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class FollowerTable:
 
     def join(self, replica_id: ReplicaId, start: int, now_s: float) -> Replica:
         """The follower connects, and goes on at ``start``."""
-        # A member on another store has lost what it had: what the store before has told of itself,
+        # A member on another store has lost what it had: what the former store has acknowledged
         # and promised, is kept only as long as that was connected last.
         for other in list(self._replicas):
             if other.member_id == replica_id.member_id and other != replica_id:

@@ -27,7 +27,7 @@ from services.broker.structured import StructuredEncoder
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
 
-MEMBER_BYTES_USUAL = 256  # of the members of a group, as one is told of them
+MEMBER_BYTES_USUAL = 256  # of one member in a view of a group
 BATCHES_IN_FLIGHT_MAX = (
     64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
 )

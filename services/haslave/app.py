@@ -1,4 +1,4 @@
-"""The follower put together: the composition root. How a member starts and stops is told in
+"""The follower put together: the composition root. How a member starts and stops is in
 :mod:`cometmq.member.app`; here is what only a follower has.
 
 Every member of a group is born here. It opens its store, looks at the lease, and either leads at
@@ -193,9 +193,11 @@ class _Parts:
             self._cut = needed
             log.warning(
                 "the log went another way",
-                extra=fields(cut=needed.offset, anew=needed.anew, end=self._store.appended_offset),
+                extra=fields(
+                    cut=needed.offset, whole=needed.whole, end=self._store.appended_offset
+                ),
             )
-            self._app.become(FOLLOWER_MODULE, "anew" if needed.anew else "cut")
+            self._app.become(FOLLOWER_MODULE, "reset" if needed.whole else "cut")
 
     async def _watch_lease(self) -> None:
         """Look at the lease each ``lease_poll_s``, when the stream ends, when it may be taken."""
@@ -253,7 +255,7 @@ class _Parts:
         self._core.retention.close()
         self._storage.end_threads()
         if self._cut is not None and not self._storage.failed:
-            if self._cut.anew:
+            if self._cut.whole:
                 self._store.reset_to(self._cut.offset)
             else:
                 cut(self._store, self._cut.offset)

@@ -51,14 +51,14 @@ RECONNECT = BackoffPolicy(first_s=0.05, max_s=2.0)
 
 
 class CutNeeded(Exception):
-    """The two logs differ. ``offset``: where to cut ours; with ``anew`` the whole log is removed,
+    """The two logs differ. ``offset``: where to cut ours; with ``whole`` the whole log is removed,
     and begins again at ``offset``.
     """
 
-    def __init__(self, offset: int, *, anew: bool) -> None:
-        super().__init__(f"cut at {offset}, anew: {anew}")
+    def __init__(self, offset: int, *, whole: bool) -> None:
+        super().__init__(f"cut at {offset}, whole: {whole}")
         self.offset = offset
-        self.anew = anew
+        self.whole = whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Following:
         self._clock = clock
         self._in_step_s = clock.monotonic_s()
         self._address = ""
-        self._missed: tuple[str, type[CometError]] | None = None  # what was told of last
+        self._missed: tuple[str, type[CometError]] | None = None  # what was logged last
         self._readdressed = asyncio.Event()
         self._leaves = False
         self._left = asyncio.Event()  # a stream on which that was said has ended
@@ -147,8 +147,8 @@ class Following:
 
     def _tell_end(self, error: CometError) -> None:
         # Once: while nobody writes there is an attempt every other second.
-        told, self._missed = self._missed, (self._address, type(error))
-        level = logging.DEBUG if told == self._missed else logging.INFO
+        before, self._missed = self._missed, (self._address, type(error))
+        level = logging.DEBUG if before == self._missed else logging.INFO
         log.log(level, "stream ended", extra=fields(writer=self._address, error=error))
 
     async def _pause(self, delay_s: float | None) -> None:
@@ -189,9 +189,9 @@ class Following:
         start = answer.hello.start_offset
         match plan(view, start):
             case Plan.CUT:
-                raise CutNeeded(start, anew=False)
+                raise CutNeeded(start, whole=False)
             case Plan.ANEW:
-                raise CutNeeded(start, anew=True)
+                raise CutNeeded(start, whole=True)
         epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
         await asyncio.to_thread(self._store.adopt_epochs, epochs)
         assert self._store.epoch == epochs[-1][0], (self._store.epoch, epochs[-1])
@@ -289,21 +289,21 @@ class Following:
                 raise ReplicationBroken(f"the chunk at {chunk.offset} changed on its way")
 
     async def _tell(self, call: Replicate) -> None:
-        told, told_ms = (-1, -1, False), -ANSWER_MS
+        sent, sent_ms = (-1, -1, False), -ANSWER_MS
         taken = self._taken
         marks = self._storage.watermarks
         with self._storage.moved.subscribed(taken):
             while True:
                 now = marks.appended, marks.flushed, self._leaves
                 assert 0 <= marks.flushed <= marks.appended
-                if now != told or self._answers_ms - told_ms >= ANSWER_MS:
-                    told, told_ms = now, self._answers_ms
+                if now != sent or self._answers_ms - sent_ms >= ANSWER_MS:
+                    sent, sent_ms = now, self._answers_ms
                     ack = member_pb2.ReplicaAck(
-                        appended_offset=told[0],
-                        flushed_offset=told[1],
-                        answers_boot_ms=told_ms,
+                        appended_offset=sent[0],
+                        flushed_offset=sent[1],
+                        answers_boot_ms=sent_ms,
                         no_election_ms=self._promise(self._promise_ms),
-                        leaving=told[2],
+                        leaving=sent[2],
                     )
                     await call.write(member_pb2.ReplicateRequest(ack=ack))
                 await taken.wait()

@@ -36,7 +36,7 @@ class FollowerCollector(Collector):
         connected.add_metric([], int(following.connected))
         bytes_behind = GaugeMetricFamily(
             "cometmq_copy_behind_bytes",
-            "Bytes of log that this follower did not have when the writer last told.",
+            "Bytes of log that this follower did not have by the last frame of the writer.",
             labels=["member"],
         )
         bytes_behind.add_metric(self._member, following.behind_bytes)

@@ -81,7 +81,7 @@ async def test_a_follower_that_fell_off_the_log_copies_what_is_left(tmp_path: Pa
         await until(lambda: first(writer) > replicated)
         await follower.start("follower")
         await group.in_step()
-        assert follower.changes[-1].reason == "anew"
+        assert follower.changes[-1].reason == "reset"
         await assert_equal(group, max(first(writer), first(follower)))
         # A queue that nobody has written to since goes on where it was, also at the next writer.
         await until_async(lambda: counts(follower, "idle", 3))

@@ -263,7 +263,7 @@ class Follower(Role):
                 else:
                     key = (TOPIC, record.queue)
                     self._maxima.push(record.demands, record.end, key, record.number)
-        self.marks.told(frame.shown)
+        self.marks.raise_to(frame.shown)
         self._want_flush(max(frame.flush_to, self.marks.told_on_disk))
         self._answers_ms = frame.sent_ms
         self._show()

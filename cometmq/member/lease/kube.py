@@ -2,7 +2,7 @@
 
 The official client takes two seconds to import, in every process and again after each change of its
 role. A connection for each call: there is one every second or two, none is found broken, and
-whatever the kubelet has replaced meanwhile (the token, at least once an hour) is read anew.
+what the kubelet has replaced meanwhile (the token, at least once an hour) is read again.
 """
 
 from __future__ import annotations

@@ -237,10 +237,12 @@ class KubernetesLease:
         """The Lease in an answer that has one."""
         if status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return body
-        told = f"lease {self._place['name']}: the API answered {status} {body.get('message', '')}"
+        refusal = (
+            f"lease {self._place['name']}: the API answered {status} {body.get('message', '')}"
+        )
         if status == HTTPStatus.CONFLICT:
-            raise LeaseConflict(told)
-        raise LeaseUnavailable(told)
+            raise LeaseConflict(refusal)
+        raise LeaseUnavailable(refusal)
 
 
 _VERSION = ("uid", "resourceVersion", "creationTimestamp", "managedFields")

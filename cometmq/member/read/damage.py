@@ -1,5 +1,5 @@
 """Pulls around damaged messages: what comes before one is answered; at the message itself the
-consumer is told which it is, and where the next good one is. Blocking.
+consumer learns which one it is, and where the next good one is. Blocking.
 """
 
 from __future__ import annotations

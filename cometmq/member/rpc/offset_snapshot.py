@@ -190,7 +190,7 @@ class OffsetSnapshot:
                 return 0
             found = record.decode(self._store.read_records([(log_offset, size)], nowait=nowait))
         except (MessageNotFound, StoreDamaged):
-            return 0  # not to be read is not to be known; whoever consumes it is told
+            return 0  # what cannot be read has no time; its consumer gets the error
         stands = (found.topic, found.queue_id, found.queue_offset) == (*key, offset)
         return found.store_time_ms if stands else 0
 

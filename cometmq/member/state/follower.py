@@ -94,7 +94,7 @@ class FollowerStorage(BaseStorage):
 
     def raise_marks(self, visible: HighWatermarks, flush_to: int) -> None:
         """The writer says what consumers may see, and up to where it waits for our disk."""
-        self.watermarks.told(visible)
+        self.watermarks.raise_to(visible)
         self.flusher.demand(min(flush_to, self.store.appended_offset))
         self._sync_as_the_writer()
         self._show()

@@ -1,7 +1,7 @@
 """What stands in a data folder, for people: read only, without the lock, of an open store too.
 
 ``cometmq store dump`` prints what :func:`describe` returns; :func:`records` and :func:`units` list
-what is inside. Nothing is repaired: what a recovery would cut is told as ``end_reason``.
+what is inside. Nothing is repaired: what a recovery would cut is given as ``end_reason``.
 """
 
 from __future__ import annotations

@@ -209,8 +209,8 @@ def all_of(
     """
     inside = [loss for loss in missed if loss.first_queue_offset < _bounds_of(loss, after)[1]]
     whole = {(loss.topic, loss.queue_id) for loss in inside if loss.first_queue_offset == 0}
-    told = {key: (0 if key in whole else low, high) for key, (low, high) in after.items()}
-    return [*inside, *sorted(chain.from_iterable(_outside(loss, told) for loss in given_up))]
+    bounds = {key: (0 if key in whole else low, high) for key, (low, high) in after.items()}
+    return [*inside, *sorted(chain.from_iterable(_outside(loss, bounds) for loss in given_up))]
 
 
 def _bounds_of(loss: Loss, after: Mapping[tuple[str, int], Bounds]) -> Bounds:

@@ -92,7 +92,7 @@ def survey(
     """Read all of ``log``, which was on the disk up to ``known_end`` and to records of
     ``known_time_ms``. Records of the topics ``apart`` come by themselves.
 
-    ``tails``: what queues told of messages behind the mark, before the log was read.
+    ``tails``: what queues have of messages behind the mark, before the log was read.
 
     A log that somebody writes to may be read: its moving end is no fault. ``begins_at`` tells where
     it begins by now, when a file cannot be read that may have been removed.
@@ -179,9 +179,9 @@ def open_row(
     row = Segments(directory, file_bytes)
     for start, size in sorted(sizes.items()):
         if size != (told_bytes or file_bytes):
-            told = "the store was opened with files of" if told_bytes else "the others have"
+            compared = "the store was opened with files of" if told_bytes else "the others have"
             complaints.append(
-                f"{row.path(start)} has {size} bytes, {told} {told_bytes or file_bytes}"
+                f"{row.path(start)} has {size} bytes, {compared} {told_bytes or file_bytes}"
             )
         elif start % file_bytes:
             complaints.append(f"{row.path(start)}: no file of {file_bytes} bytes begins there")

@@ -204,7 +204,7 @@ class TestCopyWatermarks:
     def test_a_copy_shows_what_the_writer_shows_and_what_is_on_its_own_disk(self) -> None:
         marks = FollowerWatermarks(100, 100)
         assert marks.visible(ASYNC) == 0, "nothing is known before the writer tells"
-        marks.told(HighWatermarks(80, 60, 50))
+        marks.raise_to(HighWatermarks(80, 60, 50))
         assert [marks.visible(d) for d in (ASYNC, FLUSHED, REPLICATED, REPLICATED_FLUSHED)] == [
             80,
             80,
@@ -212,17 +212,17 @@ class TestCopyWatermarks:
             50,
         ]
         assert marks.told_position == marks.told_on_disk == marks.most_visible == 80
-        marks.told(HighWatermarks(80, 90, 50))
+        marks.raise_to(HighWatermarks(80, 90, 50))
         assert (marks.told_position, marks.told_on_disk) == (90, 80)
         marks.append_to(200)
-        marks.told(HighWatermarks(200, 200, 200))
+        marks.raise_to(HighWatermarks(200, 200, 200))
         assert marks.visible(FLUSHED) == marks.most_visible == 100
         marks.flush_to(150)
         assert marks.visible(REPLICATED_FLUSHED) == 150
 
     def test_what_was_told_of_bytes_that_never_came_is_not_said_of_others(self) -> None:
         marks = FollowerWatermarks(100, 100)
-        marks.told(HighWatermarks(180, 170, 90))
+        marks.raise_to(HighWatermarks(180, 170, 90))
         marks.agreed()
         marks.append_to(200)
         marks.flush_to(200)
@@ -231,12 +231,12 @@ class TestCopyWatermarks:
     def test_what_a_writer_has_shown_of_it_is_known(self) -> None:
         marks = FollowerWatermarks(100, 60)
         assert marks.shown == (0, 0, 0)
-        marks.told(HighWatermarks(180, 90, 70))
+        marks.raise_to(HighWatermarks(180, 90, 70))
         assert marks.shown == (100, 90, 70), "no more than is here"
 
     def test_a_writer_that_begins_anew_takes_nothing_back(self) -> None:
         marks = FollowerWatermarks(100, 100)
-        marks.told(HighWatermarks(80, 70, 70))
-        marks.told(HighWatermarks(50, 75, 50))
+        marks.raise_to(HighWatermarks(80, 70, 70))
+        marks.raise_to(HighWatermarks(50, 75, 50))
         assert marks.visible(ASYNC) == 80
         assert marks.visible(REPLICATED) == 75
