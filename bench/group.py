@@ -92,7 +92,7 @@ class Groups:
         return self._folder / f"{group}-{member_id}" / "store"
 
     def start(self) -> None:
-        """Whoever does not run."""
+        """The members that do not run."""
         asyncio.run(local.up(self._folder))
 
     def wait_in_sync(self, *members: int, group: str = "g1") -> float:

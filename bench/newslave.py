@@ -50,10 +50,10 @@ def with_nobody_sending(group: Groups) -> Iterator[Figure]:
     size = group.log_end(0)
     if shutil.disk_usage(MEMORY).free > 2 * size:
         with store_in_memory(group):
-            in_memory = copy_anew(group, size)
+            in_memory = copy_from_start(group, size)
         yield Figure("catch-up, nobody sends, slave in memory", in_memory / MB, "MB/s")
     disk = bare_disk(group.store_of(1).parent, size)
-    replicated = copy_anew(group, size)
+    replicated = copy_from_start(group, size)
     yield Figure("bare disk, as many bytes", disk / MB, "MB/s")
     yield Figure("catch-up, nobody sends", replicated / MB, "MB/s", 300)
     yield Figure("catch-up, nobody sends / bare disk", replicated / disk, "")
@@ -98,7 +98,7 @@ def store_in_memory(group: Groups) -> Iterator[None]:
             store.unlink()
 
 
-def copy_anew(group: Groups, size: int) -> float:
+def copy_from_start(group: Groups, size: int) -> float:
     """Start the slave, and wait until its disk has all ``size`` bytes; so many a second, from the
     first ones on.
     """

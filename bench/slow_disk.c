@@ -1,4 +1,4 @@
-/* Preloaded into a process: each fdatasync takes SLOW_DISK_MS longer, whoever calls it. */
+/* Preloaded into a process: each fdatasync takes SLOW_DISK_MS longer, in every caller. */
 
 #include <stdlib.h>
 #include <sys/syscall.h>

@@ -117,14 +117,14 @@ class Plan(Enum):
 
     COPY = 1  # go on
     CUT = 2  # cut the log there, then ask again
-    ANEW = 3  # forget everything, then ask again
+    RESET = 3  # forget everything, then ask again
 
 
 def plan(follower: LogView, start: int) -> Plan:
     """What :func:`start_of_copy` means to the follower."""
     if start == follower.log_end:
         return Plan.COPY
-    return Plan.CUT if follower.log_min < start < follower.log_end else Plan.ANEW
+    return Plan.CUT if follower.log_min < start < follower.log_end else Plan.RESET
 
 
 class Ack(NamedTuple):

@@ -621,7 +621,7 @@ class PullResponse(_message.Message):
     """One more than the highest queue offset that can be read."""
     suggested_member_id: _builtins.int
     """Which follower of the broker group to pull the queue from next, by its number; absent = the writer. A suggestion:
-    every member answers alike, and whoever is not there may be passed over.
+    every member answers alike, and a member that does not answer may be passed over.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:

@@ -678,7 +678,7 @@ class BrokerAdminServiceServicer:
 
     def DeleteGroup(self, request, context):
         """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
-        commit, makes a group of the name anew, which begins where new groups begin.
+        commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
         """

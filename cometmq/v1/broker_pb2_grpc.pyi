@@ -309,7 +309,7 @@ class BrokerAdminServiceStub:
     """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]
     """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
-    commit, makes a group of the name anew, which begins where new groups begin.
+    commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
@@ -353,7 +353,7 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
-    commit, makes a group of the name anew, which begins where new groups begin.
+    commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
@@ -430,7 +430,7 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.DeleteGroupResponse, _abc.Awaitable[_broker_pb2.DeleteGroupResponse]]:
         """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
-        commit, makes a group of the name anew, which begins where new groups begin.
+        commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
         """

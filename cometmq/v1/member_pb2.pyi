@@ -32,7 +32,7 @@ class WatchArrivalsRequest(_message.Message):
     INLINE_DELIVERIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
-        """Queues to watch from now on; known ones are told again. At most 100,000 a stream."""
+        """Queues to watch from now on; known ones are sent again. At most 100,000 a stream."""
 
     @_builtins.property
     def remove(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
@@ -124,11 +124,11 @@ class Arrival(_message.Message):
 
     @_builtins.property
     def tag_codes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Low 32 bits of the tag hashes of the messages since the last arrival told on this stream. Empty = could be any."""
+        """Low 32 bits of the tag hashes of the messages since the last arrival on this stream. Empty = could be any."""
 
     @_builtins.property
     def messages(self) -> Global___InlineMessages:
-        """All messages since the last arrival told on this stream; absent = pull them."""
+        """All messages since the last arrival on this stream; absent = pull them."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class WatchArrivalsResponse(_message.Message):
     ARRIVALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def arrivals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Arrival]:
-        """Queues that have changed since they were last told."""
+        """Queues that have changed since they were last sent."""
 
     def __init__(
         self,
@@ -659,7 +659,7 @@ Global___DescribeReplicaResponse: _TypeAlias = DescribeReplicaResponse  # noqa: 
 
 @_typing.final
 class ReplicaId(_message.Message):
-    """A member with its store: whoever lost a disk, or the end of a log, comes back with another."""
+    """A member with its store: a member that lost a disk, or the end of a log, has another from then on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -787,7 +787,7 @@ class ElectRequest(_message.Message):
 
     FORCE_FIELD_NUMBER: _builtins.int
     force: _builtins.bool
-    """Must be true: whoever asks knows that messages may be lost."""
+    """Must be true: the caller knows that messages may be lost."""
     def __init__(
         self,
         *,

@@ -80,8 +80,8 @@ class MemberServiceServicer:
 
     def WatchArrivals(self, request_iterator, context):
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
-        latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
+        latest maximum is sent whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
+        a reconnect everything is sent again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
         stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """

@@ -37,8 +37,8 @@ class MemberServiceStub:
     def __new__(cls, channel: _aio.Channel) -> MemberServiceAsyncStub: ...
     WatchArrivals: _grpc.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
-    latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
+    latest maximum is sent whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
+    a reconnect everything is sent again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
     stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
@@ -74,8 +74,8 @@ class MemberServiceAsyncStub(MemberServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchArrivals: _aio.StreamStreamMultiCallable[_member_pb2.WatchArrivalsRequest, _member_pb2.WatchArrivalsResponse]  # type: ignore[assignment]
     """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
-    latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-    a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
+    latest maximum is sent whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
+    a reconnect everything is sent again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
     Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
     stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
     """
@@ -114,8 +114,8 @@ class MemberServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_member_pb2.WatchArrivalsResponse], _abc.AsyncIterator[_member_pb2.WatchArrivalsResponse]]:
         """Tells when queues get new messages. Level-triggered: adding a queue is answered at once with its maximum, then the
-        latest maximum is told whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
-        a reconnect everything is told again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
+        latest maximum is sent whenever it has risen; what lies between is not queued up. So no arrival can be lost: after
+        a reconnect everything is sent again. Where somebody waits at a queue's end (`inline_wanted`), few new messages come along.
         Errors inside an arrival: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND (the watch of that queue is over). Errors that end the
         stream: LIMIT_EXCEEDED, INVALID_REQUEST. No deadline.
         """

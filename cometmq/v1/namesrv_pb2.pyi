@@ -104,7 +104,7 @@ class RegisterMemberRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The member's store, at most 64 characters. Nobody is told of it: who registers in the writer's place, in its epoch,
+    """The member's store, at most 64 characters. It is kept secret: a member that registers in the writer's place, in its epoch,
     or takes a member out, has to name the same. Empty: of an older release.
     """
     @_builtins.property

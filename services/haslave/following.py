@@ -190,7 +190,7 @@ class Following:
         match plan(view, start):
             case Plan.CUT:
                 raise CutNeeded(start, whole=False)
-            case Plan.ANEW:
+            case Plan.RESET:
                 raise CutNeeded(start, whole=True)
         epochs = [(epoch.epoch, epoch.start_offset) for epoch in answer.hello.epochs]
         await asyncio.to_thread(self._store.adopt_epochs, epochs)

@@ -347,7 +347,7 @@ def swap_queues(root: Path) -> None:
     ids=lambda remove: remove.__name__,
 )
 @pytest.mark.parametrize("stop", ["clean", "crash", "restart"])
-def test_missing_queues_are_made_anew(
+def test_missing_queues_are_rebuilt(
     tmp_path: Path, remove: Remove, stop: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     root, whole = tmp_path / "store", tmp_path / "whole"

@@ -221,7 +221,7 @@ class Follower(Role):
         check_writer(hello.epochs, self._view)
         decision = plan(self._view, hello.start)
         if decision is not Plan.COPY:
-            self._cut(hello.start, anew=decision is Plan.ANEW)
+            self._cut(hello.start, anew=decision is Plan.RESET)
             return
         self.disk.adopt_epochs(hello.epochs)
         self.marks.agreed()

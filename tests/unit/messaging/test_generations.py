@@ -121,7 +121,7 @@ def lowest_later_start(crashes: list[Crash], generation: int) -> int:
 
 
 @given(st.lists(CRASHES, min_size=1, max_size=12), st.data())
-def test_whoever_is_not_fenced_has_read_what_is_there(
+def test_a_reader_that_is_not_fenced_has_read_what_is_there(
     crashes: list[Crash], data: st.DataObject
 ) -> None:
     history, ends = raise_through(crashes)

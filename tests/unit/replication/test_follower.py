@@ -83,7 +83,7 @@ def test_a_follower_of_a_newer_writer_is_not_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "expected"), [(400, Plan.COPY), (399, Plan.CUT), (100, Plan.ANEW), (500, Plan.ANEW)]
+    ("start", "expected"), [(400, Plan.COPY), (399, Plan.CUT), (100, Plan.RESET), (500, Plan.RESET)]
 )
 def test_what_a_follower_does_with_the_answer(start: int, expected: Plan) -> None:
     assert plan(follower((1, 0), end=400, low=100), start) is expected
@@ -91,7 +91,7 @@ def test_what_a_follower_does_with_the_answer(start: int, expected: Plan) -> Non
 
 def test_an_empty_log_that_begins_where_the_writers_does_is_copied_to() -> None:
     assert plan(LogView((), 200, 200), 200) is Plan.COPY
-    assert plan(LogView((), 0, 0), 200) is Plan.ANEW
+    assert plan(LogView((), 0, 0), 200) is Plan.RESET
 
 
 @pytest.mark.parametrize(

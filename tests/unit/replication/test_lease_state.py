@@ -56,7 +56,7 @@ def test_every_record_tells_what_consumers_see() -> None:
         assert record.shown == (12, 4, 5)
 
 
-def test_a_lost_lease_is_written_anew_while_nobody_else_can_have_held_it() -> None:
+def test_a_lost_lease_is_written_again_while_no_other_member_can_have_held_it() -> None:
     state = LeaseState(HELD)
     assert not state.saw(None, 0.0), "how old what we read is, nobody knows"
     renewal = state.renewal()

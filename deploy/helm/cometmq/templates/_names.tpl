@@ -23,7 +23,7 @@ cometmq.io/broker-group: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{/* The labels of a pod: nothing that changes with every version of the chart, or each would start all pods anew. */}}
+{{/* The labels of a pod: nothing that changes with every version of the chart, or each would restart all pods. */}}
 {{- define "cometmq.podLabels" -}}
 {{ include "cometmq.selector" . }}
 app.kubernetes.io/part-of: cometmq

@@ -109,7 +109,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* Annotations of a pod: {settings, config}; another configuration starts it anew. */}}
+{{/* Annotations of a pod: {settings, config}; another configuration restarts it. */}}
 {{- define "cometmq.podAnnotations" -}}
 checksum/config: {{ .config | sha256sum }}
 {{- with .settings.podAnnotations }}
