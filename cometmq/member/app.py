@@ -176,6 +176,7 @@ class MemberApp(ABC):
         heard_s: float | None = None,
     ) -> None:
         """This process is to be replaced."""
+        assert module in (WRITER_MODULE, FOLLOWER_MODULE), module
         if self._change is not None:
             return
         ports = {

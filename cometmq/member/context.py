@@ -76,6 +76,7 @@ class MemberCore:
         copy: bool = False,
         write_snapshot: Callable[[], None] | None = None,
     ) -> None:
+        assert copy == (write_snapshot is None), "only a writer appends to its log"
         config, clock = context.config, context.clock
         self.identity = context.identity
         self.started_ms = clock.wall_ms()

@@ -32,6 +32,8 @@ class Registrar(registrar.Registrar):
         secret: SharedSecret | None = None,
         overtaken: registrar.Overtaken | None = None,
     ) -> None:
+        assert period_s > 0, period_s
+
         async def register(stub: namesrv_pb2_grpc.NameServiceAsyncStub) -> bool:
             request = describe()
             if request is not None:

@@ -114,6 +114,7 @@ class GroupCoordinator(GroupReads):
     def _summary(self, group: str, now_s: float) -> GroupSummary:
         members = len(self._members.view(group).members)
         idle_s = 0.0 if members else now_s - self._used_s.get(group, self._since_s)
+        assert idle_s >= 0.0, group
         return GroupSummary(group, members, len(self._state.offsets.of_group(group)), idle_s)
 
     def _used(self, group: str) -> None:

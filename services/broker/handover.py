@@ -75,6 +75,7 @@ class HandOver:
         follower = choose_successor(self._answering(), member_id, end)
         # These are the last committed offsets: a sealed storage refuses commits.
         self._keeper.write_offsets()
+        assert not self._storage.sealed, "one hand-over at a time"
         self._storage.sealed = True
         try:
             end = self._storage.store.appended_offset

@@ -203,6 +203,8 @@ class InSyncSet:
         return Own(holder.record.holder, marks.appended, marks.flushed, marks.marks, self._since_s)
 
     def _log_change(self, before: set[ReplicaId], now: set[ReplicaId]) -> None:
+        assert before, "the writer is always in sync"
+        assert now, "the writer is always in sync"
         self.shrinks += len(before - now)
         lines: list[tuple[Callable[..., None], str, set[ReplicaId]]] = [
             (log.warning, "no longer in sync", before - now),

@@ -119,6 +119,7 @@ class ProduceHandler:
         if not acked.done():
             self._observer.late()
             return self._lacking(accepted.ticket)
+        assert acked.done()
         acked.result()
         return SendStatus.SEND_OK
 
@@ -189,6 +190,7 @@ class ProduceHandler:
 
     def _check_in_flight(self, size_bytes: int, for_copies: bool) -> None:
         waiting = self._in_flight_bytes[for_copies]
+        assert waiting >= 0, waiting
         # A single batch always gets in, else one above the limit could never be sent.
         if waiting and waiting + size_bytes > self._policy.in_flight_bytes_max:
             raise FlowControl(

@@ -139,7 +139,9 @@ class Replicas:
 
         view = self.view()
         with self.refusals.counting(Reason.EPOCH):
-            return await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
+            start = await self._in_thread(lambda: start_of_copy(view, follower, crc_at))
+        assert 0 <= start <= store.appended_offset, start
+        return start
 
     @contextmanager
     def join(self, replica_id: ReplicaId, start: int) -> Iterator[Sender]:
@@ -233,6 +235,8 @@ class Sender:
             if self._let_go or not replicas.is_current(self):  # what it was sent, that one sends
                 return None
             now_s = replicas.clock.boottime_s()
+            assert self._told_s <= now_s
+            assert chunk is None or self.replica.sent < chunk.next_offset
             due_s = self._due_s() - now_s
             if chunk is not None or due_s <= 0:
                 return self._frame(chunk, now_s)

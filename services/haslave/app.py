@@ -258,5 +258,6 @@ class _Parts:
             if self._cut.whole:
                 self._store.reset_to(self._cut.offset)
             else:
+                assert self._cut.offset <= self._store.appended_offset
                 cut(self._store, self._cut.offset)
         self._storage.close()

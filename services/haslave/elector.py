@@ -135,6 +135,7 @@ class Elector:
     def _saw(self, record: LeaseRecord | None, answers: Answers | None) -> Step:
         self._outage.recovered()
         self.record = record
+        assert self._promised_until_s >= 0.0
         if self._order is not None and self._order.record != record:
             log.warning("the lease was written since: the order to lead is void")
             self._order = None

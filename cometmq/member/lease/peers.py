@@ -90,6 +90,7 @@ class Peers:
         address = self._addresses.get(member_id)
         if address is None:
             return None
+        assert member_id in self._outage, member_id
         try:
             async with open_channel(address, self._secret) as channel:
                 with wire_errors():

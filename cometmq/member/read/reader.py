@@ -139,6 +139,7 @@ class Reader:
             await self._keep_pace(choice, len(records))
         elif status is PullStatus.NOT_FOUND:
             self._storage.flusher.flush_promptly()
+        assert bool(choice.count) == bool(records) == (status is PullStatus.FOUND)
         next_position = Position(history.current, choice.next_offset)
         return PullAnswer(status, records, choice.count, next_position, low, readable, backlog)
 
@@ -147,6 +148,7 @@ class Reader:
         store = self._storage.store
         if choice.spans:
             start, size = choice.spans[-1]
+            assert start + size <= store.appended_offset
             return store.appended_offset - start - size
         try:  # nothing passed the filter; the unit was read a moment ago
             last = choice.next_offset - 1

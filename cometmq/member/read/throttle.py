@@ -44,6 +44,7 @@ class CatchUpThrottle:
 
     def _measure(self, log_end: int, now_s: float) -> None:
         then_s, end = self._sample
+        assert log_end >= end, "a log that is read only grows"
         passed_s = now_s - then_s
         if passed_s >= SAMPLE_S:
             # After a pause the sample is old, and what came in since spreads over all of it.

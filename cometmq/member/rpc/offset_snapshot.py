@@ -110,6 +110,7 @@ class OffsetSnapshot:
                 if row_count >= PIECE_ROWS_MAX:
                     yield await self._timed(piece)
                     piece, row_count = [], 0
+        assert row_count < PIECE_ROWS_MAX, row_count
         if piece:
             yield await self._timed(piece)
 
