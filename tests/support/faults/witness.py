@@ -45,7 +45,7 @@ VALUED = re.compile(
 ELSEWHERE = re.compile(r"named file out|[Rr]emove (?:it|the|that)|[Mm]ove (?:it|the|that)")
 
 # A topic without messages is nowhere but in the state: that the state goes is all there is to say.
-STATE_LOSS_SAID = ("makes topics, groups and", "either is another store's")
+STATE_LOSS_SAID = ("rebuilds topics, groups and committed offsets", "either is another store's")
 
 PROBLEMS = (
     "silent loss",
