@@ -429,7 +429,8 @@ def main(argv: Sequence[str]) -> int:
     option("--folder", type=Path, default=FOLDER, help="where cluster and spools are kept")
     option("--keep", action="store_true", help="leave the cluster up")
     option("--no-lag", action="store_true", help="leave export and Spark job out")
-    option("--rate", type=int, default=0, help="messages a second of each producer; 0 = no limit")
+    # Both changes of the writer happen in traffic, on fast machines too.
+    option("--rate", type=int, default=25_000, help="messages a second of a producer; 0: no limit")
     arguments = parser.parse_args(argv)
     arguments.folder = arguments.folder.resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run as Ctrl-C does

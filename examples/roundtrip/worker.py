@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import io
 import json
+import math
 import os
 import signal
 import sys
@@ -108,14 +109,14 @@ async def produce(arguments: argparse.Namespace) -> None:
             await asyncio.sleep(REPORT_S)
 
     printing = asyncio.create_task(print_report())
-    sent, began_s = 0, time.monotonic()
+    sent, began_s, rate = 0, time.monotonic(), arguments.rate or math.inf
     options = ProducerOptions(buffer_bytes_max=BUFFER_BYTES_MAX)
     async with Producer(arguments.namesrv, options=options) as producer:
         for message in messages_of(arguments):
             if errors:
                 raise errors[0]
-            if arguments.rate:
-                await asyncio.sleep(began_s + sent / arguments.rate - time.monotonic())
+            if (ahead_s := began_s + sent / rate - time.monotonic()) > 0:
+                await asyncio.sleep(ahead_s)
             (await producer.send(message)).add_done_callback(note)
             sent += 1
         await producer.flush()
@@ -180,9 +181,7 @@ def main(argv: list[str]) -> None:
         role.set_defaults(work=work)
     producer.add_argument("--root", type=Path, required=True, help="folder of text files")
     producer.add_argument("--number", type=int, required=True, help="which producer, from 0")
-    producer.add_argument(
-        "--of", type=int, required=True, help="how many producers share the files"
-    )
+    producer.add_argument("--of", type=int, required=True, help="of how many producers")
     producer.add_argument("--rate", type=int, default=0, help="messages a second; 0 = no limit")
     consumer.add_argument("--group", required=True)
     consumer.add_argument("--spool", type=Path, required=True, help="file to write")
