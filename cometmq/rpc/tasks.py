@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq.telemetry import fields, logger
 
 _log = logger(__name__)
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -40,6 +42,25 @@ class Tasks:
         meanwhile.
         """
         await stop_all(list(self._running))
+
+
+class ShieldedTasks:
+    """Work that comes to its end, even if its caller goes away."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns or raises. A cancelled caller leaves it running."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has got it, or has gone
 
 
 async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -17,6 +17,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.replication.follower import Replica, choose_successor
 from cometmq.replication.watermarks import DurabilityClass
+from cometmq.rpc.tasks import ShieldedTasks
 from cometmq.telemetry import fields
 from services.broker.replicas import Replicas
 
@@ -50,22 +51,13 @@ class HandOver:
         self._replicas = replicas
         self._holder = holder
         self._ended = ended
-        self._tasks: set[asyncio.Task[HandedOver]] = set()
+        self._shielded = ShieldedTasks()
 
     async def step_down(self, member_id: int | None) -> HandedOver:
         """Hand over to a follower. NoFollower, BrokerDraining (another hand-over is under way),
         LeaseUnavailable, DiskFull: this member is still the writer.
         """
-        # The hand-over ends, also when its caller goes away.
-        task = asyncio.get_running_loop().create_task(self._step_down(member_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
-
-    def _forget(self, task: asyncio.Task[HandedOver]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller got it, or has gone
+        return await self._shielded.run(self._step_down(member_id))
 
     async def _step_down(self, member_id: int | None) -> HandedOver:
         self._storage.check_open()

@@ -8,7 +8,8 @@ before any of them is answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,6 +29,7 @@ from cometmq.messaging.state import (
 from cometmq.messaging.topics import TopicTable, is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
+from cometmq.rpc.tasks import ShieldedTasks
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -44,7 +46,7 @@ class StateDemands:
 
     def __init__(self, topics: TopicTable) -> None:
         self._topics = topics
-        self.coming = DurabilityClass.ASYNC  # what the change asks for that is on its way
+        self._coming = DurabilityClass.ASYNC
 
     @property
     def of_topics(self) -> DurabilityClass:
@@ -53,7 +55,17 @@ class StateDemands:
 
     @property
     def now(self) -> DurabilityClass:
-        return self.coming | self.of_topics
+        return self._coming | self.of_topics
+
+    @contextmanager
+    def with_coming(self, coming: DurabilityClass) -> Iterator[None]:
+        """While a change is on its way that asks for ``coming``. There is one at a time."""
+        assert self._coming is DurabilityClass.ASYNC
+        self._coming = coming
+        try:
+            yield
+        finally:
+            self._coming = DurabilityClass.ASYNC
 
 
 def to_its_end(
@@ -63,10 +75,7 @@ def to_its_end(
 
     @wraps(change)
     async def shielded(keeper: StateKeeper, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        task = asyncio.get_running_loop().create_task(change(keeper, *args, **kwargs))
-        keeper.tasks.add(task)
-        task.add_done_callback(keeper.forget_task)
-        return await asyncio.shield(task)
+        return await keeper.shielded.run(change(keeper, *args, **kwargs))
 
     return shielded
 
@@ -99,7 +108,7 @@ class StateKeeper:
         self._on_drop = on_drop
         self._on_drop_group = on_drop_group
         self._one_at_a_time = asyncio.Lock()
-        self.tasks: set[asyncio.Task[Any]] = set()  # changes that have begun
+        self.shielded = ShieldedTasks()  # changes that have begun
         self._demands = demands
         self._in_flight: list[Change] = []  # appended, not yet applied
         # Due at the end of this turn of the loop; None: no group has committed in it.
@@ -165,12 +174,6 @@ class StateKeeper:
             finally:
                 self.closing_groups.discard(group)
             self._on_drop_group(group)
-
-    def forget_task(self, task: asyncio.Task[T]) -> None:
-        """Of a change that has come to its end."""
-        self.tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller got it, or has gone
 
     async def settled(self) -> None:
         """Wait until no change is on its way."""
@@ -261,22 +264,21 @@ class StateKeeper:
         """Write the changes, wait until they are safe, apply them. In its turn."""
         assert self._one_at_a_time.locked()
         assert not self._in_flight
-        assert self._demands.coming is DurabilityClass.ASYNC
-        self._demands.coming = union(
+        coming = union(
             DurabilityClass.of_topic(c.config) for c in changes if isinstance(c, TopicPut)
         )
         try:
-            self._storage.settle()  # what counts as replicated depends on the demands
-            await self._check_copies(until_s)
-            end = self._append(change_records(changes))
-            self._in_flight += changes
-            # On our disk too: else the next start could do without a change that was answered.
-            await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)
-            for change in changes:
-                self.state.apply(change)
+            with self._demands.with_coming(coming):
+                self._storage.settle()  # what counts as replicated depends on the demands
+                await self._check_copies(until_s)
+                end = self._append(change_records(changes))
+                self._in_flight += changes
+                # On our disk too: else the next start could do without a change that was answered.
+                await self._storage.stored(end, self._demands.now | DurabilityClass.FLUSHED)
+                for change in changes:
+                    self.state.apply(change)
         finally:
             self._in_flight.clear()
-            self._demands.coming = DurabilityClass.ASYNC
             self._storage.settle()
 
     async def _check_copies(self, until_s: float) -> None:
