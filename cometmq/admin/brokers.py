@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import TypeAlias
 
 from cometmq.admin import ops
-from cometmq.admin.connection import Connection, call, describe_replica, until
+from cometmq.admin.connection import Connection, call, describe_replica, each, until
+from cometmq.admin.convert import role_name
 from cometmq.admin.views import BrokerMemberView, CleanedView, HandoverView, LogChecksumView
 from cometmq.errors import GroupNotFound, NoFollower, PeerUnavailable, RouteNotFound
-from cometmq.v1 import broker_pb2, common_pb2, member_pb2, namesrv_pb2
+from cometmq.v1 import broker_pb2, member_pb2, namesrv_pb2
 
 STEP_DOWN_DEADLINE_S = 30.0
 CHECKSUM_DEADLINE_S = 60.0
 CLEAN_DEADLINE_S = 60.0
 TAKEN_OVER_S_MAX = 30.0
+
+Members: TypeAlias = Mapping[tuple[str, int], namesrv_pb2.Member]  # by group and member id
 
 
 async def describe(connection: Connection) -> list[BrokerMemberView]:
@@ -48,48 +53,42 @@ async def clean(connection: Connection, broker_groups: tuple[str, ...] = ()) -> 
     """
     members = await _members_of(connection, broker_groups)
     request = broker_pb2.CleanStoreRequest()
-    answers = await asyncio.gather(
-        *(
-            call(
-                member.internal_address,
-                connection.admin(member).CleanStore,
-                request,
-                deadline_s=CLEAN_DEADLINE_S,
-            )
-            for member in members
-        )
+    answers = await each(
+        members,
+        lambda m: call(
+            m.internal_address,
+            connection.admin(m).CleanStore,
+            request,
+            deadline_s=CLEAN_DEADLINE_S,
+        ),
     )
     return [
         CleanedView(
-            broker_group=member.broker_group,
-            member_id=member.member_id,
-            role=_role_name(member),
+            broker_group=broker_group,
+            member_id=member_id,
+            role=role_name(members[broker_group, member_id]),
             log_file_count=done.log_file_count,
             log_bytes=done.log_bytes,
             queue_file_count=done.queue_file_count,
             topics=list(done.topics),
             log_min_offset=done.log_min_offset,
         )
-        for member, done in zip(members, answers, strict=True)
+        for (broker_group, member_id), done in answers.items()
     ]
 
 
-async def _members_of(
-    connection: Connection, broker_groups: tuple[str, ...]
-) -> list[namesrv_pb2.Member]:
-    """The members of these groups, or of all, by group and member id. RouteNotFound: there are
-    none at all.
-    """
+async def _members_of(connection: Connection, broker_groups: tuple[str, ...]) -> Members:
+    """The members of these groups, or of all, in order. RouteNotFound: there are none at all."""
     members = await connection.registered()
     known = {member.broker_group for member in members}
     if missing := sorted(set(broker_groups) - known):
         raise GroupNotFound(f"no member of {', '.join(missing)} is registered")
-    wanted = [m for m in members if not broker_groups or m.broker_group in broker_groups]
-    return sorted(wanted, key=lambda member: (member.broker_group, member.member_id))
-
-
-def _role_name(member: namesrv_pb2.Member) -> str:
-    return "writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower"
+    found = {
+        (member.broker_group, member.member_id): member
+        for member in members
+        if not broker_groups or member.broker_group in broker_groups
+    }
+    return {key: found[key] for key in sorted(found)}
 
 
 async def step_down(
@@ -137,38 +136,35 @@ async def compare_logs(
     """
     members = await _members_of(connection, broker_groups)
     found = []
-    for group in broker_groups or sorted({member.broker_group for member in members}):
-        of_group = [member for member in members if member.broker_group == group]
-        logs = await asyncio.gather(*(describe_replica(connection, m) for m in of_group))
+    for group in broker_groups or sorted({name for name, _ in members}):
+        of_group = {key: member for key, member in members.items() if key[0] == group}
+        logs = (await each(of_group, lambda m: describe_replica(connection, m))).values()
         start = max(log.log_min_offset for log in logs)
         stop = max(start, min(log.log_end_offset for log in logs))
-        peers = {number for log in logs for number in log.peers}
         request = member_pb2.ChecksumLogRequest(from_offset=start, to_offset=stop)
-        sums = await asyncio.gather(
-            *(
-                call(
-                    member.internal_address,
-                    connection.member(member).ChecksumLog,
-                    request,
-                    deadline_s=CHECKSUM_DEADLINE_S,
-                )
-                for member in of_group
-            )
-        )
+        answers = await each(of_group, partial(_checksum, connection, request))
+        peers = {number for log in logs for number in log.peers}
         found += [
             LogChecksumView(
                 broker_group=group,
-                member_id=member.member_id,
-                role=_role_name(member),
+                member_id=member_id,
+                role=role_name(of_group[group, member_id]),
                 from_offset=start,
                 to_offset=stop,
                 sha256=answer.sha256,
-                equal=len({each.sha256 for each in sums}) == 1,
-                missing=sorted(peers - {m.member_id for m in of_group}),
+                equal=len({one.sha256 for one in answers.values()}) == 1,
+                missing=sorted(peers - {number for _, number in of_group}),
             )
-            for member, answer in zip(of_group, sums, strict=True)
+            for (_, member_id), answer in answers.items()
         ]
     return found
+
+
+async def _checksum(
+    connection: Connection, request: member_pb2.ChecksumLogRequest, member: namesrv_pb2.Member
+) -> member_pb2.ChecksumLogResponse:
+    method = connection.member(member).ChecksumLog
+    return await call(member.internal_address, method, request, deadline_s=CHECKSUM_DEADLINE_S)
 
 
 def doubt(compared: list[LogChecksumView]) -> str:

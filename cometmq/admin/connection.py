@@ -42,6 +42,7 @@ NOBODY = (
 
 Request = TypeVar("Request", contravariant=True)
 Response = TypeVar("Response", covariant=True)
+Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 Writers = Mapping[str, namesrv_pb2.Member]  # by broker group
 
@@ -176,11 +177,12 @@ async def describe_replica(
 
 
 async def each(
-    writers: Writers, ask: Callable[[namesrv_pb2.Member], Awaitable[Answer]]
-) -> dict[str, Answer]:
-    """Ask all broker groups at once; the first refusal is raised."""
-    answers = await asyncio.gather(*(ask(member) for member in writers.values()))
-    return dict(zip(writers, answers, strict=True))
+    members: Mapping[Key, namesrv_pb2.Member],
+    ask: Callable[[namesrv_pb2.Member], Awaitable[Answer]],
+) -> dict[Key, Answer]:
+    """Ask all members at once; the first refusal is raised."""
+    answers = await asyncio.gather(*map(ask, members.values()))
+    return dict(zip(members, answers, strict=True))
 
 
 async def each_that_knows(

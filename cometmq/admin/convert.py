@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cometmq.admin.views import MessageView, TopicView
 from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, ReplicationMode
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 SYS_FLAG_COMPRESSED = 1
 
@@ -22,6 +22,16 @@ def permission_name(bits: int) -> str:
 def permission_bits(name: str) -> int:
     """``rw``, ``r`` or ``w`` → RocketMQ's permission bits."""
     return (PERMISSION_READ if "r" in name else 0) | (PERMISSION_WRITE if "w" in name else 0)
+
+
+def role_name(member: namesrv_pb2.Member) -> str:
+    return "writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower"
+
+
+def writer_of(group: namesrv_pb2.GroupRoute) -> namesrv_pb2.Member | None:
+    """The registered writer; None: the group has none now."""
+    writers = (m for m in group.members if m.role == common_pb2.MEMBER_ROLE_WRITER)
+    return next(writers, None)
 
 
 def flush_mode_name(mode: int) -> str:

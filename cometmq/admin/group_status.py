@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cometmq.admin.connection import Connection, call, describe_replica, said, until
+from cometmq.admin.connection import Connection, call, describe_replica, each, said, until
 from cometmq.admin.group_judgement import GroupObservation, view_of
 from cometmq.admin.views import ElectedView, GroupStatusView
 from cometmq.errors import (
@@ -28,7 +28,7 @@ async def describe(connection: Connection) -> list[GroupStatusView]:
     observed = await asyncio.gather(
         *(_observe(connection, g, [m for m in members if m.broker_group == g]) for g in groups)
     )
-    return [view_of(each) for each in observed]
+    return [view_of(one) for one in observed]
 
 
 async def _observe(
@@ -48,10 +48,10 @@ async def _ask_members(
     connection: Connection, group: str, members: list[namesrv_pb2.Member]
 ) -> GroupObservation:
     """What these members answer about their log, their lease and their role."""
-    found = await asyncio.gather(
-        *(said(describe_replica(connection, m, deadline_s=DESCRIBE_DEADLINE_S)) for m in members)
+    answers = await each(
+        {member.member_id: member for member in members},
+        lambda m: said(describe_replica(connection, m, deadline_s=DESCRIBE_DEADLINE_S)),
     )
-    answers = {m.member_id: answer for m, answer in zip(members, found, strict=True)}
     statuses = {
         n: a for n, a in answers.items() if isinstance(a, member_pb2.DescribeReplicaResponse)
     }

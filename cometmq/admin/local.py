@@ -444,16 +444,21 @@ async def _ready(
     waiting = list(wave)
     try:
         async with asyncio.timeout(deadline_s):
-            # A file that appears notifies nobody.
-            while waiting := [p for p in waiting if _announced(cluster, p) is None]:
-                for process in waiting:
-                    if not process.alive:
-                        raise _failed(cluster, process, "ended before it was ready")
+            while waiting := _unready(cluster, waiting):  # noqa: ASYNC110  files notify nobody
                 await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         raise _failed(cluster, waiting[0], f"was not ready within {deadline_s:g} s") from None
     announced = [_announced(cluster, process) for process in wave]
     return [process for process in announced if process is not None]
+
+
+def _unready(cluster: LocalCluster, waiting: Sequence[LocalProcess]) -> list[LocalProcess]:
+    """The processes that have not announced themselves. ProcessFailed: one of them is dead."""
+    unready = [process for process in waiting if _announced(cluster, process) is None]
+    for process in unready:
+        if not process.alive:
+            raise _failed(cluster, process, "ended before it was ready")
+    return unready
 
 
 def _announcement(cluster: LocalCluster, name: str) -> Path:

@@ -6,12 +6,12 @@ from contextlib import suppress
 from functools import partial
 
 from cometmq.admin.connection import Connection, call, until
-from cometmq.admin.convert import message_view
+from cometmq.admin.convert import message_view, writer_of
 from cometmq.admin.views import MessageView, SentView
 from cometmq.errors import MessageNotFound, RouteNotFound
 from cometmq.format.ids import parse_message_id
 from cometmq.model import Message
-from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+from cometmq.v1 import broker_pb2, namesrv_pb2
 
 FLUSH_WAIT_S = 12.0  # a broker with little to do syncs its log every 10 s unless a consumer waits
 
@@ -21,15 +21,8 @@ async def send_message(connection: Connection, message: Message) -> SentView:
     topic's route, which chooses the queue."""
     route = await connection.route(message.topic)
     wanted = message.queue.broker_group if message.queue else ""
-    member = next(
-        (
-            member
-            for group in route.groups
-            for member in group.members
-            if member.role == common_pb2.MEMBER_ROLE_WRITER and wanted in ("", group.broker_group)
-        ),
-        None,
-    )
+    groups = (group for group in route.groups if wanted in ("", group.broker_group))
+    member = next(filter(None, map(writer_of, groups)), None)
     if member is None:
         where = f"broker group {wanted}" if wanted else "any broker group"
         raise RouteNotFound(f"topic {route.topic} has no writer on {where}")

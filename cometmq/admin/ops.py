@@ -22,7 +22,9 @@ from cometmq.admin.convert import (
     flush_mode_name,
     permission_name,
     replication_mode_name,
+    role_name,
     topic_view,
+    writer_of,
 )
 from cometmq.admin.views import (
     CreatedTopicView,
@@ -77,7 +79,7 @@ def _view_of(
         cluster=member.cluster,
         broker_group=member.broker_group,
         member_id=member.member_id,
-        role="writer" if member.role == common_pb2.MEMBER_ROLE_WRITER else "follower",
+        role=role_name(member),
         address=member.address,
         internal_address=member.internal_address,
         epoch=member.epoch,
@@ -240,7 +242,7 @@ async def topic_route(connection: Connection, name: str) -> list[RouteView]:
 
 
 def _route_view(group: namesrv_pb2.GroupRoute) -> RouteView:
-    writers = [m.address for m in group.members if m.role == common_pb2.MEMBER_ROLE_WRITER]
+    writer = writer_of(group)
     return RouteView(
         topic=group.topic.name,
         broker_group=group.broker_group,
@@ -249,8 +251,8 @@ def _route_view(group: namesrv_pb2.GroupRoute) -> RouteView:
         permission=permission_name(group.topic.permission),
         flush_mode=flush_mode_name(group.topic.flush_mode),
         replication_mode=replication_mode_name(group.topic.replication_mode),
-        writer=writers[0] if writers else "",
-        followers=[m.address for m in group.members if m.address not in writers],
+        writer=writer.address if writer else "",
+        followers=[m.address for m in group.members if m.role != common_pb2.MEMBER_ROLE_WRITER],
     )
 
 

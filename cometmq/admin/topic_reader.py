@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cometmq.admin.connection import Connection, call
-from cometmq.admin.convert import message_view
+from cometmq.admin.convert import message_view, writer_of
 from cometmq.admin.views import MessageView
 from cometmq.errors import PositionFenced, QueueNotFound
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
@@ -107,10 +107,9 @@ async def _cursors(
     connection: Connection, group: namesrv_pb2.GroupRoute, queue_id: int | None, from_end: bool
 ) -> list[_Cursor]:
     """A cursor for each wanted queue of one broker group, at its first message or its end."""
-    writers = [m for m in group.members if m.role == common_pb2.MEMBER_ROLE_WRITER]
-    if not writers:
+    member, topic = writer_of(group), group.topic
+    if member is None:
         return []
-    member, topic = writers[0], group.topic
     request = broker_pb2.DescribeTopicRequest(topic=topic.name)
     answer = await call(member.internal_address, connection.admin(member).DescribeTopic, request)
     return [
