@@ -67,7 +67,7 @@ class RouteWatcher:
         self._missing: dict[tuple[str, str], float] = {}
         self._heard = False  # something, in this round of the name servers
         self._silence_told_s: float | None = None
-        self._told = asyncio.Event()  # a name server has answered since it was last asked
+        self._has_answer = asyncio.Event()  # a name server has answered since it was last asked
         self._doubted = asyncio.Event()
         self._unreached: set[str] = set()  # broker groups whose writers do not answer
         self._unreached_more = asyncio.Event()
@@ -207,7 +207,7 @@ class RouteWatcher:
 
     def _answered(self, address: str) -> None:
         self._backoff.reset()
-        self._told.set()
+        self._has_answer.set()
         self._heard = True
         if self._silence_told_s is not None:
             self._silence_told_s = None
@@ -222,7 +222,7 @@ class RouteWatcher:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._told.clear()
+            self._has_answer.clear()
             call.cancel()
             await stop_all(tasks)
         for task in done:
@@ -265,12 +265,12 @@ class RouteWatcher:
             topics, self._unsent = self._unsent, []
             if not topics:
                 continue
-            self._told.clear()
+            self._has_answer.clear()
             try:
                 await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
             except CometError:
                 await asyncio.Event().wait()  # the reader gets the error
-            if not await wait_at_most(self._told, ANSWER_S_MAX):
+            if not await wait_at_most(self._has_answer, ANSWER_S_MAX):
                 raise PeerUnavailable(f"No answer within {ANSWER_S_MAX:g} s.")
 
     async def _ask_members(self) -> None:
@@ -281,10 +281,10 @@ class RouteWatcher:
             await self._unreached_more.wait()
             self._unreached_more.clear()
             groups, self._unreached = self._unreached, set()
-            self._told.clear()
+            self._has_answer.clear()
             self._unsent += list(self._topics)[:1]
             self._wake.set()
-            if await wait_at_most(self._told, SILENCE_S):
+            if await wait_at_most(self._has_answer, SILENCE_S):
                 await asyncio.sleep(SILENCE_S)  # not with each failure of each sender
                 continue
             found = await asyncio.gather(*map(self._ask_group, groups))
@@ -298,7 +298,7 @@ class RouteWatcher:
         described = await describe(self._connections, self.members(broker_group))
         known = list(self.members(broker_group))
         members = by_their_own_words(known, described)
-        if not self._told.is_set() and members != known:
+        if not self._has_answer.is_set() and members != known:
             _log.info(
                 "members have described themselves",
                 extra=fields(group=broker_group, members=len(described)),

@@ -121,12 +121,12 @@ class Call:
         ledger.check_calls(account)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def tell(refusal: AnswersUnread | None) -> None:
+        def notify(refusal: AnswersUnread | None) -> None:
             if not granted.done():  # else the call was cancelled
                 granted.set_result(None) if refusal is None else granted.set_exception(refusal)
 
         ledger.owe(account, None)
-        waiter = ledger.wait(account, size_bytes, self._clock.monotonic_s(), tell)
+        waiter = ledger.wait(account, size_bytes, self._clock.monotonic_s(), notify)
         try:
             await granted
         finally:
@@ -265,7 +265,7 @@ class Calls:
     def _refuse(self, tired: list[Waiter]) -> None:
         for waiter in tired:
             self.ledger.cancel(waiter)
-            waiter.settle(
+            waiter.notify(
                 AnswersUnread("no room for the answer: too many are not read (unread_bytes_max)")
             )
 

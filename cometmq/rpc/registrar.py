@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -46,9 +46,9 @@ class Registrar:
     the registration stands no longer as it was made. After an error the call is made again.
     ``register`` answers False where there is nothing to tell yet.
 
-    Name servers that have the ``secret`` are given its proof, and give theirs; others get it all
-    the same, and what they refuse with is not believed. ``overtaken`` hears what is: StaleEpoch, a
-    newer epoch; its exceptions end :meth:`run`.
+    Name servers that have the ``secret`` get its proof, and give theirs. Others get the
+    registration, too, but their refusals are not believed. ``overtaken`` hears of StaleEpoch, a
+    newer epoch, if it is believed; its exceptions end :meth:`run`.
     """
 
     def __init__(
@@ -152,12 +152,10 @@ class Registrar:
                 self._untried.discard(address)
                 if not self._untried:
                     self._all_tried.set()
-                lost = (
-                    [_until_lost(channel), self._until_forgotten(stub, address)]
-                    if is_registered
-                    else []
-                )
-                await race(wake.wait(), *lost, timeout_s=wait_s)
+                ends: list[Coroutine[Any, Any, object]] = [wake.wait()]
+                if is_registered:
+                    ends += [_until_lost(channel), self._until_forgotten(stub, address)]
+                await race(*ends, timeout_s=wait_s)
 
     def _open(self, address: str) -> grpc.aio.Channel:
         return open_channel(address, self._secret, insist=False)

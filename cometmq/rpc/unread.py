@@ -120,19 +120,19 @@ class Account:
         self.unary = False
 
 
-Settle: TypeAlias = Callable[[AnswersUnread | None], None]
+Notify: TypeAlias = Callable[[AnswersUnread | None], None]
 
 
 class Waiter:
-    """A call that waits for room. ``settle`` is called once: None, or why there is no room."""
+    """A call that waits for room. ``notify`` is called once: None, or why there is no room."""
 
-    __slots__ = ("account", "settle", "since_s", "size_bytes")
+    __slots__ = ("account", "notify", "since_s", "size_bytes")
 
-    def __init__(self, account: Account, size_bytes: int, since_s: float, settle: Settle) -> None:
+    def __init__(self, account: Account, size_bytes: int, since_s: float, notify: Notify) -> None:
         self.account = account
         self.size_bytes = size_bytes
         self.since_s = since_s
-        self.settle = settle
+        self.notify = notify
 
 
 class Ledger:
@@ -299,16 +299,16 @@ class Ledger:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def wait(self, account: Account, size_bytes: int, now_s: float, settle: Settle) -> Waiter:
-        """Reserve later; ``settle`` hears when, or that it will not be."""
-        waiter = Waiter(account, size_bytes, now_s, settle)
+    def wait(self, account: Account, size_bytes: int, now_s: float, notify: Notify) -> Waiter:
+        """Reserve later; ``notify`` hears when, or that it will not be."""
+        waiter = Waiter(account, size_bytes, now_s, notify)
         self._waiters[waiter] = None
         account.peer.waiting.append(waiter)
         self._take_turn(account.peer)
         return waiter
 
     def cancel(self, waiter: Waiter) -> None:
-        """It waits no longer; nothing happens to one that is settled."""
+        """It waits no longer; a waiter that has been notified stays as it is."""
         if waiter in self._waiters:
             del self._waiters[waiter]
             peer = waiter.account.peer
@@ -343,7 +343,7 @@ class Ledger:
                 del self._waiters[waiter]
                 self.charge(waiter.account, waiter.size_bytes)
                 self._take_turn(peer)  # behind the others
-                waiter.settle(None)
+                waiter.notify(None)
                 return True
         return False
 
