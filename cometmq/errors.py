@@ -249,6 +249,15 @@ class ConfigUnknownKey(RequestError):
     advice = "Remove or correct the option's name; the program's --help lists all options."
 
 
+class DelayLevelInvalid(RequestError):
+    """There is no such delay level."""
+
+    code = 1020
+    advice = (
+        "Choose a delay level from 1 (1 s) to 18 (2 h), or 0 for none: docs/client.md has them."
+    )
+
+
 class Unauthenticated(RequestError):
     """The caller did not prove that it knows the cluster's secret."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from cometmq.errors import InvalidRequest
+from cometmq.errors import DelayLevelInvalid, InvalidRequest
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -21,6 +21,7 @@ NAME_CHARACTER = r"[%|a-zA-Z0-9_-]"
 TOPIC_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 GROUP_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{GROUP_NAME_LENGTH_MAX}}}")
 QUEUES_PER_TOPIC_MAX = 1024
+DELAY_LEVEL_MAX = 18
 # Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by
 # restarts, so a number above is no group's epoch.
 EPOCH_MAX = 1 << 30
@@ -115,6 +116,7 @@ class Message:
     properties: dict[str, str]
     flag: int
     queue: QueueRef | None  # None: the producer chooses
+    delay_level: int  # 1 (1 s) to 18 (2 h): consumers read it after that time; 0 = at once
 
     def __init__(
         self,
@@ -125,6 +127,7 @@ class Message:
         properties: dict[str, str] | None = None,
         flag: int = 0,
         queue: QueueRef | None = None,
+        delay_level: int = 0,
     ) -> None:
         self.topic = topic
         self.body = body
@@ -133,10 +136,12 @@ class Message:
         self.properties = {} if properties is None else properties
         self.flag = flag
         self.queue = queue
+        self.delay_level = delay_level
         if (
             keys
             or properties
             or flag
+            or delay_level
             or queue is not None
             or body.__class__ is not bytes
             or topic.__class__ is not str
@@ -155,6 +160,7 @@ class Message:
             self.keys.__class__ is not tuple
             or self.properties.__class__ is not dict
             or self.flag
+            or self.delay_level
             or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
@@ -180,6 +186,10 @@ class Message:
         _check_properties(self.properties)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
             raise InvalidRequest(f"flag must be a whole number of 32 bits, not {self.flag!r}.")
+        if type(self.delay_level) is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
+            raise DelayLevelInvalid(
+                f"delay_level is 0 (none) to {DELAY_LEVEL_MAX}, not {self.delay_level!r}."
+            )
         if self.queue is not None:
             check_queue(self.queue)
             if self.queue.topic != self.topic:

@@ -15,14 +15,22 @@ from cometmq.model import QueueRef
 
 class Segment:
     """A run of records of one queue. ``pinned``: the application chose the queue, so no other will
-    do.
+    do. ``delay_level`` 0: the messages do not wait.
     """
 
-    __slots__ = ("count", "first_counter", "id_stream", "pinned", "queue")
+    __slots__ = ("count", "delay_level", "first_counter", "id_stream", "pinned", "queue")
 
-    def __init__(self, queue: QueueRef, pinned: bool, id_stream: str, first_counter: int) -> None:
+    def __init__(
+        self,
+        queue: QueueRef,
+        pinned: bool,
+        id_stream: str,
+        first_counter: int,
+        delay_level: int = 0,
+    ) -> None:
         self.queue = queue
         self.pinned = pinned
+        self.delay_level = delay_level
         self.id_stream = id_stream  # of the unique ids: hexadecimal digits before the counter
         self.first_counter = first_counter  # the others of the segment follow without gaps
         self.count = 0

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Callable
+from itertools import islice
 
 from cometmq.client.batch import Batch, Segment
-from cometmq.client.encoder import RecordEncoder, TopicForm
+from cometmq.client.encoder import RecordEncoder, RecordForm
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions
 from cometmq.clock import Clock
+from cometmq.format.delayed import prefix, queue_id_of
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
 from cometmq.v1 import broker_pb2
@@ -37,15 +39,36 @@ class Buffer:
 
 
 class Slot:
-    """One queue as records are encoded for it. ``pinned``: the application chose it."""
+    """One queue as records are encoded for it, or the messages for one queue that wait as long as
+    ``delay_level`` says. ``pinned``: the application chose the queue.
+    """
 
-    __slots__ = ("form", "pinned", "queue", "segment")
+    __slots__ = (
+        "_delayed",
+        "delay_level",
+        "form",
+        "pinned",
+        "queue",
+        "segment",
+        "stored_queue_id",
+    )
 
-    def __init__(self, queue: QueueRef, *, pinned: bool) -> None:
+    def __init__(self, queue: QueueRef, *, pinned: bool, delay_level: int = 0) -> None:
         self.queue = queue
         self.pinned = pinned
-        self.form: TopicForm | None = None  # None until the broker has said how to encode
+        self.delay_level = delay_level
+        # What the records carry.
+        self.stored_queue_id = queue_id_of(delay_level) if delay_level else queue.queue_id
+        self.form: RecordForm | None = None  # None until the broker has said how to encode
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
+        self._delayed: dict[int, Slot] = {}  # by level
+
+    def delayed(self, level: int) -> Slot:
+        """The same queue, for messages that wait."""
+        slot = self._delayed.get(level)
+        if slot is None:
+            slot = self._delayed[level] = Slot(self.queue, pinned=self.pinned, delay_level=level)
+        return slot
 
 
 class Batcher:
@@ -87,12 +110,22 @@ class Batcher:
     def ready(self, slot: Slot) -> bool:
         """Whether records can be encoded for it."""
         if slot.form is None and self.encoder is not None:
-            slot.form = self.encoder.form(slot.queue.topic)
+            slot.form = self._form(self.encoder, slot)
         return slot.form is not None
+
+    @staticmethod
+    def _form(encoder: RecordEncoder, slot: Slot) -> RecordForm:
+        if slot.delay_level:
+            return encoder.delayed_form(slot.queue, slot.delay_level)
+        return encoder.form(slot.queue.topic)
 
     def put(self, message: Message, slot: Slot) -> Future[SendReceipt]:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
+        if message.delay_level:
+            message.check()
+            slot = slot.delayed(message.delay_level)
+            self.ready(slot)
         encoder, form = self.encoder, slot.form
         assert encoder is not None
         assert form is not None
@@ -117,7 +150,7 @@ class Batcher:
         future: Future[SendReceipt] = self._loop.create_future()
         batch.futures.append(future)
         batch.starts.append(batch.size)
-        batch.parts += encoder.pieces(size, slot.queue.queue_id, message, middle, self._now_ms)
+        batch.parts += encoder.pieces(size, slot.stored_queue_id, message, middle, self._now_ms)
         batch.size += size
         self._buffer.used += size
         if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
@@ -151,7 +184,7 @@ class Batcher:
         """A new segment; it begins with the record that is encoded next."""
         assert self.encoder is not None
         stream, counter = self.encoder.stream, self.encoder.counter
-        segment = Segment(slot.queue, slot.pinned, stream, counter)
+        segment = Segment(slot.queue, slot.pinned, stream, counter, slot.delay_level)
         batch.segments.append(segment)
         batch.last = segment
         return segment
@@ -182,10 +215,22 @@ class Batcher:
         self.close()
         encoder.begin_batch(len(moved.futures))
         batch = self._new_batch(moved.deadline_s)
-        segment = self._next_segment(batch, slot)
-        segment.count = len(moved.futures)
+        records = iter(decode_all(moved.records))
+        parts: list[bytes] = []
+        for before in moved.segments:
+            level = before.delay_level
+            to = slot.delayed(level) if level else slot
+            segment = self._next_segment(batch, to)
+            segment.count = before.count
+            old = new = b""
+            if level:
+                old = prefix(level, before.queue.topic, before.queue.queue_id)
+                new = self._form(encoder, to).prefix
+            parts += [
+                encoder.again(record, to.stored_queue_id, prefix=(old, new))
+                for record in islice(records, before.count)
+            ]
         batch.futures = moved.futures
-        queue_id = slot.queue.queue_id
-        batch.replace([encoder.again(record, queue_id) for record in decode_all(moved.records)])
+        batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)

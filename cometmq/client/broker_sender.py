@@ -273,6 +273,7 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
         run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
+        run.is_delayed = bool(segment.delay_level)
         run.status = status
         run.log_offset = result.log_offset
         run.starts = batch.starts
@@ -286,6 +287,9 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
         first = last
 
 
+_KINDS = (broker_pb2.SEGMENT_KIND_UNSPECIFIED, broker_pb2.SEGMENT_KIND_DELAY_LEVEL)
+
+
 def request_of(batch_id: int, batch: Batch, *, checksum: bool) -> broker_pb2.SendStreamRequest:
     """A closed batch as it travels."""
     return broker_pb2.SendStreamRequest(
@@ -293,7 +297,13 @@ def request_of(batch_id: int, batch: Batch, *, checksum: bool) -> broker_pb2.Sen
         records=batch.records,
         records_crc32=crc32(batch.records) if checksum else None,
         segments=[
-            broker_pb2.Segment(topic=s.queue.topic, queue_id=s.queue.queue_id, count=s.count)
+            broker_pb2.Segment(
+                topic=s.queue.topic,
+                queue_id=s.queue.queue_id,
+                count=s.count,
+                kind=_KINDS[bool(s.delay_level)],
+                delay_level=s.delay_level,
+            )
             for s in batch.segments
         ],
     )

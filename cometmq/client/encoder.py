@@ -13,11 +13,12 @@ from cometmq.errors import (
     PropertiesTooLarge,
     PropertyReserved,
 )
+from cometmq.format import delayed
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
 from cometmq.format.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQ_KEY, is_reserved
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
-from cometmq.model import PROPERTIES_BYTES_MAX, Message
+from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.v1 import broker_pb2
 
@@ -68,17 +69,19 @@ def encode_application_properties(message: Message) -> bytes:
     return encoded
 
 
-class TopicForm:
-    """What all records of one topic share on one sender. A record is head, body, middle and
-    counter; the middle (topic, properties, unique id up to its counter) is the same for all
-    messages with the same properties.
+class RecordForm:
+    """What all records of one topic share on one sender, or all delayed records of one queue and
+    level. A record is head, body, middle and counter; the middle (topic, properties, unique id up
+    to its counter) is the same for all messages with the same properties.
+
+    ``prefix`` is what the properties begin with, in the stored form of delayed messages.
     """
 
-    __slots__ = ("_id_start", "_topic", "middles")
+    __slots__ = ("_id_start", "middles", "prefix", "topic")
 
-    def __init__(self, topic: str, stream: str) -> None:
-        name = topic.encode()
-        self._topic = bytes((len(name),)) + name
+    def __init__(self, topic: str, stream: str, prefix: bytes = b"") -> None:
+        self.topic = topic.encode()
+        self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
         self.use(stream)
 
@@ -100,8 +103,15 @@ class TopicForm:
         return middle
 
     def _around(self, properties: bytes) -> bytes:
+        properties = self.prefix + properties
         size = len(properties) + _ID_PROPERTY_BYTES
-        return b"".join((self._topic, size.to_bytes(2, "big"), properties, self._id_start))
+        if size > PROPERTIES_BYTES_MAX:
+            raise PropertiesTooLarge(
+                f"The properties have {size} bytes with those of the delay; "
+                f"{PROPERTIES_BYTES_MAX} are allowed."
+            )
+        length = size.to_bytes(2, "big")
+        return b"".join((bytes((len(self.topic),)), self.topic, length, properties, self._id_start))
 
 
 class RecordEncoder:
@@ -115,6 +125,7 @@ class RecordEncoder:
     __slots__ = (
         "_born_host",
         "_clock",
+        "_delayed_forms",
         "_forms",
         "_host_flags",
         "_pack_head",
@@ -127,7 +138,8 @@ class RecordEncoder:
 
     def __init__(self, opened: broker_pb2.SendStreamOpened, clock: Clock) -> None:
         self._clock = clock
-        self._forms: dict[str, TopicForm] = {}
+        self._forms: dict[str, RecordForm] = {}  # by topic
+        self._delayed_forms: dict[tuple[QueueRef, int], RecordForm] = {}  # by queue and level
         self.stream = UniqueIds(clock).stream
         self.counter = 0
         self._born_host = b""
@@ -155,14 +167,23 @@ class RecordEncoder:
         if self.counter + count_max > UNIQUE_ID_COUNTER_MAX:
             self.stream = UniqueIds(self._clock).stream
             self.counter = 0
-            for form in self._forms.values():
+            for form in (*self._forms.values(), *self._delayed_forms.values()):
                 form.use(self.stream)
 
-    def form(self, topic: str) -> TopicForm:
+    def form(self, topic: str) -> RecordForm:
         """The topic's form; stays good for the sender's life."""
         form = self._forms.get(topic)
         if form is None:
-            form = self._forms[topic] = TopicForm(topic, self.stream)
+            form = self._forms[topic] = RecordForm(topic, self.stream)
+        return form
+
+    def delayed_form(self, queue: QueueRef, level: int) -> RecordForm:
+        """As :meth:`form`, of messages for ``queue`` that wait."""
+        form = self._delayed_forms.get((queue, level))
+        if form is None:
+            prefix = delayed.prefix(level, queue.topic, queue.queue_id)
+            form = RecordForm(delayed.SCHEDULE_TOPIC, self.stream, prefix)
+            self._delayed_forms[queue, level] = form
         return form
 
     def pieces(
@@ -197,10 +218,21 @@ class RecordEncoder:
         )
         return head, body, middle, b"%08X\x02" % counter
 
-    def again(self, record: Record, queue_id: int, *, keep_id: bool = False) -> bytes:
-        """A record of ours, of this or another sender, for this sender's present stream."""
+    def again(
+        self,
+        record: Record,
+        queue_id: int,
+        *,
+        keep_id: bool = False,
+        prefix: tuple[bytes, bytes] = (b"", b""),
+    ) -> bytes:
+        """A record of ours, of this or another sender, for this sender's present stream.
+        ``prefix``: what its properties begin with, and shall begin with.
+        """
         properties = record.raw_properties
         assert properties[-_ID_PROPERTY_BYTES:].startswith(_ID_PROPERTY)
+        assert properties.startswith(prefix[0])
+        properties = prefix[1] + properties[len(prefix[0]) :]
         if not keep_id:
             own = properties[:-_ID_PROPERTY_BYTES]
             unique_id = b"%b%08X" % (self.stream.encode(), self.counter)

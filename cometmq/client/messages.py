@@ -18,6 +18,7 @@ class StoredRun:
         "first",
         "first_counter",
         "id_stream",
+        "is_delayed",
         "log_offset",
         "queue",
         "queue_offset",
@@ -34,6 +35,7 @@ class StoredRun:
         self.starts: list[int] = []  # byte offset of each record of the batch
         self.first = 0  # index of the segment's first record in the batch
         self.status = SendStatus.SEND_OK
+        self.is_delayed = False  # the messages wait in a schedule queue, at these offsets
         self.id_stream = ""
         self.first_counter = 0
 
@@ -67,7 +69,8 @@ class SendReceipt:
 
     @property
     def queue_offset(self) -> int:
-        return self._run.queue_offset + self._index
+        """Its place in the queue; -1 for a delayed message, which is not there yet."""
+        return -1 if self._run.is_delayed else self._run.queue_offset + self._index
 
     @property
     def store_time_ms(self) -> int:

@@ -21,6 +21,7 @@ from cometmq.errors import (
     BatchTooLarge,
     BodyChecksumMismatch,
     BodyTooLarge,
+    PropertiesInvalid,
     PropertiesTooLarge,
     RecordFieldForbidden,
     RequestError,
@@ -85,6 +86,10 @@ class SegmentClaim:
     queue_id: int
     count: int
     first_queue_offset: int
+    # Of a kind with a stored form of its own: what the properties of each record begin with, and
+    # how long the messages wait. Their units hold the due time in place of the tag's hash.
+    prefix: bytes = b""
+    delay_ms: int = 0
 
 
 class Stamped(NamedTuple):
@@ -99,6 +104,7 @@ class _Job(NamedTuple):
 
     layout: Layout
     log_offset: int
+    store_time_ms: int
     hosts_and_time: bytes
     sys_flags: frozenset[int]
     limits: BatchLimits
@@ -132,6 +138,7 @@ def stamp(
     job = _Job(
         layout=layout,
         log_offset=log_offset,
+        store_time_ms=store_time_ms,
         hosts_and_time=born_host + store_time_ms.to_bytes(8, "big") + store_host,
         sys_flags=_PRODUCER_SYS_FLAGS[layout.host_flags],
         limits=limits,
@@ -215,9 +222,15 @@ def _stamp_segment(
                 f"the batch ends after {done} of {claim.count} records, or inside one"
             )
         tag = _examine(records, at, claim, job)
-        at, unit = _stamp_one(records, buffer, at, claim.first_queue_offset + done, tag, job)
+        code = _due_ms(claim, job) or tags_code(tag)
+        at, unit = _stamp_one(records, buffer, at, claim.first_queue_offset + done, code, job)
         pieces.append(unit)
         done += 1
+
+
+def _due_ms(claim: SegmentClaim, job: _Job) -> int:
+    """When the messages of the segment are due; 0: they do not wait."""
+    return job.store_time_ms + claim.delay_ms if claim.delay_ms else 0
 
 
 def _stamp_run_natively(
@@ -239,6 +252,8 @@ def _stamp_run_natively(
         job.limits.properties_bytes_max,
         _RESERVED_LIST,
         _RESERVED_PREFIX,
+        claim.prefix,
+        _due_ms(claim, job),
     )
 
 
@@ -248,7 +263,7 @@ def _stamp_run(
     """The quick look, and the stamps: takes the segment's records from ``at`` on, of which ``done``
     were taken before, up to the first that fails the look. Returns where that one stands, and the
     units of those before it."""
-    layout, log_offset, hosts_and_time, sys_flags, limits = job
+    layout, log_offset, _, hosts_and_time, sys_flags, limits = job
     read_head = _HEAD_READERS[layout.host_flags]
     write_stamp, stamp_at, head_bytes = layout.stamp.pack_into, layout.stamp_at, layout.head_bytes
     body_bytes_max, properties_bytes_max = limits.body_bytes_max, limits.properties_bytes_max
@@ -258,7 +273,9 @@ def _stamp_run(
     topic_and_length_bytes = len(topic_field) + 2
     total = len(records)
     last_head_at = total - layout.record_bytes_min
-    codes: dict[bytes | None, int] = {None: 0}  # of the tags met before
+    prefix, due_ms = claim.prefix, _due_ms(claim, job)
+    prefix_bytes = len(prefix)
+    codes: dict[bytes | None, int] = {None: due_ms}  # of the tags met before
     middles: dict[int, bytes] = {}  # what stands between body and properties, by their length
     units: list[bytes] = []
     first, stop = claim.first_queue_offset + done, claim.first_queue_offset + claim.count
@@ -274,9 +291,10 @@ def _stamp_run(
         properties_bytes = end - properties_at
         middle = middles.get(properties_bytes)
         if middle is None:
-            if not 0 <= properties_bytes <= properties_bytes_max:
+            if not prefix_bytes <= properties_bytes <= properties_bytes_max:
                 break
-            middle = middles[properties_bytes] = topic_field + properties_bytes.to_bytes(2, "big")
+            length = properties_bytes.to_bytes(2, "big")
+            middle = middles[properties_bytes] = topic_field + length + prefix
         if not (
             magic == MAGIC_V1
             and queue_id == wanted
@@ -288,15 +306,15 @@ def _stamp_run(
             and stands(middle, topic_at)
             and crc32(records[at + head_bytes : topic_at]) & BODY_CRC_MASK == crc
             and (
-                clean := is_ascii(records, properties_at, end)
-                or is_text(records, properties_at, end)
+                clean := is_ascii(records, properties_at + prefix_bytes, end)
+                or is_text(records, properties_at + prefix_bytes, end)
             )
         ):
             break
         tag = clean[1]
         code = codes.get(tag)
         if code is None:
-            code = codes[tag] = tags_code(tag)
+            code = codes[tag] = due_ms or tags_code(tag)
         place = log_offset + at
         write_stamp(
             buffer, at + stamp_at, queue_offset, place, sys_flag, born_time_ms, hosts_and_time
@@ -307,7 +325,7 @@ def _stamp_run(
 
 
 def _stamp_one(
-    records: bytes, buffer: bytearray, at: int, queue_offset: int, tag: bytes, job: _Job
+    records: bytes, buffer: bytearray, at: int, queue_offset: int, code: int, job: _Job
 ) -> tuple[int, bytes]:
     """Stamps the record at ``at``, which was examined; returns its end and its unit."""
     head = job.layout.fields(records, at)
@@ -321,7 +339,7 @@ def _stamp_one(
         head["born_time_ms"],
         job.hosts_and_time,
     )
-    unit = UNIT.pack(log_offset, head["size"], tags_code(tag) if tag else 0)
+    unit = UNIT.pack(log_offset, head["size"], code)
     return at + head["size"], unit
 
 
@@ -347,7 +365,12 @@ def _examine(records: bytes, at: int, claim: SegmentClaim, job: _Job) -> bytes:
         raise BodyChecksumMismatch(
             f"BODYCRC is {head['body_crc']}, the body's is {crc32(body) & BODY_CRC_MASK}"
         )
-    return property_codec.verify(properties)
+    if not properties.startswith(claim.prefix):
+        raise PropertiesInvalid(
+            f"the properties begin with {properties[: len(claim.prefix)]!r}, "
+            f"the segment's kind wants {claim.prefix!r}"
+        )
+    return property_codec.verify(properties[len(claim.prefix) :])
 
 
 def _examine_head(head: dict[str, Any], available: int, claim: SegmentClaim, job: _Job) -> None:

@@ -150,6 +150,10 @@ class MemberMetrics:
             "cometmq_send_seconds",
             "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
         )
+        self.delay_latency_s = seconds(
+            "rocketmq_delay_message_latency",
+            "How long after its time a delayed message was delivered: first and last of each run.",
+        )
         self._delivery = DeliveryAge(registry, clock or SystemClock())
         self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 

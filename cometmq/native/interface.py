@@ -78,6 +78,8 @@ class Accelerator(Protocol):
         properties_bytes_max: int,
         reserved: bytes,
         reserved_prefix: bytes,
+        prefix: bytes,
+        due_ms: int,
         /,
     ) -> tuple[int, bytes]:
         """Verifies and stamps up to ``count`` records of one queue: see
@@ -85,8 +87,9 @@ class Accelerator(Protocol):
 
         ``queue_offset`` is the first record's, ``log_offset`` that of the whole batch;
         ``hosts_and_time`` stands in the record as it is given. ``reserved`` lists property names,
-        each behind its length in one byte. Returns where it stopped, and the units of the records
-        before.
+        each behind its length in one byte. All properties begin with ``prefix``; the units hold
+        ``due_ms`` in place of the tag's hash, unless it is 0. Returns where it stopped, and the
+        units of the records before.
         """
 
     def scan(

@@ -10,9 +10,16 @@
 /* What all records of a run have in common. */
 typedef struct {
     span topic, hosts_and_time, reserved, reserved_prefix;
+    span prefix;      /* what the properties begin with */
+    long long due_ms; /* what the units hold in place of the tag's hash; 0 = nothing */
     uint32_t queue_id, host_flags;
     Py_ssize_t body_bytes_max, properties_bytes_max;
 } claim;
+
+static span behind_prefix(span properties, span prefix)
+{
+    return (span){properties.start + prefix.length, properties.length - prefix.length};
+}
 
 /* Whether a producer may have sent this record in such a run, as far as a quick look tells. */
 static int is_good(const record *found, const claim *claimed, span *tag)
@@ -24,7 +31,8 @@ static int is_good(const record *found, const claim *claimed, span *tag)
         && found->body.length <= (size_t)claimed->body_bytes_max
         && found->properties.length <= (size_t)claimed->properties_bytes_max
         && is_same(found->topic, claimed->topic)
-        && are_clean(found->properties, claimed->reserved, claimed->reserved_prefix, tag)
+        && starts_with(found->properties, (const char *)claimed->prefix.start, claimed->prefix.length)
+        && are_clean(behind_prefix(found->properties, claimed->prefix), claimed->reserved, claimed->reserved_prefix, tag)
         && has_good_body(found);
 }
 
@@ -40,6 +48,8 @@ static Py_ssize_t stamp_run(span records, uint8_t *stamped, size_t *at, Py_ssize
         if (!record_at(records.start + *at, records.length - *at, &found) || !is_good(&found, claimed, &tag)
             || !put_unit(unit, log_offset + *at, found.size, tag))
             break;
+        if (claimed->due_ms)
+            store64(unit + 12, (uint64_t)claimed->due_ms);
         uint8_t *to = stamped + *at;
         store64(to + AT_QUEUE_OFFSET, queue_offset + (uint64_t)taken);
         store64(to + AT_LOG_OFFSET, log_offset + *at);
@@ -74,19 +84,20 @@ static PyObject *stamped_run(const Py_buffer *records, const Py_buffer *stamped,
 PyObject *accelerator_stamp(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    Py_buffer records, stamped, topic, hosts_and_time, reserved, prefix;
+    Py_buffer records, stamped, topic, hosts_and_time, reserved, reserved_prefix, prefix;
     Py_ssize_t at, count;
     long long queue_id, queue_offset, log_offset;
     unsigned int host_flags;
     claim claimed;
-    if (!PyArg_ParseTuple(arguments, "y*w*nny*LLLy*Inny*y*:stamp", &records, &stamped, &at, &count, &topic, &queue_id,
+    if (!PyArg_ParseTuple(arguments, "y*w*nny*LLLy*Inny*y*y*L:stamp", &records, &stamped, &at, &count, &topic, &queue_id,
                           &queue_offset, &log_offset, &hosts_and_time, &host_flags, &claimed.body_bytes_max,
-                          &claimed.properties_bytes_max, &reserved, &prefix))
+                          &claimed.properties_bytes_max, &reserved, &reserved_prefix, &prefix, &claimed.due_ms))
         return NULL;
     claimed.topic = span_of(&topic);
     claimed.hosts_and_time = span_of(&hosts_and_time);
     claimed.reserved = span_of(&reserved);
-    claimed.reserved_prefix = span_of(&prefix);
+    claimed.reserved_prefix = span_of(&reserved_prefix);
+    claimed.prefix = span_of(&prefix);
     claimed.queue_id = (uint32_t)queue_id;
     claimed.host_flags = host_flags;
     Py_ssize_t hosts = (host_flags & BORN_HOST_V6 ? 20 : 8) + 8 + (host_flags & STORE_HOST_V6 ? 20 : 8);
@@ -102,6 +113,7 @@ PyObject *accelerator_stamp(PyObject *module, PyObject *arguments)
     PyBuffer_Release(&topic);
     PyBuffer_Release(&hosts_and_time);
     PyBuffer_Release(&reserved);
+    PyBuffer_Release(&reserved_prefix);
     PyBuffer_Release(&prefix);
     return result;
 }

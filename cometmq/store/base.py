@@ -76,6 +76,11 @@ class BaseStore:
         return self._log.end[1]
 
     @property
+    def log_file_bytes(self) -> int:
+        """Size of a log file: no batch is longer."""
+        return self._log.segments.file_bytes
+
+    @property
     def store_id(self) -> str:
         """What this store is called: the name of an unbroken history."""
         return self._opened.identity.current.store_id

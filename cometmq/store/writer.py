@@ -21,6 +21,7 @@ from cometmq.errors import (
 from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, stamp
 from cometmq.format.record import BLANK_BYTES
+from cometmq.format.relay import Relayed
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
@@ -28,12 +29,24 @@ from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress
 from cometmq.store.recovery.replay import Observer
 
-__all__ = ["Appended", "MessageStore", "Observer", "StoreOptions"]
+__all__ = ["Appended", "MessageStore", "Observer", "RecordRun", "StoreOptions"]
 
 logger = logging.getLogger(__name__)
 
 QUEUE_ID_MAX = 2**31 - 1
 AHEAD_MS = 3_600_000  # of the clock: what is logged
+
+
+class RecordRun(NamedTuple):
+    """Records of one queue that follow each other in a batch. ``prefix`` and ``delay_ms`` as of
+    :class:`cometmq.format.batch.SegmentClaim`.
+    """
+
+    topic: str
+    queue_id: int
+    record_count: int
+    prefix: bytes = b""
+    delay_ms: int = 0
 
 
 class Appended(NamedTuple):
@@ -100,13 +113,13 @@ class MessageStore(BaseStore):
     def append(
         self,
         records: bytes,
-        segments: Sequence[tuple[str, int, int]],
+        segments: Sequence[tuple[str, int, int] | RecordRun],
         *,
         born_host: bytes,
         store_host: bytes,
     ) -> Appended:
-        """Verify, stamp and write a batch: records end to end, ``segments`` = (topic, queue id,
-        count) of its runs.
+        """Verify, stamp and write a batch: records end to end, ``segments`` = its runs, each a
+        :class:`RecordRun` or the first three fields of one.
 
         All or nothing: after an error nothing has changed. Raises what
         :func:`cometmq.format.batch.stamp` raises, BatchTooLarge (longer than a log file), DiskFull
@@ -114,14 +127,11 @@ class MessageStore(BaseStore):
         more).
         """
         self._guarded(self._dispatcher.catch_up)
-        if len(records) + BLANK_BYTES > self._options.commit_log_file_bytes:
-            raise BatchTooLarge(
-                f"{len(records)} bytes do not fit into a log file of "
-                f"{self._options.commit_log_file_bytes} bytes"
-            )
+        self._check_fits(len(records))
         if not records:
             raise BatchMalformed("the batch has no records")
-        claims = self._claims(segments)
+        runs = [RecordRun(*segment) for segment in segments]
+        claims = self._claims(runs)
         log_offset = self._log.place(len(records))
         store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
         stamped = stamp(
@@ -135,7 +145,7 @@ class MessageStore(BaseStore):
         )
         try:
             self._log.append(log_offset, stamped.buffer, store_time_ms)
-            self._dispatch(segments, stamped.units)
+            self._dispatch(runs, stamped.units)
         except StoreFailed as error:
             raise self._failed(error) from error
         queue_offsets = [claim.first_queue_offset for claim in claims]
@@ -144,24 +154,74 @@ class MessageStore(BaseStore):
         segment_bytes = _segment_bytes(stamped.units, end)
         return Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
 
-    def _claims(self, segments: Sequence[tuple[str, int, int]]) -> list[SegmentClaim]:
+    def _check_fits(self, size_bytes: int) -> None:
+        if size_bytes + BLANK_BYTES > self._options.commit_log_file_bytes:
+            raise BatchTooLarge(
+                f"{size_bytes} bytes do not fit into a log file of "
+                f"{self._options.commit_log_file_bytes} bytes"
+            )
+
+    def _claims(self, runs: Sequence[RecordRun]) -> list[SegmentClaim]:
         """The segments with the queue offsets that their first messages get."""
         following: dict[tuple[str, int], int] = {}  # a queue may come more than once
         claims = []
-        for index, (topic, queue_id, count) in enumerate(segments):
+        for index, (topic, queue_id, count, prefix, delay_ms) in enumerate(runs):
             first = following.get((topic, queue_id))
             if first is None:
                 queue = self._dispatcher.find(topic, queue_id)
                 first = queue.next_offset if queue else _checked_new_queue(topic, queue_id, index)
             following[topic, queue_id] = first + max(count, 0)
-            claims.append(SegmentClaim(topic.encode("ascii"), queue_id, count, first))
+            name = topic.encode("ascii")
+            claims.append(SegmentClaim(name, queue_id, count, first, prefix, delay_ms))
         return claims
 
-    def _dispatch(self, segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
+    def append_relayed(self, relayed: Sequence[Relayed], store_host: bytes) -> Appended:
+        """Write records that this member makes from stored ones: they bypass what producers may not
+        send. ``queue_offsets`` and ``segment_bytes`` have one entry for each.
+
+        All or nothing. Raises BatchTooLarge, DiskFull, StoreFailed as :meth:`append`.
+        """
+        assert relayed
+        self._guarded(self._dispatcher.catch_up)
+        size_bytes = sum([one.size_bytes for one in relayed])
+        self._check_fits(size_bytes)
+        log_offset = self._log.place(size_bytes)
+        store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
+        following: dict[tuple[str, int], int] = {}
+        pieces: list[bytes] = []
+        units: dict[tuple[str, int], list[bytes]] = {}
+        queue_offsets: list[int] = []
+        at, unit = log_offset, b""
+        for one in relayed:
+            key = (one.topic, one.queue_id)
+            queue_offset = following.get(key)
+            if queue_offset is None:
+                queue = self._dispatcher.find(*key)
+                queue_offset = queue.next_offset if queue else _checked_new_queue(*key, 0)
+            following[key] = queue_offset + 1
+            queue_offsets.append(queue_offset)
+            pieces.append(one.encode(queue_offset, at, store_time_ms, store_host))
+            unit = queueunit.pack(at, one.size_bytes, one.tags_code(store_time_ms))
+            units.setdefault(key, []).append(unit)
+            at += one.size_bytes
+        try:
+            self._log.append(log_offset, bytearray().join(pieces), store_time_ms)
+            for (topic, queue_id), of_queue in units.items():
+                queue = self._dispatcher.get(topic, queue_id)
+                self._dispatcher.dispatch(queue, b"".join(of_queue))
+            self._last_units = unit
+            self._dispatcher.reached(self._log.end)
+        except StoreFailed as error:
+            raise self._failed(error) from error
+        assert self._log.end == (at, store_time_ms), (self._log.end, at, store_time_ms)
+        sizes = [one.size_bytes for one in relayed]
+        return Appended(log_offset, at, queue_offsets, sizes, store_time_ms)
+
+    def _dispatch(self, segments: Sequence[RecordRun], units: list[bytes]) -> None:
         dispatcher = self._dispatcher
         assert dispatcher.dispatched[0] < self._log.end[0], (dispatcher.dispatched, self._log.end)
-        for (topic, queue_id, _), segment_units in zip(segments, units, strict=True):
-            dispatcher.dispatch(dispatcher.get(topic, queue_id), segment_units)
+        for run, segment_units in zip(segments, units, strict=True):
+            dispatcher.dispatch(dispatcher.get(run.topic, run.queue_id), segment_units)
         self._last_units = units[-1]
         dispatcher.reached(self._log.end)
 

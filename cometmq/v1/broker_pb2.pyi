@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _SegmentKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SegmentKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEGMENT_KIND_UNSPECIFIED: _SegmentKind.ValueType  # 0
+    """The same as SEGMENT_KIND_NORMAL."""
+    SEGMENT_KIND_NORMAL: _SegmentKind.ValueType  # 1
+    """Consumers read them as soon as they are stored."""
+    SEGMENT_KIND_DELAY_LEVEL: _SegmentKind.ValueType  # 2
+    """Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+
+class SegmentKind(_SegmentKind, metaclass=_SegmentKindEnumTypeWrapper):
+    """What becomes of the messages of a segment. A kind that the broker does not know is refused (INVALID_REQUEST)."""
+
+SEGMENT_KIND_UNSPECIFIED: SegmentKind.ValueType  # 0
+"""The same as SEGMENT_KIND_NORMAL."""
+SEGMENT_KIND_NORMAL: SegmentKind.ValueType  # 1
+"""Consumers read them as soon as they are stored."""
+SEGMENT_KIND_DELAY_LEVEL: SegmentKind.ValueType  # 2
+"""Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+Global___SegmentKind: _TypeAlias = SegmentKind  # noqa: Y015
+
 class _SendStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -183,22 +207,30 @@ class Segment(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """Topic of the records; each record carries the same name."""
+    """Topic of the messages. Each record of a normal segment carries the same name; delayed ones carry SCHEDULE_TOPIC_XXXX."""
     queue_id: _builtins.int
-    """Queue of the records; each record carries the same number."""
+    """Queue of the messages. Each record of a normal segment carries the same number; delayed ones carry their level less one."""
     count: _builtins.int
     """Records in the run, 1 or more."""
+    kind: Global___SegmentKind.ValueType
+    """What becomes of the messages."""
+    delay_level: _builtins.int
+    """1 (1 s) to 18 (2 h), for SEGMENT_KIND_DELAY_LEVEL; else 0."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         queue_id: _builtins.int = ...,
         count: _builtins.int = ...,
+        kind: Global___SegmentKind.ValueType = ...,
+        delay_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "delay_level", b"delay_level", "kind", b"kind", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,7 +389,9 @@ class SendBatchResult(_message.Message):
 
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Queue offset of each segment's first record; the others of the segment follow without gaps."""
+        """Queue offset of each segment's first record; the others of the segment follow without gaps. Of delayed messages it is
+        the offset in the schedule queue of their level: their own queue gets them when they are due.
+        """
 
     def __init__(
         self,
@@ -411,6 +445,7 @@ class OutgoingMessage(_message.Message):
     PROPERTIES_FIELD_NUMBER: _builtins.int
     FLAG_FIELD_NUMBER: _builtins.int
     BORN_TIME_MS_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic name."""
     queue_id: _builtins.int
@@ -423,6 +458,8 @@ class OutgoingMessage(_message.Message):
     """Free for the user; RocketMQ's FLAG field."""
     born_time_ms: _builtins.int
     """When the producer made the message, not before 1970; 0 = when the broker gets it."""
+    delay_level: _builtins.int
+    """RocketMQ's delay level, 1 (1 s) to 18 (2 h): consumers read the message after that time. 0 = at once."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys to find the message by; no blanks inside a key."""
@@ -442,10 +479,11 @@ class OutgoingMessage(_message.Message):
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         flag: _builtins.int = ...,
         born_time_ms: _builtins.int = ...,
+        delay_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "flag", b"flag", "keys", b"keys", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
@@ -494,7 +532,7 @@ class SentMessage(_message.Message):
 
     @_builtins.property
     def position(self) -> _common_pb2.Position:
-        """Its position there; the generation is the queue's at this time."""
+        """Its position there; the generation is the queue's at this time. Absent for a delayed message, which is not there yet."""
 
     def __init__(
         self,

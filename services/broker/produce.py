@@ -9,17 +9,30 @@ from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
+from cometmq.format import delayed
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
-from cometmq.model import SendStatus, TopicConfig
+from cometmq.model import DELAY_LEVEL_MAX, SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 from cometmq.rpc.shares import Buckets
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
-Claim = tuple[str, int, int]  # topic, queue id, records
+
+class Claim(NamedTuple):
+    """A run of records as its sender describes it. ``delay_level`` 0: it does not wait."""
+
+    topic: str
+    queue_id: int
+    record_count: int
+    delay_level: int = 0
+
+
+class _ScheduleTopicMissing(Exception):
+    """The first delayed message of this broker group: its system topic has to be made."""
 
 
 class ProduceObserver(Protocol):
@@ -103,7 +116,9 @@ class ProduceHandler:
             except TopicNotFound as missing:
                 if missing.segment is None or not self._policy.auto_create_topics:
                     raise
-                await self._create(claims[missing.segment][0], missing, born_host)
+                await self._create(claims[missing.segment].topic, missing, born_host)
+            except _ScheduleTopicMissing:
+                await self._keeper.create_system_topic(SCHEDULE_TOPIC, DELAY_LEVEL_MAX)
 
     async def settled(self, accepted: Accepted) -> SendStatus:
         """Wait until the batch is acknowledged or its sender cannot wait any longer. StoreFailed:
@@ -153,8 +168,8 @@ class ProduceHandler:
             self._observer.acknowledged(appended_s)
         else:
             self._track(ticket.acked, len(records), for_copies, came_s)
-        for segment, size_bytes in zip(segments, ticket.appended.segment_bytes, strict=True):
-            self._observer.messages_in(segment.topic, segment.count, size_bytes)
+        for claim, size_bytes in zip(claims, ticket.appended.segment_bytes, strict=True):
+            self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
         return Accepted(ticket, came_s + self._patience_s(ticket.demands))
 
     def _patience_s(self, demands: DurabilityClass) -> float:
@@ -163,16 +178,37 @@ class ProduceHandler:
 
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
-        for index, (topic, queue_id, count) in enumerate(claims):
+        for index, claim in enumerate(claims):
+            topic, queue_id, count, delay_level = claim
             try:
                 self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
                 demands = DurabilityClass.of(*self._topics.demands(topic))
+                segments.append(
+                    self._delayed(claim, demands)
+                    if delay_level
+                    else Segment(topic, queue_id, count, demands)
+                )
             except CometError as error:
                 error.segment = index
                 raise
-            segments.append(Segment(topic, queue_id, count, demands))
         return segments
+
+    def _delayed(self, claim: Claim, demands: DurabilityClass) -> Segment:
+        """A run of delayed messages: they lie in the queue of their level until they are due."""
+        topic, queue_id, count, level = claim
+        delayed.check_level(level)
+        if SCHEDULE_TOPIC not in self._topics:
+            raise _ScheduleTopicMissing
+        prefix = delayed.prefix(level, topic, queue_id)
+        return Segment(
+            SCHEDULE_TOPIC,
+            delayed.queue_id_of(level),
+            count,
+            demands | DurabilityClass.of(*self._topics.demands(SCHEDULE_TOPIC)),
+            prefix,
+            delayed.delay_ms(level),
+        )
 
     async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:
         assert missing.segment is not None

@@ -10,6 +10,7 @@ import grpc
 
 from cometmq.errors import CometError, InvalidRequest
 from cometmq.format import ids
+from cometmq.format.delayed import check_level
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
@@ -21,7 +22,7 @@ from cometmq.rpc.shares import Shares, address_of
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import MemberStream
-from services.broker.produce import Accepted, ProduceHandler
+from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.structured import StructuredEncoder
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -39,6 +40,22 @@ class StreamShares:
     def __init__(self, each_max: int) -> None:
         self.sending = Shares(each_max, "send streams", "streams_per_peer_max")
         self.members = Shares(each_max, "memberships in groups", "streams_per_peer_max")
+
+
+def _claim(segment: broker_pb2.Segment) -> Claim:
+    """Raises InvalidRequest for a kind that we do not know."""
+    topic, queue_id, count = segment.topic, segment.queue_id, segment.count
+    if segment.kind == broker_pb2.SEGMENT_KIND_DELAY_LEVEL:
+        check_level(segment.delay_level)
+        return Claim(topic, queue_id, count, segment.delay_level)
+    if segment.kind not in (
+        broker_pb2.SEGMENT_KIND_UNSPECIFIED,
+        broker_pb2.SEGMENT_KIND_NORMAL,
+    ):
+        raise InvalidRequest(f"kind: this broker takes no segments of kind {segment.kind}")
+    if segment.delay_level:
+        raise InvalidRequest("delay_level: a segment of kind NORMAL has none")
+    return Claim(topic, queue_id, count)
 
 
 class BrokerServicer(ReadServicer):
@@ -103,12 +120,12 @@ class BrokerServicer(ReadServicer):
     async def _take(
         self, request: broker_pb2.SendStreamRequest, next_id: int, born_host: bytes
     ) -> Accepted | CometError:
-        claims = [(s.topic, s.queue_id, s.count) for s in request.segments]
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
             if request.batch_id != next_id:  # lost, sent twice, or out of order
                 raise InvalidRequest(f"batch_id: the next is {next_id}, not {request.batch_id}")
             self._gate.check()
+            claims = [_claim(segment) for segment in request.segments]
             return await self._produce.take(request.records, claims, born_host, checksum)
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
@@ -162,18 +179,16 @@ class BrokerServicer(ReadServicer):
         appended = accepted.ticket.appended
         sent = []
         for segment, place, byte in batch.order:
-            topic, queue_id, _ = batch.claims[segment]
-            view = self._reader.queue(topic, queue_id)
+            topic, queue_id, _, delay_level = batch.claims[segment]
+            message_id = ids.message_id(self._identity.broker_group, appended.log_offset + byte)
+            queue = convert.queue_proto(topic, queue_id)
+            position = None
+            if not delay_level:
+                generation = self._reader.queue(topic, queue_id).generation
+                offset = appended.queue_offsets[segment] + place
+                position = common_pb2.Position(generation=generation, offset=offset)
             sent.append(
-                broker_pb2.SentMessage(
-                    message_id=ids.message_id(
-                        self._identity.broker_group, appended.log_offset + byte
-                    ),
-                    queue=convert.queue_proto(topic, queue_id),
-                    position=common_pb2.Position(
-                        generation=view.generation, offset=appended.queue_offsets[segment] + place
-                    ),
-                )
+                broker_pb2.SentMessage(message_id=message_id, queue=queue, position=position)
             )
         assert len(sent) == len(request.messages)
         return broker_pb2.SendResponse(

@@ -15,7 +15,7 @@ from cometmq.errors import (
     PropertyReserved,
     RequestError,
 )
-from cometmq.format import ids, properties, record
+from cometmq.format import delayed, ids, properties, record
 from cometmq.format.batch import BatchLimits
 from cometmq.messaging.topics import TopicTable
 from cometmq.v1 import broker_pb2
@@ -75,7 +75,7 @@ class StructuredEncoder:
                 f"{len(messages)} messages, 1 to {self._limits.batch_count_max} are allowed"
             )
         chosen: dict[str, int] = {}
-        runs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        runs: dict[tuple[str, int, int], list[tuple[int, bytes]]] = {}
         for index, message in enumerate(messages):
             queue_id = self._queue_of(message, chosen)
             try:
@@ -83,7 +83,8 @@ class StructuredEncoder:
             except RequestError as error:
                 error.segment = index
                 raise
-            runs.setdefault((message.topic, queue_id), []).append((index, data))
+            key = (message.topic, queue_id, message.delay_level)
+            runs.setdefault(key, []).append((index, data))
         return self._join(runs, len(messages))
 
     def _queue_of(self, message: broker_pb2.OutgoingMessage, chosen: dict[str, int]) -> int:
@@ -104,11 +105,16 @@ class StructuredEncoder:
             )
         if message.born_time_ms < 0:
             raise InvalidRequest(f"born_time_ms: {message.born_time_ms} is before 1970")
+        topic, level, prefix = message.topic, message.delay_level, b""
+        if level:
+            delayed.check_level(level)
+            prefix = delayed.prefix(level, topic, queue_id)
+            topic, queue_id = delayed.SCHEDULE_TOPIC, delayed.queue_id_of(level)
         return record.encode(
-            message.topic.encode(),
+            topic.encode(),
             queue_id,
             message.body,
-            properties.encode(self._properties(message)),
+            prefix + properties.encode(self._properties(message)),
             flag=message.flag,
             born_time_ms=message.born_time_ms or self._clock.wall_ms(),
             born_host=born_host,
@@ -132,19 +138,21 @@ class StructuredEncoder:
         return pairs
 
     def _join(
-        self, runs: dict[tuple[str, int], list[tuple[int, bytes]]], count: int
+        self, runs: dict[tuple[str, int, int], list[tuple[int, bytes]]], count: int
     ) -> StructuredBatch:
         parts: list[bytes] = []
         claims: list[Claim] = []
         order = [(0, 0, 0)] * count
         at = 0
-        for (topic, queue_id), run in runs.items():
+        for (topic, queue_id, delay_level), run in runs.items():
             for place, (index, data) in enumerate(run):
                 order[index] = (len(claims), place, at)
                 parts.append(data)
                 at += len(data)
-            claims.append((topic, queue_id, len(run)))
-        assert sum(count for _, _, count in claims) == len(order), "each message has its place"
+            claims.append(Claim(topic, queue_id, len(run), delay_level))
+        assert sum(claim.record_count for claim in claims) == len(order), (
+            "each message has its place"
+        )
         if at > self._limits.batch_bytes_max:
             raise BatchTooLarge(
                 f"{at} bytes of records, {self._limits.batch_bytes_max} are allowed"

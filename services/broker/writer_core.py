@@ -8,6 +8,7 @@ from typing import Any
 
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.member.state.opening import Opened
 from cometmq.member.storage.authority import WriteAuthority
@@ -15,6 +16,7 @@ from cometmq.member.storage.member_storage import MemberStorage, readable_at_sta
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2
+from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
 
 
@@ -50,6 +52,10 @@ class WriterCore:
         self.keeper = StateKeeper(
             opened.state, self.storage, host, clock, demands, on_topics, drop, metrics.forget_group
         )
+        relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
+        self.schedule = ScheduleService(
+            opened.delays, self.storage, self.keeper, relays, metrics, clock
+        )
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
@@ -73,6 +79,7 @@ class WriterCore:
             ),
             self._state_writer.write(),
             self._state_writer.export(),
+            self.schedule.run(),
             self.core.retention.run(),
         ]
 
@@ -82,6 +89,7 @@ class WriterCore:
         """
         try:
             if not self.storage.failed:
+                self.schedule.finish()
                 await self._state_writer.finish()
         finally:
             self.core.reader.close()

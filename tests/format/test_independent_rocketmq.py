@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.compat.golden import GOLDEN, LISTING, LOG_FILE_BYTES, STORES
 from tests.compat.rocketmq import Listing
-from tests.support.cluster.broker import running_broker
+from tests.support.cluster.broker import BrokerClient, running_broker
 from tests.support.independent.files import Row, read_checkpoint
 from tests.support.independent.index import IndexFile, Shape, key_hash
 from tests.support.independent.log import UNIT, Log, Queues
 from tests.support.independent.reader import Store
 from tests.support.independent.record import QueueKey, decode
 from tests.support.independent.state import STATE_QUEUE
+from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.parametrize("name", STORES)
 
@@ -93,6 +95,10 @@ def is_of_a_tag(log: Log, code: int, log_offset: int) -> bool:
     return bool(message.tag) and code == key_hash(message.topic, f"T#{message.tag}")
 
 
+async def holds(broker: BrokerClient, end: int) -> bool:
+    return (await broker.status("orders", 2)).max_offset == end
+
+
 async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> None:
     sizes = {
         "mapped_file_size_commit_log": LOG_FILE_BYTES,
@@ -100,9 +106,11 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
         "max_hash_slot_num": SHAPE.slots,
         "max_index_num": SHAPE.entries,
     }
+    pending = listing.bounds["orders", 2][1]  # delayed messages of long ago follow
     for body in (b"first", b"second"):
         async with running_broker(store.parent, **sizes) as broker:
             await broker.send("orders", 0, body)
+            await until_async(partial(holds, broker, pending + 2))
     with Store(store, SHAPE) as read:
         assert [epoch.start for epoch in read.epochs][:2] == list(listing.log)
         theirs = as_rocketmq_read(listing)
@@ -112,12 +120,21 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
         ours = {place: found[place] for place in found.keys() - theirs.keys()}
         assert {place: found[place] for place in theirs} == theirs
         end = listing.bounds["orders", 0][1]
-        records = [ours["orders", 0, number][0] for number in (end, end + 1)]
-        assert len(ours) == len(records)
-        bodies = [decode(*read.log.row.at(at), at).body for at in records]
-        assert bodies == [b"first", b"second"]
+        places = [("orders", 0, end + n) for n in range(2)]
+        places += [("orders", 2, pending + n) for n in range(2)]
+        assert ours.keys() == set(places), "what was delayed comes once"
+        bodies = [
+            decode(*read.log.row.at(at), at).body for at in (ours[place][0] for place in places)
+        ]
+        assert bodies == [b"first", b"second", b"delayed", b"delayed"]
         assert read.state is not None
-        assert read.state.topics.keys() == {"orders", "many", "packed", "wide"}
+        assert read.state.topics.keys() == {
+            "SCHEDULE_TOPIC_XXXX",
+            "orders",
+            "many",
+            "packed",
+            "wide",
+        }
         assert {key: kept.offset for key, kept in read.state.offsets.items()} == {
             ("billing", "orders", 0): 7,
             ("billing", "orders", 1): 2,

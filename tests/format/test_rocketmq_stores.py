@@ -71,7 +71,7 @@ def test_its_tables_become_ours(config: MemberConfig, listing: Listing, name: st
     opened = open_it(config)
     state = opened.state
     known = {config.name: config for config in state.topics}
-    assert known.keys() == {"orders", "many", "packed", "wide"}
+    assert known.keys() == {"SCHEDULE_TOPIC_XXXX", "orders", "many", "packed", "wide"}
     assert (known["many"].read_queue_count, known["many"].permission) == (20, 4)
     assert known["orders"].flush_mode is FlushMode.ASYNC
     assert state.groups["billing"].retry_times_max == 5

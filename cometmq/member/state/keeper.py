@@ -17,7 +17,7 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
-from cometmq.messaging.changes import Change, TopicPut
+from cometmq.messaging.changes import Change, DelaysReached, TopicPut
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
@@ -124,15 +124,23 @@ class StateKeeper:
         """As :meth:`put_topic`, but a topic that is there keeps its settings."""
         return await self._put_topic(config, only_new=True)
 
+    async def create_system_topic(self, name: str, queue_count: int) -> None:
+        """Make a topic that the broker itself writes, unless it is there."""
+        if name not in self.state.topics:
+            config = TopicConfig(name, queue_count, queue_count)
+            await self._put_topic(config, only_new=True, by_system=True)
+
     @to_its_end
-    async def _put_topic(self, config: TopicConfig, *, only_new: bool) -> bool:
+    async def _put_topic(
+        self, config: TopicConfig, *, only_new: bool, by_system: bool = False
+    ) -> bool:
         # From when it was asked for: were each to wait in its turn, they would pile up.
         until_s = self._clock.monotonic_s() + FIRST_COPIES_S_MAX
         async with self._one_at_a_time:
             before = self.state.topics.find(config.name)
             created = before is None
             if created or (before != config and not only_new):
-                put = self.state.plan_topic(config)
+                put = self.state.plan_topic(config, by_system=by_system)
                 await self._commit(put, *self.state.plan_reserve(config), until_s=until_s)
                 self._on_topics()
             return created
@@ -174,6 +182,13 @@ class StateKeeper:
             finally:
                 self.closing_groups.discard(group)
             self._on_drop_group(group)
+
+    def write_progress(self, change: DelaysReached) -> None:
+        """Append how far the broker has come, and apply it at once: no answer waits for it. May
+        raise DiskFull, BrokerDraining.
+        """
+        self._append(change_records([change]), DurabilityClass.ASYNC)
+        self.state.apply(change)
 
     async def settled(self) -> None:
         """Wait until no change is on its way."""

@@ -15,6 +15,7 @@ from cometmq.clock import Clock
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.format.batch import BatchLimits
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.indexfile import Sizes
 from cometmq.member.config import MemberConfig
 from cometmq.member.state import adoption
@@ -29,13 +30,16 @@ from cometmq.member.state.statelog import (
     refuse_short_queues,
     topic_deletions,
 )
+from cometmq.member.state.tail import delays_of
 from cometmq.messaging import rebuilding
 from cometmq.messaging.adoption import Tables
-from cometmq.messaging.changes import TopicDropped
+from cometmq.messaging.changes import DelaysReached, TopicDropped
+from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
 from cometmq.messaging.topics import is_system
+from cometmq.model import DELAY_LEVEL_MAX, TopicConfig
 from cometmq.replication.epoch_history import EpochBranches, common_end
 from cometmq.store.base import BaseStore
 from cometmq.store.follower import FollowerStore
@@ -51,10 +55,13 @@ NewState: TypeAlias = Callable[[], BrokerState]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open store, the state that its log tells, and how long it took."""
+    """An open store, the state that its log tells, and how long it took. ``delays``: how far each
+    level of delayed messages was delivered, up to the log's last record.
+    """
 
     store: MessageStore
     state: BrokerState
+    delays: DelayProgress
     seconds: float
 
 
@@ -105,6 +112,13 @@ def open_writer(
                 adoption.adopt_tables(store, store.adoption, approval.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
+        if SCHEDULE_TOPIC in (t for t, _ in store.queues()) and SCHEDULE_TOPIC not in state.topics:
+            # RocketMQ wrote it; its tables need not name it.
+            schedule = TopicConfig(SCHEDULE_TOPIC, DELAY_LEVEL_MAX, DELAY_LEVEL_MAX)
+            state.apply(state.plan_topic(schedule, by_system=True))
+        delays = delays_of(store, state)
+        state.apply(DelaysReached(delays.offsets))
+        delays.written = delays.offsets
         orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
         records = state.snapshot_records(
             next_offset_of=lambda *queue: store.queue_bounds(*queue)[1]
@@ -123,7 +137,7 @@ def open_writer(
     except BaseException:
         store.abandon()
         raise
-    return Opened(store, state, _log_opened(store, clock.monotonic_s() - started_s))
+    return Opened(store, state, delays, _log_opened(store, clock.monotonic_s() - started_s))
 
 
 class _WriterApproval:

@@ -10,9 +10,16 @@ from typing import Protocol
 
 from cometmq.errors import MessageNotFound, StateTooNew, StoreDamaged
 from cometmq.format import properties, queueunit, record, taghash
-from cometmq.messaging.changes import OffsetsCommitted, QueuesCounted, TopicDropped, decode
+from cometmq.messaging.changes import (
+    DelaysReached,
+    OffsetsCommitted,
+    QueuesCounted,
+    TopicDropped,
+    decode,
+)
 from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import (
+    CHANGE,
     STATE_QUEUE_ID,
     STATE_TAGS,
     STATE_TOPIC,
@@ -194,6 +201,22 @@ def keep_from(store: BaseStore) -> int:
         return store.min_offset
     first = high - 1 - last - 1 - before
     assert low <= first < high
+    return _units(store, first, first + 1)[0][0]
+
+
+def newest_progress(store: Source) -> int:
+    """Log offset of the newest record that tells how far delayed messages were delivered: a change,
+    or the begin of the newest complete snapshot. What the log has done since stands behind it.
+    """
+    low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
+    if low == high:
+        return 0
+    first = _start_of_state(store, low, high)
+    for offset in reversed(range(first + 1, high)):
+        [found] = _records(store, offset, offset + 1)
+        is_change = found.tag == CHANGE
+        if is_change and any(isinstance(c, DelaysReached) for c in decode(found.body)):
+            return found.log_offset
     return _units(store, first, first + 1)[0][0]
 
 

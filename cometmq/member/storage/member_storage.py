@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
+from cometmq.format.relay import Relayed
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
@@ -30,7 +31,7 @@ from cometmq.replication.watermarks import (
     Watermarks,
 )
 from cometmq.store.base import BaseStore
-from cometmq.store.writer import Appended, MessageStore
+from cometmq.store.writer import Appended, MessageStore, RecordRun
 
 INDEX_STEPS = 16  # that are taken on end: a store that closes waits for one of them
 INDEX_IDLE_S = 0.1  # until the index thread looks for what has been synced meanwhile
@@ -42,12 +43,16 @@ BUILD_LOOK_S = 0.1  # so often it is looked whether a log file should be built a
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of records of one queue, and what its topic demands before it is acknowledged."""
+    """A run of records of one queue, and what its topic demands before it is acknowledged.
+    ``prefix`` and ``delay_ms`` as of :class:`cometmq.format.batch.SegmentClaim`.
+    """
 
     topic: str
     queue_id: int
     count: int
     demands: DurabilityClass
+    prefix: bytes = b""
+    delay_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,16 +340,33 @@ class MemberStorage(BaseStorage):
         nothing has changed.
         """
         self.check_open()
+        runs = [RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms) for s in segments]
         try:
-            appended = self.store.append(
-                records,
-                [(s.topic, s.queue_id, s.count) for s in segments],
-                born_host=born_host,
-                store_host=store_host,
-            )
+            appended = self.store.append(records, runs, born_host=born_host, store_host=store_host)
         except DiskFull:
             self.note_no_space()
             raise
+        return self._appended(appended, segments)
+
+    def append_relayed(
+        self, relayed: Sequence[Relayed], demands: Sequence[DurabilityClass], store_host: bytes
+    ) -> Ticket:
+        """Append records that this member makes itself, each with what its topic demands. Raises
+        what ``MessageStore.append_relayed`` raises, BrokerDraining.
+        """
+        self.check_open()
+        try:
+            appended = self.store.append_relayed(relayed, store_host)
+        except DiskFull:
+            self.note_no_space()
+            raise
+        segments = [
+            Segment(one.topic, one.queue_id, 1, wanted)
+            for one, wanted in zip(relayed, demands, strict=True)
+        ]
+        return self._appended(appended, segments)
+
+    def _appended(self, appended: Appended, segments: Sequence[Segment]) -> Ticket:
         end = appended.end_offset
         self.watermarks.append_to(end)
         assert end == self.store.appended_offset, "the loop alone appends"

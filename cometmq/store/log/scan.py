@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import record
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.scan import Run, scan_run, topic_list
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log import units
@@ -46,7 +47,7 @@ class Stretch(NamedTuple):
 
 def apart_of(topics: Iterable[str]) -> bytes:
     """For :func:`next_stretch`: ``topics``, and those whose units follow rules of their own."""
-    return topic_list({*topics, units.SCHEDULE_TOPIC, LOST_TOPIC})
+    return topic_list({*topics, SCHEDULE_TOPIC, LOST_TOPIC})
 
 
 def next_stretch(

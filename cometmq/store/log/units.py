@@ -11,17 +11,11 @@ reading it is :class:`StoreDamaged`.
 from __future__ import annotations
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.format import queueunit, record, taghash
+from cometmq.format import delayed, queueunit, record, taghash
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.properties import tag_of
 from cometmq.format.record import Record
 from cometmq.format.scan import QueueRun, Run
-
-# Messages that wait for their time; the tag hash of their units is the time, in ms, instead.
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-DELAY = "DELAY"
-# RocketMQ's delay levels, 1 to 18, in seconds
-LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)
-assert len(LEVELS_S) == 18
 
 TRANSACTION_MASK = 0b11 << 2
 PREPARED, ROLLED_BACK = 0b01 << 2, 0b11 << 2
@@ -55,18 +49,12 @@ def run_of(found: Record, end: int) -> Run:
 
 
 def tags_code(found: Record) -> int:
-    """The value of the unit's field for the tag's hash."""
+    """The value of the unit's field for the tag's hash; for a delayed message its due time."""
     if found.topic == SCHEDULE_TOPIC:
-        delay_s = _delay_s(found.properties.get(DELAY, ""))
-        if delay_s:
-            return found.store_time_ms + 1000 * delay_s
+        level = delayed.level_named(found.properties)
+        if level:
+            return found.store_time_ms + delayed.delay_ms(level)
     return taghash.tags_code(tag_of(found.raw_properties))
-
-
-def _delay_s(level: str) -> int:
-    """Seconds of a delay level; levels above the last are the last. 0: it is none."""
-    number = int(level) if level.isascii() and level.isdigit() else 0
-    return LEVELS_S[min(number, len(LEVELS_S)) - 1] if number else 0
 
 
 def lost_unit(log_offset: int) -> bytes:

@@ -29,9 +29,10 @@ NEVER = FlushPolicy(interval_s=3600.0, thorough_s=3600.0)
 AT_ONCE = FlushPolicy(interval_s=0.0, least_bytes=0, thorough_s=0.0)
 
 
-def opened(directory: Path, **options: Any) -> Opened:
+def opened(directory: Path, clock: WallClock | None = None, **options: Any) -> Opened:
     """The store in ``directory``, opened as the writer does it."""
-    return open_writer(config_for(directory, **options), BatchLimits(), HOST, WallClock())
+    config = config_for(directory, **options)
+    return open_writer(config, BatchLimits(), HOST, clock or WallClock())
 
 
 class SetAuthority(SoleWriter):
@@ -68,6 +69,7 @@ class Member:
     ) -> None:
         self.store: MessageStore = found.store
         self.state = found.state
+        self.delays = found.delays
         self.told: list[str] = []  # what the keeper said about topics
         self.demands = StateDemands(found.state.topics)
         self.set_authority = SetAuthority()
@@ -110,10 +112,11 @@ async def living_member(
     policy: FlushPolicy = AT_ONCE,
     clean: bool = True,
     authority: Callable[[StateDemands], WriteAuthority] | None = None,
+    clock: WallClock | None = None,
     **options: Any,
 ) -> AsyncIterator[Member]:
     """A member whose flusher runs. ``clean`` False: it ends without a write, as by a crash."""
-    member = Member(opened(directory, **options), policy, authority)
+    member = Member(opened(directory, clock, **options), policy, authority)
     running = asyncio.create_task(member.storage.run(0.01))
     try:
         yield member

@@ -81,22 +81,25 @@ def produce(
     return ProduceHandler(member.storage, member.keeper, policy, HOST, observer, SystemClock())
 
 
+Run = tuple[str, int, int]
+
+
 async def accept(
-    into: ProduceHandler, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+    into: ProduceHandler, *runs: Run, body: bytes = b"x", checksum: int | None = None
 ) -> Accepted:
-    records = b"".join(encoded(t, q, body) for t, q, count in claims for _ in range(count))
-    return await into.take(records, claims, HOST, checksum)
+    records = b"".join(encoded(t, q, body) for t, q, count in runs for _ in range(count))
+    return await into.take(records, [Claim(*run) for run in runs], HOST, checksum)
 
 
 async def take(
-    into: ProduceHandler, *claims: Claim, body: bytes = b"x", checksum: int | None = None
+    into: ProduceHandler, *runs: Run, body: bytes = b"x", checksum: int | None = None
 ) -> Ticket:
-    return (await accept(into, *claims, body=body, checksum=checksum)).ticket
+    return (await accept(into, *runs, body=body, checksum=checksum)).ticket
 
 
-async def refused(into: ProduceHandler, *claims: Claim, body: bytes = b"x") -> CometError:
+async def refused(into: ProduceHandler, *runs: Run, body: bytes = b"x") -> CometError:
     with pytest.raises(CometError) as found:
-        await take(into, *claims, body=body)
+        await take(into, *runs, body=body)
     return found.value
 
 
@@ -221,7 +224,7 @@ async def test_the_checksum_is_compared_when_there_is_one(member: Member) -> Non
     ],
 )
 async def test_an_error_names_its_segment(
-    member: Member, claim: Claim, error: type[CometError]
+    member: Member, claim: Run, error: type[CometError]
 ) -> None:
     found = await refused(produce(member), ("A", 0, 1), claim)
     assert (type(found), found.segment) == (error, 1)

@@ -34,7 +34,7 @@ def message(queue_id: int | None = 0, **fields: Any) -> pb.OutgoingMessage:
 def test_messages_become_runs_and_keep_their_order_within_a_queue() -> None:
     queues = [2, 0, 2, 1, 0, 2]
     batch = encode(*(message(q, body=b"%d" % i) for i, q in enumerate(queues)))
-    assert [claim[1:] for claim in batch.claims] == [(2, 3), (0, 2), (1, 1)]
+    assert [claim[1:3] for claim in batch.claims] == [(2, 3), (0, 2), (1, 1)]
     records = record.decode_all(batch.records)
     assert [r.body for r in records] == [b"0", b"2", b"5", b"1", b"4", b"3"]
     for index, (segment, place, byte) in enumerate(batch.order):
@@ -47,7 +47,7 @@ def test_messages_become_runs_and_keep_their_order_within_a_queue() -> None:
 def test_what_it_makes_passes_the_check_of_batches(host: bytes) -> None:
     full = {"tag": "t", "keys": ["a", "b"], "properties": {"k": "v"}, "flag": 3, "born_time_ms": 9}
     batch = encode(message(0, **full), message(1), host=host)
-    claims = [SegmentClaim(t.encode(), q, n, 0) for t, q, n in batch.claims]
+    claims = [SegmentClaim(t.encode(), q, n, 0) for t, q, n, _ in batch.claims]
     stamp(
         batch.records, claims, log_offset=0, store_time_ms=1,
         born_host=host, store_host=HOST, limits=LIMITS,
@@ -66,7 +66,7 @@ def test_a_unique_id_of_the_users_is_kept() -> None:
 
 def test_the_queue_is_chosen_once_for_each_topic_of_a_call() -> None:
     batch = encode(*[message(None)] * 5, *[message(None, topic="new")] * 5)
-    assert [(topic, count) for topic, _, count in batch.claims] == [("T", 5), ("new", 5)]
+    assert [(claim.topic, claim.record_count) for claim in batch.claims] == [("T", 5), ("new", 5)]
 
 
 @pytest.mark.parametrize("queues", [1, 2, 3])

@@ -18,10 +18,12 @@ from cometmq.errors import (
     PropertiesTooLarge,
     PropertyReserved,
     RecordFieldForbidden,
+    StoreDamaged,
     TopicNameInvalid,
 )
-from cometmq.format import batch, properties, record
+from cometmq.format import batch, delayed, properties, queueunit, record
 from cometmq.format.batch import BatchLimits, SegmentClaim
+from cometmq.format.relay import relay, relayed_in, with_properties
 from tests.unit.format import naive, strategies
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -328,3 +330,76 @@ def test_limits_of_the_batch() -> None:
     ):
         with pytest.raises(BatchTooLarge):
             stamp(make() * 2, claim(), claim(), limits=limits)
+
+
+# --- kinds with a stored form of their own ------------------------------------------------------
+
+PREFIX = delayed.prefix(3, "orders", 7)
+SCHEDULED = SegmentClaim(b"SCHEDULE_TOPIC_XXXX", 2, 2, 50, PREFIX, 10_000)
+
+
+def scheduled(raw: bytes = GOOD, prefix: bytes = PREFIX) -> bytes:
+    return make(b"SCHEDULE_TOPIC_XXXX", 2, prefix + raw)
+
+
+def test_units_of_delayed_records_hold_the_due_time() -> None:
+    data = scheduled() + scheduled(b"")
+    stamped = stamp(data, SCHEDULED)
+    dues = [due for _, _, due in queueunit.iterate(stamped.units[0])]
+    assert dues == [77 + 10_000] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        PREFIX[:-1],
+        delayed.prefix(4, "orders", 7),
+        delayed.prefix(3, "order", 7),
+        delayed.prefix(3, "orders", 8),
+        b"a\x01b\x02" + PREFIX,
+    ],
+)
+def test_the_stored_form_is_the_one_that_the_segment_demands(other: bytes) -> None:
+    data = scheduled() + scheduled(prefix=other)
+    with pytest.raises((PropertiesInvalid, PropertyReserved)) as found:
+        stamp(data, SCHEDULED)
+    assert found.value.segment == 0
+
+
+def test_behind_the_prefix_no_reserved_name_stands() -> None:
+    with pytest.raises(PropertyReserved):
+        stamp(scheduled() + scheduled(b"REAL_TOPIC\x01other\x02"), SCHEDULED)
+
+
+def test_what_a_relay_makes_names_its_source_and_keeps_the_rest() -> None:
+    source = record.decode(
+        make(raw=PREFIX + GOOD, log_offset=4321, flag=9, sys_flag=1 | 2 << 8, reconsume_times=2)
+    )
+    made = relay(source, "orders", 7, STORE + bytes(12), reconsume_times=3)
+    data = made.encode(11, 5000, 77, STORE + bytes(12))
+    found = record.decode(data)
+    assert (found.topic, found.queue_id, found.queue_offset) == ("orders", 7, 11)
+    assert (found.log_offset, found.prepared_offset) == (5000, 4321)
+    assert (found.reconsume_times, found.flag, found.store_time_ms) == (3, 9, 77)
+    assert (found.body, found.raw_properties) == (source.body, source.raw_properties)
+    assert (found.born_host, found.born_time_ms) == (source.born_host, source.born_time_ms)
+    assert found.sys_flag == source.sys_flag | record.SYS_FLAG_STORE_HOST_V6
+    assert record.check(data, 0, log_offset=5000, bytes_left=9999).kind is record.Kind.RECORD
+    assert made.size_bytes == len(data)
+    plain = make()
+    assert list(relayed_in(plain + data + plain)) == [(len(plain), len(plain) + len(data))]
+
+
+def test_a_body_that_has_changed_is_not_relayed() -> None:
+    source = record.decode(make())._replace(body=b"jello")
+    with pytest.raises(StoreDamaged):
+        relay(source, "orders", 7, STORE)
+
+
+def test_properties_are_replaced_and_the_last_stays_the_last() -> None:
+    raw = PREFIX + b"user\x01x\x02UNIQ_KEY\x0101AB"
+    names = frozenset((b"DELAY", b"REAL_TOPIC", b"REAL_QID"))
+    assert with_properties(raw, b"A\x01b\x02", names) == (
+        b"A\x01b\x02user\x01x\x02UNIQ_KEY\x0101AB\x02"
+    )

@@ -302,13 +302,20 @@ def make(raw: bytes = b"TAGS\x01TagA\x02", body: bytes = b"hello") -> bytes:
 
 
 @needs_native
-@given(sent(), st.sampled_from([BatchLimits(), BatchLimits(body_bytes_max=40)]))
-def test_stamping_is_the_same(drawn: tuple[bytes, int], limits: BatchLimits) -> None:
+@given(
+    sent(),
+    st.sampled_from([BatchLimits(), BatchLimits(body_bytes_max=40)]),
+    st.sampled_from([b"", b"", b"TAGS\x01", b"TAGS\x01TagA\x02", b"DELAY\x013\x02"]),
+    st.sampled_from([0, 5000]),
+)
+def test_stamping_is_the_same(
+    drawn: tuple[bytes, int], limits: BatchLimits, prefix: bytes, delay_ms: int
+) -> None:
     data, count = drawn
     plain, fast = both(
         lambda: batch.stamp(
             data,
-            [SegmentClaim(b"orders", 3, count, 50)],
+            [SegmentClaim(b"orders", 3, count, 50, prefix, delay_ms)],
             log_offset=LOG_OFFSET,
             store_time_ms=77,
             born_host=record.host_bytes("10.0.0.1", 40000),
@@ -322,7 +329,7 @@ def test_stamping_is_the_same(drawn: tuple[bytes, int], limits: BatchLimits) -> 
 @needs_native
 @given(st.binary(max_size=200), st.integers(0, 250), st.integers(0, 4))
 def test_a_run_is_never_longer_than_its_buffer(data: bytes, at: int, count: int) -> None:
-    arguments = (b"t", 0, 0, 0, bytes(24), 0, 100, 100, b"\xffx", b"__")
+    arguments = (b"t", 0, 0, 0, bytes(24), 0, 100, 100, b"\xffx", b"__", b"", 0)
     if at > len(data):
         with pytest.raises(ValueError, match="do not belong together"):
             accelerator().stamp(data, bytearray(data), at, count, *arguments)
@@ -403,7 +410,20 @@ def test_a_number_that_does_not_fit_is_refused(place: int, value: int) -> None:
 )
 def test_a_record_that_is_as_it_should_be_needs_no_plain_python(raw: bytes, tag: str) -> None:
     data = make(raw)
-    arguments = (b"orders", 3, 9, LOG_OFFSET, bytes(24), 0, 100, 100, b"\x05DELAY", b"__RMQ")
+    arguments = (
+        b"orders",
+        3,
+        9,
+        LOG_OFFSET,
+        bytes(24),
+        0,
+        100,
+        100,
+        b"\x05DELAY",
+        b"__RMQ",
+        b"",
+        0,
+    )
     end, unit = accelerator().stamp(data, bytearray(data), 0, 1, *arguments)
     assert end == len(data)
     assert unit == struct.pack(">qiq", LOG_OFFSET, len(data), naive.hash_of(tag))
@@ -421,7 +441,20 @@ def test_a_record_that_is_as_it_should_be_needs_no_plain_python(raw: bytes, tag:
 )
 def test_the_quick_look_stops_at_what_may_be_wrong(raw: bytes) -> None:
     data = make() + make(raw)
-    arguments = (b"orders", 3, 9, LOG_OFFSET, bytes(24), 0, 100, 100, b"\x05DELAY", b"__RMQ")
+    arguments = (
+        b"orders",
+        3,
+        9,
+        LOG_OFFSET,
+        bytes(24),
+        0,
+        100,
+        100,
+        b"\x05DELAY",
+        b"__RMQ",
+        b"",
+        0,
+    )
     stamped = bytearray(data)
     end, units = accelerator().stamp(data, stamped, 0, 2, *arguments)
     assert (end, len(units)) == (len(make()), 20)

@@ -4,10 +4,10 @@ import pytest
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.format import properties, queueunit, record, taghash
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.store.log.units import (
     LOST_RECORD_BYTES_MIN,
     LOST_TOPIC,
-    SCHEDULE_TOPIC,
     lost_record,
     lost_unit,
     run_of,

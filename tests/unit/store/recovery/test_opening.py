@@ -16,7 +16,7 @@ from cometmq.store.metadata import checkpoint
 from cometmq.store.metadata.reserve import COPIES, RESERVE_BYTES
 from cometmq.store.recovery import checkpointer
 from cometmq.store.recovery.opening import StoreOptions
-from cometmq.store.writer import MessageStore
+from cometmq.store.writer import MessageStore, RecordRun
 from tests.support.stores.small_stores import (
     LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
@@ -149,7 +149,7 @@ def test_a_mark_speaks_of_no_unit_that_came_after_the_queues_were_synced(
     store.flush_queues()
     flush, dispatch = store._dispatcher.flush, store._dispatch
 
-    def late(segments: Sequence[tuple[str, int, int]], units: list[bytes]) -> None:
+    def late(segments: Sequence[RecordRun], units: list[bytes]) -> None:
         def flush_then_dispatch(*, at_once: bool) -> tuple[int, int]:
             done = flush(at_once=at_once)
             dispatch(segments, units)

@@ -1,0 +1,58 @@
+"""The stored form of a delayed message, which its sender encodes. Spec: docs/format/batch.md.
+
+RocketMQ's form (docs/format/properties.md): the record lies in a queue of the schedule topic, one
+for each delay level, and its properties name the topic and the queue that it is meant for. The
+unit in the schedule queue holds the due time in place of the tag's hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from cometmq.errors import DelayLevelInvalid
+from cometmq.model import DELAY_LEVEL_MAX
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+DELAY, REAL_TOPIC, REAL_QID = "DELAY", "REAL_TOPIC", "REAL_QID"
+
+# RocketMQ's delay levels, 1 to 18, in seconds.
+LEVELS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)
+assert len(LEVELS_S) == DELAY_LEVEL_MAX
+
+
+def check_level(level: int) -> None:
+    """Raises ``DelayLevelInvalid`` unless there is such a level."""
+    if not 1 <= level <= DELAY_LEVEL_MAX:
+        raise DelayLevelInvalid(f"there is no delay level {level}, only 1 to {DELAY_LEVEL_MAX}")
+
+
+def delay_ms(level: int) -> int:
+    """How long a message of the level waits."""
+    return 1000 * LEVELS_S[level - 1]
+
+
+def queue_id_of(level: int) -> int:
+    """The schedule queue of a level."""
+    return level - 1
+
+
+def level_of(queue_id: int) -> int:
+    """The level of a schedule queue."""
+    return queue_id + 1
+
+
+@lru_cache(maxsize=4096)  # a producer repeats its queues
+def prefix(level: int, topic: str, queue_id: int) -> bytes:
+    """What the properties of such a record begin with, byte for byte."""
+    pairs = ((DELAY, level), (REAL_TOPIC, topic), (REAL_QID, queue_id))
+    return b"".join(f"{name}\x01{value}\x02".encode() for name, value in pairs)
+
+
+def level_named(properties: Mapping[str, str]) -> int:
+    """The delay level that a record of the schedule topic names, by RocketMQ's rule: one above the
+    last counts as the last. 0: it names none.
+    """
+    level = properties.get(DELAY, "")
+    is_number = level.isascii() and level.isdigit() and len(level) < 10  # as many as Java's int has
+    return min(int(level), DELAY_LEVEL_MAX) if is_number else 0

@@ -1,0 +1,40 @@
+"""The only way on which a writer appends messages that no client sent: records made from stored
+ones. It goes on while sends are refused for lack of room: consumers have to come to their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cometmq.format.relay import Relayed
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.storage.member_storage import MemberStorage, Ticket
+from cometmq.messaging.topics import TopicTable
+from cometmq.replication.watermarks import DurabilityClass
+
+
+class RelayWriter:
+    """Appends relayed records as one batch. Belongs to the event loop."""
+
+    def __init__(
+        self, storage: MemberStorage, topics: TopicTable, host: bytes, metrics: MemberMetrics
+    ) -> None:
+        self.host = host
+        self._storage = storage
+        self._topics = topics
+        self._metrics = metrics
+
+    def append(self, relayed: Sequence[Relayed]) -> Ticket:
+        """The topics are there. Raises DiskFull, BatchTooLarge, BrokerDraining, StoreFailed."""
+        demands_of = {
+            topic: DurabilityClass.of(*self._topics.demands(topic))
+            for topic in {one.topic for one in relayed}
+        }
+        demands = [demands_of[one.topic] for one in relayed]
+        ticket = self._storage.append_relayed(relayed, demands, self.host)
+        sizes: dict[str, list[int]] = {}
+        for one in relayed:
+            sizes.setdefault(one.topic, []).append(one.size_bytes)
+        for topic, of_topic in sizes.items():
+            self._metrics.messages_in(topic, len(of_topic), sum(of_topic))
+        return ticket

@@ -1,0 +1,47 @@
+"""Reads the end of a log that is opened for writing: :mod:`cometmq.messaging.tail`. Blocking."""
+
+from __future__ import annotations
+
+from cometmq.errors import MessageNotFound
+from cometmq.format import queueunit, record
+from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
+from cometmq.format.relay import relayed_in
+from cometmq.member.state.statelog import newest_progress
+from cometmq.messaging.delay import LEVELS, DelayProgress
+from cometmq.messaging.state import BrokerState
+from cometmq.messaging.tail import Tail
+from cometmq.store.writer import MessageStore
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def delays_of(store: MessageStore, state: BrokerState) -> DelayProgress:
+    """How far the levels of delayed messages were delivered, by the state and the log's end."""
+
+    def end_of(level: int) -> int:
+        return store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
+
+    progress = DelayProgress(state.delays, end_of)
+    # RocketMQ's tables know all that it did.
+    if store.adoption is None and any(map(end_of, LEVELS)):
+        for source in _read(store, newest_progress(store)).delivered.values():
+            try:
+                found = record.decode(store.read_record(source))
+            except MessageNotFound:  # retention has removed it: all after it is younger
+                continue
+            queue = (SCHEDULE_TOPIC, found.queue_id)
+            low, high = store.queue_bounds(*queue)
+            if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
+                unit = store.read_units(*queue, found.queue_offset, 1)
+                if queueunit.unit_at(unit, 0)[0] == source:
+                    progress.reached(found.queue_id, found.queue_offset)
+    return progress
+
+
+def _read(store: MessageStore, start: int) -> Tail:
+    tail, at = Tail(), max(start, store.min_offset)
+    while (chunk := store.read_chunk(at, CHUNK_BYTES)) is not None:
+        for place, end in relayed_in(chunk.data):
+            tail.observe(record.decode(chunk.data[place:end]))
+        at = chunk.next_offset
+    return tail

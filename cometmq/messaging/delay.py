@@ -1,0 +1,97 @@
+"""Delayed messages: which are due, and how far each level was delivered.
+
+A message of a delay level lies in the level's queue of the schedule topic until it is due, in the
+order of its due time; then the broker appends it to its own topic. RocketMQ's rules, with its
+18 levels (``cometmq/format/delayed.py``). Pure: clocks are parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from cometmq.format import delayed, queueunit
+from cometmq.format.delayed import REAL_QID, REAL_TOPIC
+from cometmq.format.record import Record
+from cometmq.model import DELAY_LEVEL_MAX
+
+LEVELS = range(1, DELAY_LEVEL_MAX + 1)
+
+
+class Now(NamedTuple):
+    """One look at both clocks."""
+
+    wall_ms: int
+    monotonic_s: float
+
+
+class LevelProgress:
+    """How far one level was delivered, and what of the rest is due.
+
+    A unit is due when the wall clock has reached the time that it names. If that clock went back,
+    a message waits as long as its level says from when it was first seen, and is late, not lost.
+    Invariant: ``offset`` never goes back.
+    """
+
+    def __init__(self, level: int, offset: int) -> None:
+        self.offset = offset  # of the first message that is not delivered
+        self._delay_s = delayed.delay_ms(level) / 1000
+        # All messages before this queue offset had been stored at this time.
+        self._seen_offset = offset
+        self._seen_s = 0.0
+
+    def due_count(self, units: bytes, end: int, now: Now) -> tuple[int, float]:
+        """How many of ``units``, which begin at :attr:`offset`, are due, and how many seconds to
+        wait until the next is; 0 while there may be more. ``end``: the end of the queue.
+        """
+        if self._seen_offset <= self.offset:
+            self._seen_offset, self._seen_s = end, now.monotonic_s
+        waited = self._seen_offset if now.monotonic_s - self._seen_s >= self._delay_s else 0
+        count = 0
+        for _, _, due_ms in queueunit.iterate(units):
+            if due_ms > now.wall_ms and self.offset + count >= waited:
+                rest_s = self._seen_s + self._delay_s - now.monotonic_s
+                wait_s = (due_ms - now.wall_ms) / 1000
+                return count, min(wait_s, rest_s) if rest_s > 0 else wait_s
+            count += 1
+        return count, 0.0
+
+    def delivered(self, count: int) -> None:
+        """The next ``count`` messages are done."""
+        assert count >= 0
+        self.offset += count
+
+
+class DelayProgress:
+    """All levels. ``written`` is what the state in the log knows."""
+
+    def __init__(self, offsets: Mapping[int, int], end_of: Callable[[int], int]) -> None:
+        """``end_of``: level → end of its queue. A progress beyond the end begins there: RocketMQ
+        waits for ever then (#1472).
+        """
+        self.levels = {
+            level: LevelProgress(level, min(offsets.get(level, 0), end_of(level)))
+            for level in LEVELS
+        }
+        self.written = {level: offset for level, offset in offsets.items() if level in LEVELS}
+
+    def reached(self, queue_id: int, queue_offset: int) -> None:
+        """The log has the delivered form of this message of a schedule queue."""
+        level = self.levels.get(delayed.level_of(queue_id))
+        if level is not None and level.offset <= queue_offset:
+            level.delivered(queue_offset + 1 - level.offset)
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        """The levels that have delivered something."""
+        return {number: level.offset for number, level in self.levels.items() if level.offset}
+
+    def __iter__(self) -> Iterator[tuple[int, LevelProgress]]:
+        return iter(self.levels.items())
+
+
+def target_of(found: Record) -> tuple[str, int] | None:
+    """The topic and queue that a delayed message is meant for; None: it names none."""
+    topic, queue_id = found.properties.get(REAL_TOPIC, ""), found.properties.get(REAL_QID, "")
+    is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10
+    return (topic, int(queue_id)) if topic and is_number else None

@@ -1,0 +1,226 @@
+"""Delivers delayed messages: each turn takes what is due of all levels and appends it, in one
+batch, to the topics that the messages are meant for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BrokerDraining,
+    CometError,
+    MessageNotFound,
+    Shortage,
+    StoreDamaged,
+    StoreFailed,
+)
+from cometmq.format import delayed, queueunit, record
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.record import Record
+from cometmq.format.relay import Relayed, relay
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.relay import RelayWriter
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.changes import DelaysReached
+from cometmq.messaging.delay import LEVELS, DelayProgress, LevelProgress, Now, target_of
+from cometmq.store.base import BaseStore
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # so often it is looked for what came meanwhile; no level is shorter than 1 s
+RETRY_S = 1.0  # after the disk took no more
+# Of one turn, so that a producer hardly waits for it.
+TURN_COUNT_MAX = 256
+TURN_BYTES_MAX = 1 << 20
+PROGRESS_S = 1.0  # so often progress is written
+PROGRESS_BYTES = 64 << 20  # and whenever so much was appended: the next start reads the log from it
+
+Span = tuple[int, int]
+
+_QUEUES = [(SCHEDULE_TOPIC, delayed.queue_id_of(level)) for level in LEVELS]
+
+
+class ScheduleService:
+    """Belongs to the event loop. :meth:`run` is a task of the writer."""
+
+    def __init__(
+        self,
+        progress: DelayProgress,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        relays: RelayWriter,
+        metrics: MemberMetrics,
+        clock: Clock,
+    ) -> None:
+        self.progress = progress
+        self._storage = storage
+        self._keeper = keeper
+        self._relays = relays
+        self._metrics = metrics
+        self._clock = clock
+        # A batch lies in one log file.
+        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._written_s = clock.monotonic_s()
+        self._written_offset = storage.store.appended_offset
+
+    async def run(self) -> None:
+        """Deliver until cancelled. StoreFailed."""
+        moved = asyncio.Event()
+        with self._storage.moved.subscribed(moved):
+            while True:
+                moved.clear()
+                try:
+                    wait_s = await self.deliver_due()
+                    self._write_progress_if_due(is_idle=wait_s is None)
+                except (Shortage, BrokerDraining) as error:
+                    log.warning("delayed messages wait", extra=fields(reason=str(error)))
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if wait_s is None:
+                    await moved.wait()
+                    wait_s = LOOK_S
+                await asyncio.sleep(min(wait_s, LOOK_S))
+
+    async def deliver_due(self) -> float | None:
+        """Deliver some of what is due. Seconds until there is more; None: nothing waits at all."""
+        now = Now(self._clock.wall_ms(), self._clock.monotonic_s())
+        waits: list[float] = []
+        due: list[tuple[LevelProgress, bytes]] = []
+        room = _Room(self._turn_bytes_max)
+        for number, level in self.progress:
+            queue = (SCHEDULE_TOPIC, delayed.queue_id_of(number))
+            low, end, _ = self._storage.bounds(queue)
+            if level.offset < low:  # retention had to remove what was not due yet
+                log.error("delayed messages are lost", extra=fields(level=number, to=low))
+                level.delivered(low - level.offset)
+            if level.offset >= end:
+                continue
+            units = await self._units(queue, level.offset, min(TURN_COUNT_MAX, end - level.offset))
+            count, wait_s = level.due_count(units, end, now)
+            units = room.take(units[: count * queueunit.UNIT_BYTES])
+            waits.append(wait_s if len(units) == count * queueunit.UNIT_BYTES else 0.0)
+            if units:
+                due.append((level, units))
+        if due:
+            self._deliver(due, await self._records(b"".join(units for _, units in due)), now)
+        return min(waits, default=None)
+
+    async def _units(self, queue: tuple[str, int], offset: int, count: int) -> bytes:
+        store = self._storage.store
+        try:
+            return store.read_units(*queue, offset, count, nowait=True)
+        except BlockingIOError:
+            return await asyncio.to_thread(store.read_units, *queue, offset, count)
+
+    async def _records(self, units: bytes) -> list[Record]:
+        """What the units name, but for messages that are damaged or gone."""
+        spans = [(offset, size) for offset, size, _ in queueunit.iterate(units)]
+        store = self._storage.store
+        try:
+            return record.decode_all(store.read_records(spans, nowait=True))
+        except BlockingIOError:
+            return await asyncio.to_thread(_read_good, store, spans)
+        except (StoreDamaged, MessageNotFound):
+            return _read_good(store, spans)
+
+    def _deliver(
+        self, due: list[tuple[LevelProgress, bytes]], records: Sequence[Record], now: Now
+    ) -> None:
+        relayed: list[Relayed] = []
+        for found in records:
+            target = self._target(found)
+            if target is not None:
+                try:
+                    relayed.append(relay(found, *target, self._relays.host))
+                except StoreDamaged as error:
+                    log.error("a delayed message is lost", extra=fields(reason=str(error)))
+        if relayed:
+            self._relays.append(relayed)  # all or nothing: no message is delivered twice
+        for level, units in due:
+            level.delivered(len(units) // queueunit.UNIT_BYTES)
+            for _, _, due_ms in (queueunit.unit_at(units, 0), queueunit.unit_at(units, -1)):
+                self._metrics.delay_latency_s.observe(max(0, now.wall_ms - due_ms) / 1000)
+
+    def _target(self, found: Record) -> tuple[str, int] | None:
+        """Where a message goes; None: nowhere, because its topic is gone."""
+        target = target_of(found)
+        topics, reason = self._keeper.state.topics, "it names no topic"
+        if target is not None:
+            topic, queue_id = target
+            config = topics.find(topic)
+            if config is not None and topic not in self._keeper.closing:
+                return topic, queue_id % config.write_queue_count
+            reason = f"topic {topic} is gone"
+        log.warning(
+            "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
+        )
+        return None
+
+    # --- progress ---
+
+    def _write_progress_if_due(self, *, is_idle: bool) -> None:
+        if not any(self._storage.bounds(queue)[1] for queue in _QUEUES):
+            return
+        if self._storage.store.appended_offset - self._written_offset >= PROGRESS_BYTES:
+            self.write_progress(always=True)
+        elif is_idle or self._clock.monotonic_s() - self._written_s >= PROGRESS_S:
+            self.write_progress()
+
+    def write_progress(self, *, always: bool = False) -> None:
+        """Append how far the levels are, unless the state in the log says so already; ``always``:
+        even then, so that the next start has less of the log to read. May raise DiskFull,
+        BrokerDraining.
+        """
+        offsets = self.progress.offsets
+        if always or offsets != self.progress.written:
+            self._keeper.write_progress(DelaysReached(offsets))
+            self.progress.written = offsets
+        self._written_s = self._clock.monotonic_s()
+        self._written_offset = self._storage.store.appended_offset
+
+    def finish(self) -> None:
+        """The last progress, unless the log was handed over."""
+        try:
+            if not self._storage.sealed:
+                self.write_progress()
+        except CometError as error:  # the next start reads from the log how far the levels are
+            log.error("the last progress is not written", extra=fields(reason=str(error)))
+
+
+def _read_good(store: BaseStore, spans: Sequence[Span]) -> list[Record]:
+    """The records of these spans, one by one, without those that cannot be read."""
+    found: list[Record] = []
+    for span in spans:
+        try:
+            found += record.decode_all(store.read_records([span]))
+        except CometError as error:
+            if isinstance(error, StoreFailed):
+                raise
+            log.error("a delayed message is lost", extra=fields(at=span[0], reason=str(error)))
+    return found
+
+
+class _Room:
+    """How much more of what is due fits into this turn."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._count = TURN_COUNT_MAX
+        self._bytes = bytes_max
+
+    def take(self, units: bytes) -> bytes:
+        """The first of ``units``, as far as there is room; the turn's first message always has."""
+        taken = 0
+        for _, size, _ in queueunit.iterate(units):
+            is_first = self._count == TURN_COUNT_MAX
+            if not self._count or (size > self._bytes and not is_first):
+                self._count = 0
+                break
+            self._count -= 1
+            self._bytes -= size
+            taken += 1
+        return units[: taken * queueunit.UNIT_BYTES]
