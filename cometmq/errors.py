@@ -218,10 +218,13 @@ class OffsetInvalid(RequestError):
 
 
 class FilterInvalid(RequestError):
-    """A tag expression cannot be understood."""
+    """A tag expression or an SQL expression cannot be understood."""
 
     code = 1014
-    advice = "Name at most 256 tags of 1 to 256 bytes each, without '|' and control characters."
+    advice = (
+        "Name at most 256 tags of 1 to 256 bytes each, without '|' and control characters, or "
+        "one SQL92 expression of at most 2,047 characters, such as \"price > 5 AND region = 'eu'\"."
+    )
 
 
 class MessageIdInvalid(RequestError):

@@ -43,7 +43,7 @@ def parse(expression: str) -> frozenset[str]:
         if _NO_TAG.search(tag):
             raise FilterInvalid(
                 f"{tag[:100]!r} is no tag: an expression is tags with '||' between, like 'a || b'; "
-                "SQL92 is not understood. Tags that do look like this are named one by one"
+                "SQL92 is given as sql=. Tags that do look like this are named one by one"
             )
     return check(tags)
 

@@ -119,12 +119,31 @@ class Layout:
 LAYOUTS: Final = {flags: Layout(flags) for flags in (0, 16, 32, 48)}
 _V4: Final = LAYOUTS[0]
 _V4_HEAD_BYTES: Final = _V4.head_bytes
+_FRAME_V4: Final = _V4.reader("size", "sys_flag", "body_bytes")
 _SYS_FLAG: Final = list(_V4.offsets).index("sys_flag")  # index into an unpacked head
 _BODY_BYTES: Final = list(_V4.offsets).index("body_bytes")
 assert list(_V4.offsets)[:2] == ["size", "magic"]
 # SYSFLAG says how long the hosts are, so it must stand before them.
 assert len({layout.offsets["sys_flag"] for layout in LAYOUTS.values()}) == 1
 assert _V4.record_bytes_min == 91
+
+
+def raw_properties(buffer: bytes, at: int) -> tuple[int, bytes]:
+    """Where the whole record at ``at`` ends, and its properties. Hot. Raises BatchMalformed."""
+    try:
+        size, flags, body_bytes = _FRAME_V4.unpack_from(buffer, at)
+        head_bytes = _V4_HEAD_BYTES
+        if flags & SYS_FLAG_HOSTS:
+            layout = LAYOUTS[flags & SYS_FLAG_HOSTS]
+            (body_bytes,) = _INT.unpack_from(buffer, at + layout.offsets["body_bytes"])
+            head_bytes = layout.head_bytes
+        topic_at = at + head_bytes + body_bytes
+        start, end = topic_at + 3 + buffer[topic_at], at + size
+    except (struct.error, IndexError):
+        raise BatchMalformed(f"at byte {at}: the buffer ends inside a record") from None
+    if body_bytes < 0 or not start <= end <= len(buffer):
+        raise BatchMalformed(f"at byte {at}: {_complaint(buffer, at)}")
+    return end, buffer[start:end]
 
 
 def first_store_time_ms(records: bytes) -> int:

@@ -27,6 +27,7 @@ PyObject *accelerator_stamp(PyObject *module, PyObject *arguments);
 PyObject *accelerator_scan(PyObject *module, PyObject *arguments);
 PyObject *accelerator_decode(PyObject *module, PyObject *arguments);
 PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
+PyObject *accelerator_match(PyObject *module, PyObject *arguments);
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);

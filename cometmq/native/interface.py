@@ -120,6 +120,14 @@ class Accelerator(Protocol):
         first ``max_count`` wanted units names no record.
         """
 
+    def match(self, records: bytes, at: int, code: bytes, texts: bytes, /) -> tuple[int, bytes]:
+        """Which records from ``at`` on match an SQL filter: ``cometmq.filters.sql``.
+
+        ``code`` and ``texts`` are a ``Program``'s; ValueError when its steps lead astray. Returns
+        where it stopped, also at a number whose double is not computed exactly here, and a byte
+        for each record before, 1 = it matches.
+        """
+
     def encode(
         self,
         queue_id: int,

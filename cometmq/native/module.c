@@ -35,6 +35,7 @@ static PyMethodDef methods[] = {
     {"scan", accelerator_scan, METH_VARARGS, NULL},
     {"decode", accelerator_decode, METH_VARARGS, NULL},
     {"choose", accelerator_choose, METH_VARARGS, NULL},
+    {"match", accelerator_match, METH_VARARGS, NULL},
     {"encode", (PyCFunction)(void (*)(void))accelerator_encode, METH_FASTCALL, NULL},
     {"index_keys", accelerator_index_keys, METH_VARARGS, NULL},
     {"index_put", accelerator_index_put, METH_VARARGS, NULL},

@@ -55,7 +55,7 @@ def test_a_joined_expression_names_its_tags(wanted: frozenset[str]) -> None:
     ],
 )
 def test_what_was_meant_otherwise_is_refused_in_words(expression: str) -> None:
-    with pytest.raises(FilterInvalid, match=r"like 'a \|\| b'; SQL92 is not understood"):
+    with pytest.raises(FilterInvalid, match=r"like 'a \|\| b'; SQL92 is given as sql="):
         tags.parse(expression)
 
 
