@@ -240,8 +240,22 @@ def _check_properties(properties: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages a consumer wants: those with one of the tags, or those for which the SQL92
+    expression is true. Neither: every message.
+    """
+
+    tags: frozenset[str] = frozenset()
+    sql: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.tags or self.sql)
+
+
+@dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member of a consumer group reads. No tags: every message."""
+    """What a member of a consumer group reads. No tags and no SQL92 expression: every message."""
 
     topic: str
     tags: frozenset[str] = frozenset()
+    sql: str = ""

@@ -425,12 +425,13 @@ def _queue(topic: str, text: str) -> QueueRef:
 @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="At the end wait for more, until Ctrl-C.")
 @click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated.")
+@click.option("--sql", default="", help="Only messages for which this SQL92 expression is true.")
 @click.option("--queue", metavar="BROKER_GROUP/NUMBER", help="Only this queue.")
 @namesrv_option
 @secret_option
 @output_option
 def message_consume(
-    topic: str, start: str, tags: tuple[str, ...], queue: str | None, **options: Any
+    topic: str, start: str, tags: tuple[str, ...], sql: str, queue: str | None, **options: Any
 ) -> None:
     """Print the messages of TOPIC.
 
@@ -445,6 +446,7 @@ def message_consume(
                 topic,
                 from_end=start == "last",
                 tags=tags,
+                sql=sql,
                 broker_group=only.broker_group if only else "",
                 queue_id=only.queue_id if only else None,
             )

@@ -366,7 +366,7 @@ async def group_progress(
     return GroupProgressView(
         group=group,
         members=[
-            GroupMemberView(client_id, {s.topic: sorted(s.filter.tags) for s in m.subscriptions})
+            GroupMemberView(client_id, {s.topic: _wanted(s.filter) for s in m.subscriptions})
             for client_id, m in sorted(members.items())
         ],
         queues=sorted(rows, key=lambda row: (row.topic, row.broker_group, row.queue_id)),
@@ -388,3 +388,8 @@ def _progress_view(broker_group: str, row: broker_pb2.GroupProgress) -> QueuePro
         # What retention has removed cannot be waited for any more.
         lag_count=row.max_offset - max(committed.offset, row.min_offset) if committed else None,
     )
+
+
+def _wanted(wanted: common_pb2.Filter) -> list[str]:
+    """The tags, or the SQL92 expression; empty = every message."""
+    return [wanted.sql] if wanted.sql else sorted(wanted.tags)

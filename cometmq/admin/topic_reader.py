@@ -29,11 +29,11 @@ class TopicReader:
     """Reads all queues of a topic side by side; made by :func:`open_reader`."""
 
     def __init__(
-        self, connection: Connection, cursors: Iterable[_Cursor], tags: Iterable[str]
+        self, connection: Connection, cursors: Iterable[_Cursor], wanted: common_pb2.Filter
     ) -> None:
         self._connection = connection
         self._cursors = list(cursors)
-        self._filter = common_pb2.Filter(tags=sorted(tags))
+        self._filter = wanted
 
     @property
     def caught_up(self) -> bool:
@@ -88,11 +88,13 @@ async def open_reader(
     *,
     from_end: bool = False,
     tags: Iterable[str] = (),
+    sql: str = "",
     broker_group: str = "",
     queue_id: int | None = None,
 ) -> TopicReader:
     """A reader from the first message on, or from the end; of all queues, those of one broker
-    group, or those of one number. QueueNotFound when no readable queue is left."""
+    group, or those of one number. ``tags`` or ``sql``, an SQL92 expression over properties, say
+    which messages. QueueNotFound when no readable queue is left."""
     route = await connection.route(topic)
     groups = [g for g in route.groups if broker_group in ("", g.broker_group)]
     found = [await _cursors(connection, group, queue_id, from_end) for group in groups]
@@ -100,7 +102,7 @@ async def open_reader(
     if not cursors:
         which = f"queue {broker_group}/{queue_id}" if broker_group else "queue"
         raise QueueNotFound(f"topic {topic} has no {which} that can be read")
-    return TopicReader(connection, cursors, tags)
+    return TopicReader(connection, cursors, common_pb2.Filter(tags=sorted(tags), sql=sql))
 
 
 async def _cursors(

@@ -226,7 +226,9 @@ class GroupMemberView:
     """A live client of a consumer group."""
 
     client_id: str
-    subscriptions: dict[str, list[str]]  # topic → tags; no tags = every message
+    subscriptions: dict[
+        str, list[str]
+    ]  # topic → tags or one SQL92 expression; none = every message
 
 
 @dataclass(frozen=True, slots=True)

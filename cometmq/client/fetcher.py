@@ -20,7 +20,7 @@ from cometmq.client.offsets import (
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.format.record import decode_all
-from cometmq.model import Position, QueueRef
+from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
@@ -45,13 +45,13 @@ async def pull(
     *,
     count_max: int,
     bytes_max: int,
-    tags: frozenset[str] = frozenset(),
+    wanted: Filter,
 ) -> PullBatch:
     """One pull. Raises errors of the catalogue."""
     request = pull_request(
-        calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, tags=tags
+        calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, wanted=wanted
     )
-    return batch_of(await calls.pull(queue.broker_group, request), queue, tags)
+    return batch_of(await calls.pull(queue.broker_group, request), queue, wanted)
 
 
 def pull_request(
@@ -61,27 +61,27 @@ def pull_request(
     *,
     count_max: int,
     bytes_max: int,
-    tags: frozenset[str],
+    wanted: Filter,
 ) -> broker_pb2.PullRequest:
     return broker_pb2.PullRequest(
         group=group,
         queue=queue_to_proto(queue),
         position=position_to_proto(position),
-        filter=common_pb2.Filter(tags=sorted(tags)),
+        filter=common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql),
         max_count=count_max,
         max_bytes=bytes_max,
         form=broker_pb2.MESSAGE_FORM_RECORDS,
     )
 
 
-def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, tags: frozenset[str]) -> PullBatch:
+def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter) -> PullBatch:
     """What a broker has answered to a pull, itself or through a pullhold."""
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
         raise InternalError(f"The broker answered a pull with status {response.status}.")
     messages = [ReceivedMessage(record, queue) for record in decode_all(response.records)]
-    if tags:  # the broker compares hashes, so a wrong tag may come along
-        messages = [message for message in messages if message.record.tag in tags]
+    if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
+        messages = [message for message in messages if message.record.tag in wanted.tags]
     return PullBatch(
         outcome,
         messages,
@@ -133,7 +133,7 @@ class Fetcher:
         self,
         calls: BrokerCalls,
         queue: QueueRef,
-        tags: frozenset[str],
+        wanted: Filter,
         options: ConsumerOptions,
         long_poller: LongPoller | None = None,
     ) -> None:
@@ -143,7 +143,7 @@ class Fetcher:
         self.queue = queue
         self.position: Position | None = None  # None: not known yet, see start_position
         self._calls = calls
-        self._tags = tags
+        self._wanted = wanted
         self._options = options
         self._failures = Backoff(backoff_policy(options), random.Random())
         first_s = options.poll_backoff_ms / 1000
@@ -196,13 +196,13 @@ class Fetcher:
         """Behind the messages from ``position`` on that the filter does not want; the same place
         when there are none. One pull; nothing is kept of it.
         """
-        if not self._tags:
+        if not self._wanted:
             return position
         request = pull_request(
-            self._calls.group, self.queue, position, count_max=1, bytes_max=1, tags=self._tags
+            self._calls.group, self.queue, position, count_max=1, bytes_max=1, wanted=self._wanted
         )
         response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        batch = batch_of(response, self.queue, self._tags)
+        batch = batch_of(response, self.queue, self._wanted)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             return position
         if batch.messages:
@@ -220,7 +220,7 @@ class Fetcher:
             position,
             count_max=options.pull_count_max,
             bytes_max=options.pull_bytes_max,
-            tags=self._tags,
+            wanted=self._wanted,
         )
         while self._parked:
             response = await self._hold(request)
@@ -236,7 +236,7 @@ class Fetcher:
     def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None
-        batch = batch_of(response, self.queue, self._tags)
+        batch = batch_of(response, self.queue, self._wanted)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",

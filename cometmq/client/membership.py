@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from cometmq.client.offsets import BrokerCalls
 from cometmq.errors import CometError, PeerUnavailable
+from cometmq.model import Filter
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, read, write
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -56,14 +57,14 @@ class Membership:
         self._calls = calls
         self._policy = policy
         self._on_change = on_change
-        self._subscriptions: dict[str, frozenset[str]] = {}
+        self._subscriptions: dict[str, Filter] = {}
         self._joined: dict[str, _Joined] = {}
         # The members that were known last. A broker group without a writer leaves the route.
         self._known: dict[str, frozenset[str]] = {}
 
     async def update(
         self,
-        subscriptions: Mapping[str, frozenset[str]],
+        subscriptions: Mapping[str, Filter],
         broker_groups: Iterable[str],
         tasks: Tasks,
     ) -> None:
@@ -175,7 +176,10 @@ class Membership:
             group=self._calls.group,
             client_id=self._client_id,
             subscriptions=[
-                broker_pb2.Subscription(topic=topic, filter=common_pb2.Filter(tags=sorted(tags)))
-                for topic, tags in sorted(self._subscriptions.items())
+                broker_pb2.Subscription(
+                    topic=topic,
+                    filter=common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql),
+                )
+                for topic, wanted in sorted(self._subscriptions.items())
             ],
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from cometmq.errors import GroupNameInvalid, InvalidRequest, TopicNameInvalid
+from cometmq.filters import sql as sql_filter
 from cometmq.filters import tags
 from cometmq.model import (
     GROUP_NAME,
     TOPIC_NAME,
+    Filter,
     Position,
     QueueRef,
     check_queue,
@@ -39,6 +41,18 @@ def check_tags(wanted: Collection[str]) -> frozenset[str]:
     """The tags of a collection; empty = every message. InvalidRequest for a text, FilterInvalid."""
     check_texts("tags", wanted)
     return tags.check(wanted)
+
+
+def filter_of(expression: str | Collection[str] = "*", sql: str | None = None) -> Filter:
+    """The filter of an expression of tags, or a collection of them, or else of an SQL92 expression.
+    FilterInvalid, InvalidRequest.
+    """
+    wanted = tags_of(expression)
+    if sql is None:
+        return Filter(wanted)
+    sql_filter.compile_expression(sql)  # says what is wrong before a call is made
+    sql_filter.program_of(sql, wanted)
+    return Filter(sql=sql)
 
 
 def check_queues(queues: Iterable[QueueRef]) -> list[QueueRef]:

@@ -14,7 +14,14 @@ from typing import Self, TypeVar
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import Fetcher, pull
 from cometmq.client.messages import PullBatch, ReceivedMessage
-from cometmq.client.names import check_group, check_position, check_queues, check_tags, check_topic
+from cometmq.client.names import (
+    check_group,
+    check_position,
+    check_queues,
+    check_tags,
+    check_topic,
+    filter_of,
+)
 from cometmq.client.offsets import Bounds, BrokerCalls
 from cometmq.client.options import PullConsumerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
@@ -95,8 +102,10 @@ class PullConsumer:
         count_max: int | None = None,
         bytes_max: int | None = None,
         tags: Collection[str] = (),
+        sql: str | None = None,
     ) -> PullBatch:
-        """One pull, answered at once. Raises errors of the catalogue, PositionFenced with its fence
+        """One pull, answered at once. ``sql``, instead of tags, is an SQL92 expression over
+        properties. Raises errors of the catalogue, PositionFenced with its fence
         among them.
         """
         check_position(position)
@@ -106,7 +115,7 @@ class PullConsumer:
             pull_count_max=usual.pull_count_max if count_max is None else count_max,
             pull_bytes_max=usual.pull_bytes_max if bytes_max is None else bytes_max,
         )
-        only = check_tags(tags)
+        wanted = filter_of(check_tags(tags), sql)
         await self._know([queue])
         return await pull(
             self._calls,
@@ -114,7 +123,7 @@ class PullConsumer:
             position,
             count_max=limits.pull_count_max,
             bytes_max=limits.pull_bytes_max,
-            tags=only,
+            wanted=wanted,
         )
 
     async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds]:
@@ -156,11 +165,18 @@ class PullConsumer:
 
     # --- assign and poll --------------------------------------------------------------------------
 
-    async def assign(self, queues: Iterable[QueueRef], *, tags: Collection[str] = ()) -> None:
+    async def assign(
+        self,
+        queues: Iterable[QueueRef],
+        *,
+        tags: Collection[str] = (),
+        sql: str | None = None,
+    ) -> None:
         """Reads exactly these queues from now on, each from the group's committed position or as
-        ``consume_from`` says. What was fetched and not polled is forgotten.
+        ``consume_from`` says; with ``tags`` or ``sql``, an SQL92 expression, only what passes.
+        What was fetched and not polled is forgotten.
         """
-        wanted, only = check_queues(queues), check_tags(tags)
+        wanted, only = check_queues(queues), filter_of(check_tags(tags), sql)
         await stop_fetching(self._fetching)
         self._polled.clear()
         self._fetchers.clear()

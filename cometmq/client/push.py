@@ -16,14 +16,14 @@ from cometmq.client.fetcher import Fetcher
 from cometmq.client.listener import Listener, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.membership import Membership
-from cometmq.client.names import check_group, check_topic, tags_of
+from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
 from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.errors import ClientClosed, CometError, Retry, TopicNotFound
-from cometmq.model import Position, QueueRef
+from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
@@ -78,7 +78,7 @@ class PushConsumer:
             self._options.batch_count,
             _redelivery(self._options),
         )
-        self._subscriptions: dict[str, frozenset[str]] = {}  # topic → tags; none = everything
+        self._subscriptions: dict[str, Filter] = {}  # by topic
         self._absent: set[str] = set()  # topics without a broker, as logged
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
@@ -114,21 +114,24 @@ class PushConsumer:
             finally:
                 await self._connections.close()
 
-    async def subscribe(self, topic: str, expression: str | Collection[str] = "*") -> None:
+    async def subscribe(
+        self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
+    ) -> None:
         """Reads the topic from now on; ``expression`` is ``*`` or tags with ``||`` between them, or
-        a collection of tags. A second call for a topic replaces its expression. Raises
+        a collection of tags. ``sql``, instead of tags, is an SQL92 expression over properties:
+        ``"price > 5 AND region = 'eu'"``. A second call for a topic replaces its filter. Raises
         TopicNameInvalid, FilterInvalid, ClientClosed. A topic that is not there is no error:
         reading begins when it is, and until then the log has a WARNING.
         """
         if not self._open:
             raise ClientClosed("The consumer is not open.")
-        tags = tags_of(expression)
-        if self._subscriptions.get(check_topic(topic)) == tags:
+        wanted = filter_of(expression, sql)
+        if self._subscriptions.get(check_topic(topic)) == wanted:
             return
         self._routes.watch(topic)
         self._tell_absence(topic)
         changed = [queue for queue in self._assigned if queue.topic == topic]
-        self._subscriptions[topic] = tags
+        self._subscriptions[topic] = wanted
         await self._revoke(changed)
         self._unbalanced.set()
 
@@ -199,8 +202,8 @@ class PushConsumer:
         await self._revoke(gone)
 
     def _assign(self, queue: QueueRef) -> None:
-        tags = self._subscriptions[queue.topic]
-        fetcher = Fetcher(self._calls, queue, tags, self._options, self._long_poller)
+        wanted = self._subscriptions[queue.topic]
+        fetcher = Fetcher(self._calls, queue, wanted, self._options, self._long_poller)
         self._assigned[queue] = AssignedQueue(fetcher, self._workers, self._options, self._tasks)
 
     async def _revoke(self, queues: list[QueueRef]) -> None:

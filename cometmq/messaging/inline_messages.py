@@ -2,7 +2,7 @@
 would find.
 
 Invariant: :meth:`InlineMessages.pull` answers as a pull at the queue itself does, since both choose
-by :func:`cometmq.messaging.pull.choose`. What is not among these messages it does not answer.
+by :mod:`cometmq.messaging.pull`. What is not among these messages it does not answer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from cometmq.filters import sql
 from cometmq.format.queueunit import LOST_SIZE, UNIT
 from cometmq.messaging import pull
 from cometmq.messaging.pull import Choice
@@ -50,7 +51,12 @@ class InlineMessages:
         return self.first_offset <= offset < self.end_offset
 
     def pull(
-        self, offset: int, max_count: int, max_bytes: int, codes: frozenset[int]
+        self,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int],
+        program: sql.Program | None = None,
     ) -> tuple[bytes, Choice]:
         """The records that a pull at ``offset``, which is among these messages, gets, and where it
         goes on. The limits are those of a request after ``pull.clamp``.
@@ -58,6 +64,9 @@ class InlineMessages:
         assert offset in self
         first = offset - self.first_offset
         starts = [0, *accumulate(self.sizes)]
+        if program is not None:
+            records, sizes = self.records[starts[first] :], self.sizes[first:]
+            return pull.choose_matching(program, records, sizes, [], offset, max_count, max_bytes)
         units = map(UNIT.pack, starts[first:-1], self.sizes[first:], self.codes[first:])
         choice = pull.choose(b"".join(units), offset, max_count, max_bytes, codes)
         return b"".join([self.records[at : at + size] for at, size in choice.spans]), choice

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from cometmq.errors import InvalidRequest, NotWriter, StoreDamaged
+from cometmq.errors import BatchMalformed, InvalidRequest, NotWriter, StoreDamaged
+from cometmq.filters import sql
 from cometmq.format.queueunit import LOST_SIZE
 from cometmq.native import accelerator
 
@@ -25,6 +26,8 @@ COUNT_MAX = 4096
 BYTES_DEFAULT = 256 * 1024
 BYTES_MAX = 4 * 1024 * 1024
 SCAN_COUNT_MAX = 800  # units that a filtered pull looks at, unless it asks for more messages
+SQL_SCAN_COUNT_MAX = 8_192  # messages that a pull with an SQL filter looks at,
+SQL_SCAN_BYTES_MAX = 1024 * 1024  # and bytes of their records
 
 Span = tuple[int, int]  # log offset, bytes
 
@@ -50,10 +53,12 @@ class PullStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The messages of an answer. ``spans`` are in queue order, neighbours in the log joined."""
+    """The messages of an answer. ``spans`` are in queue order, neighbours in the log joined; after
+    an SQL filter they are of all messages that were looked at.
+    """
 
     spans: list[Span]
-    count: int  # messages in the spans
+    count: int  # messages that pass
     next_offset: int  # queue offset to pull next; the units before it were looked at
 
     @property
@@ -134,6 +139,38 @@ def choose(
     if codes:
         return _choose_filtered(units, offset, max_count, max_bytes, codes)
     return _choose_all(units[: max_count * _UNIT.size], offset, max_bytes)
+
+
+def choose_matching(
+    program: sql.Program,
+    records: bytes,
+    sizes: Sequence[int],
+    spans: list[Span],
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+) -> tuple[bytes, Choice]:
+    """The records that a pull with an SQL filter answers, and the choice.
+
+    ``records`` were read from ``spans`` and lie end to end; the first has ``offset`` in its queue.
+    ``sizes`` are those of the records. The first one that passes is always answered, whatever its
+    size. Raises ``BatchMalformed``.
+    """
+    verdicts = sql.matches(program, records)
+    if len(verdicts) != len(sizes):
+        raise BatchMalformed(f"{len(verdicts)} records where {len(sizes)} should be")
+    starts = list(accumulate(sizes, initial=0))
+    chosen: list[bytes] = []
+    index, left = verdicts.find(1), max_bytes
+    while index >= 0:
+        size = sizes[index]
+        if len(chosen) == max_count or (chosen and size > left):
+            break
+        chosen.append(records[starts[index] : starts[index] + size])
+        left -= size
+        index = verdicts.find(1, index + 1)
+    looked_at = len(sizes) if index < 0 else index
+    return b"".join(chosen), Choice(spans, len(chosen), offset + looked_at)
 
 
 def tag_codes(units: bytes) -> frozenset[int]:

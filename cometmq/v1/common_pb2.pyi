@@ -303,6 +303,9 @@ class Filter(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TAGS_FIELD_NUMBER: _builtins.int
+    SQL_FIELD_NUMBER: _builtins.int
+    sql: _builtins.str
+    """An SQL92 expression over properties, at most 2,047 characters; not together with tags. Empty = none."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Tags, any of which will do. Empty = every message. At most 256 tags of 1 to 256 bytes each."""
@@ -311,10 +314,11 @@ class Filter(_message.Message):
         self,
         *,
         tags: _abc.Iterable[_builtins.str] | None = ...,
+        sql: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sql", b"sql", "tags", b"tags"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

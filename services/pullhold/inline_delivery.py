@@ -5,6 +5,7 @@ The pull-hold reports to the broker afterwards what consumers got, for the broke
 
 from __future__ import annotations
 
+from cometmq.filters import sql
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2
 from services.pullhold.model import Hold, PullLimits
@@ -17,7 +18,7 @@ class InlineBatch:
         self._generation = generation
         self._inline_messages = inline_messages
         self._responses: dict[
-            tuple[int, PullLimits, frozenset[int]], broker_pb2.PullResponse
+            tuple[int, PullLimits, frozenset[int], sql.Program | None], broker_pb2.PullResponse
         ] = {}  # many groups may wait for the same
 
     def response(self, hold: Hold) -> broker_pb2.PullResponse | None:
@@ -26,10 +27,12 @@ class InlineBatch:
             return None
         if hold.offset not in self._inline_messages:
             return None
-        wanted = (hold.offset, hold.limits, hold.codes)
+        wanted = (hold.offset, hold.limits, hold.codes, hold.program)
         response = self._responses.get(wanted)
         if response is None:
-            records, choice = self._inline_messages.pull(hold.offset, *hold.limits, hold.codes)
+            records, choice = self._inline_messages.pull(
+                hold.offset, *hold.limits, hold.codes, hold.program
+            )
             position = common_pb2.Position(generation=self._generation, offset=choice.next_offset)
             response = self._responses[wanted] = broker_pb2.PullResponse(
                 status=broker_pb2.PullStatus.ValueType(choice.status.value),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from cometmq.filters import sql
+
 
 class ClusterQueue(NamedTuple):
     """One queue of the cluster."""
@@ -53,6 +55,7 @@ class HoldLimits:
 @dataclass(frozen=True, slots=True)
 class HoldSpec:
     """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
+    ``program``: the SQL filter instead; a hold with one wakes for every message.
     ``generation`` 0: not tracked. ``limits``: None when only the broker can answer or refuse it:
     the pull asks for another form than encoded records, or its group's name is invalid.
     """
@@ -64,6 +67,7 @@ class HoldSpec:
     hold_s: float
     request: Any = None  # the pull as it came; opaque here
     limits: PullLimits | None = None
+    program: sql.Program | None = None
 
 
 class Session:
@@ -93,6 +97,7 @@ class Hold:
         "limits",
         "offset",
         "parked_s",
+        "program",
         "request",
         "session",
         "state",
@@ -107,6 +112,7 @@ class Hold:
         self.codes = spec.codes
         self.request = spec.request
         self.limits = spec.limits
+        self.program = spec.program
         self.parked_s = now_s
         self.deadline_s = now_s + spec.hold_s
         self.empty_pulls = 0  # in a row

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from cometmq.errors import CometError, GroupNameInvalid, InvalidRequest, OffsetInvalid
-from cometmq.filters import tags
+from cometmq.filters import sql, tags
 from cometmq.messaging import groups
 from cometmq.messaging.pull import clamp
 from cometmq.rpc.gate import Gate
@@ -115,6 +115,7 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         hold_s=(request.hold_ms or HOLD_MS_DEFAULT) / 1000,
         request=pull,
         limits=_limits(pull),
+        program=sql.program_of(pull.filter.sql, pull.filter.tags),
     )
 
 

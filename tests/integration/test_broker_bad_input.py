@@ -168,6 +168,7 @@ def _group(name: str) -> Callable[[BrokerClient], Awaitable[object]]:
 
 
 MANY_TAGS = common.Filter(tags=[str(n) for n in range(257)])
+MANY_STEPS = " OR ".join(["a = 1"] * 52)
 CALLS: list[tuple[str, Callable[[BrokerClient], Awaitable[object]], str]] = [
     ("pull negative", _pull(position=common.Position(offset=-1)), "OFFSET_INVALID"),
     ("pull unknown topic", _pull(queue=_queue("unknown")), "TOPIC_NOT_FOUND"),
@@ -176,6 +177,11 @@ CALLS: list[tuple[str, Callable[[BrokerClient], Awaitable[object]], str]] = [
     ("pull bad tag", _pull(filter=common.Filter(tags=["a|b"])), "FILTER_INVALID"),
     ("pull empty tag", _pull(filter=common.Filter(tags=[""])), "FILTER_INVALID"),
     ("pull many tags", _pull(filter=MANY_TAGS), "FILTER_INVALID"),
+    ("pull bad SQL", _pull(filter=common.Filter(sql="price >")), "FILTER_INVALID"),
+    ("pull long SQL", _pull(filter=common.Filter(sql="a = 1".ljust(2_048))), "FILTER_INVALID"),
+    ("pull deep SQL", _pull(filter=common.Filter(sql="(" * 2_047)), "FILTER_INVALID"),
+    ("pull many steps", _pull(filter=common.Filter(sql=MANY_STEPS)), "FILTER_INVALID"),
+    ("pull tags and SQL", _pull(filter=common.Filter(tags=["a"], sql="a = 1")), "FILTER_INVALID"),
     ("pull bad group", _pull(group="a b"), "GROUP_NAME_INVALID"),
     ("pull negative count", _pull(max_count=-1), "INVALID_REQUEST"),
     ("pull negative bytes", _pull(max_bytes=-1), "INVALID_REQUEST"),

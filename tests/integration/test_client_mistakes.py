@@ -241,7 +241,7 @@ async def test_a_pull_consumer_refuses_before_it_asks(
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (("T", "amount > 5"), FilterInvalid, "SQL92 is not understood"),
+        (("T", "amount > 5"), FilterInvalid, "SQL92 is given as sql="),
         (("T", "a, b"), FilterInvalid, "tags with '||' between"),
         (("T", 5), InvalidRequest, "tags must be a tuple of texts"),
         (("T", ["a", 5]), InvalidRequest, "each of tags must be a text"),

@@ -263,6 +263,8 @@ async def test_a_unary_hold(tmp_path: Path) -> None:
         (hold_request("t", 0, 0, group=""), errors.InvalidRequest),
         (hold_request("", 0, 0), errors.InvalidRequest),
         (hold_request("t", 0, 0, tags=("a|b",)), errors.FilterInvalid),
+        (hold_request("t", 0, 0, sql="price >"), errors.FilterInvalid),
+        (hold_request("t", 0, 0, tags=("a",), sql="price > 5"), errors.FilterInvalid),
         (hold_request("t", 0, -1), errors.OffsetInvalid),
         (hold_request("t", 0, 0, generation=10_000), errors.PositionFenced),
         (hold_request("t", 9, 0), errors.QueueNotFound),
@@ -391,8 +393,13 @@ async def test_holds_are_answered_as_pulls_are(tmp_path: Path) -> None:
     """Whatever they ask for, out of the arrival or by a pull."""
     async with cluster(tmp_path) as (broker, pullhold):
         asked: list[dict[str, Any]] = [
-            {"tags": tags, "max_count": count, "max_bytes": size, "form": form}
-            for tags in ((), ("red",), ("blue", "red"))
+            {**wanted, "max_count": count, "max_bytes": size, "form": form}
+            for wanted in (
+                {},
+                {"tags": ("red",)},
+                {"tags": ("blue", "red")},
+                {"sql": "TAGS = 'blue' OR TAGS STARTSWITH 'r'"},
+            )
             for count in (0, 1, 2)
             for size in (0, 1, 200)
             for form in (pb.MESSAGE_FORM_RECORDS, pb.MESSAGE_FORM_MESSAGES)

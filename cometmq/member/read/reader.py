@@ -12,11 +12,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
+from cometmq.filters import sql
 from cometmq.format import queueunit, record
+from cometmq.member.read import sqlscan
 from cometmq.member.read.damage import Limits, read_before_damage
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.storage.member_storage import BaseStorage
@@ -24,7 +27,7 @@ from cometmq.messaging import inline_messages, pull
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.messaging.pull import Choice, PullStatus
 from cometmq.messaging.state import BrokerState
-from cometmq.model import Position
+from cometmq.model import Position, QueueKey
 from cometmq.store.base import BaseStore
 
 T = TypeVar("T")
@@ -39,7 +42,7 @@ SEARCH_THREADS = 2
 @dataclass(frozen=True, slots=True)
 class PullQuery:
     """What a consumer asks of one queue. ``codes``: low 32 bits of the tag hashes wanted; empty
-    = everything.
+    = everything. ``program``: the SQL filter instead, None = there is none.
     """
 
     topic: str
@@ -48,6 +51,7 @@ class PullQuery:
     codes: frozenset[int]
     max_count: int
     max_bytes: int
+    program: sql.Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,12 @@ class Reader:
         status, offset = self._decide(position.offset, low, readable, appended)
         records, choice, backlog = b"", Choice([], 0, offset), 0
         if status is PullStatus.FOUND:
-            records, choice = await self._found(query, offset, readable, limits, room)
+            found = self._found if query.program is None else self._found_by_sql
+            records, choice = await found(query, offset, readable, limits, room)
             assert offset <= choice.next_offset <= readable, "a pull shows readable messages only"
             assert choice.count <= limits[0], "a pull keeps its limit"
             status, backlog = choice.status, self._backlog(query, choice)
-            await self._keep_pace(choice, len(records))
+            await self._keep_pace(choice)
         elif status is PullStatus.NOT_FOUND:
             self._storage.flusher.flush_promptly()
         assert bool(choice.count) == bool(records) == (status is PullStatus.FOUND)
@@ -180,16 +185,46 @@ class Reader:
             await room(sum(size for _, size in choice.spans))
             return await self._hot_or_cold(read), choice
         except (StoreDamaged, MessageNotFound) as error:
-            low, _, _ = self._storage.bounds(queue)
-            if isinstance(error, MessageNotFound) and offset < low:
-                raise  # retention has come past it
-            self._storage.damaged_pulls += 1
+            self._note_damage(error, queue, offset)
             return await asyncio.get_running_loop().run_in_executor(
                 self._cold, read_before_damage, store, queue, offset, wanted, limits, query.codes
             )
 
-    async def _keep_pace(self, choice: Choice, size_bytes: int) -> None:
+    async def _found_by_sql(
+        self, query: PullQuery, offset: int, readable: int, limits: Limits, room: Room
+    ) -> tuple[bytes, Choice]:
+        """As :meth:`_found`; many messages are looked at in a thread."""
+        assert query.program is not None
+        queue, count = (query.topic, query.queue_id), readable - offset
+        wanted = (self._storage.store, query.program, queue, offset, count, limits)
+
+        def scan(nowait: bool) -> tuple[bytes, Choice]:
+            return sqlscan.scan(*wanted, nowait=nowait)
+
+        loop = asyncio.get_running_loop()
+        try:
+            if count <= sqlscan.IN_PLACE_COUNT_MAX:
+                records, choice = await self._hot_or_cold(scan)
+            else:
+                records, choice = await loop.run_in_executor(self._cold, scan, False)
+        except (StoreDamaged, MessageNotFound) as error:
+            self._note_damage(error, queue, offset)
+            before = partial(sqlscan.scan_before_damage, *wanted)
+            records, choice = await loop.run_in_executor(self._cold, before)
+        if records:
+            await room(len(records))
+        return records, choice
+
+    def _note_damage(self, error: CometError, queue: QueueKey, offset: int) -> None:
+        """Raises the error when it is no damage."""
+        low, _, _ = self._storage.bounds(queue)
+        if isinstance(error, MessageNotFound) and offset < low:
+            raise error  # retention has come past it
+        self._storage.damaged_pulls += 1
+
+    async def _keep_pace(self, choice: Choice) -> None:
         if choice.spans:
+            size_bytes = sum(size for _, size in choice.spans)
             end = self._storage.store.appended_offset
             now_s = self._clock.monotonic_s()
             delay_s = self._pace.delay_s(choice.spans[0][0], size_bytes, end, now_s)

@@ -62,6 +62,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             tags.codes(convert.filter_tags(request.filter)),
             request.max_count,
             request.max_bytes,
+            convert.filter_program(request.filter),
         )
         answer = await self._reader.pull(query, context.room)
         known_group = self._group_reads.known_or_empty(request.group)

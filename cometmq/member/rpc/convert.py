@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cometmq.errors import InvalidRequest
-from cometmq.filters import tags
+from cometmq.filters import sql, tags
 from cometmq.format import ids, properties, record
 from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.member.read.reader import PullAnswer
@@ -83,8 +83,15 @@ def filter_tags(proto: common_pb2.Filter) -> frozenset[str]:
     return tags.check(proto.tags)
 
 
+def filter_program(proto: common_pb2.Filter) -> sql.Program | None:
+    """The SQL92 filter, compiled; None = there is none. Raises FilterInvalid."""
+    return sql.program_of(proto.sql, proto.tags)
+
+
 def subscription(proto: broker_pb2.Subscription) -> Subscription:
-    return Subscription(proto.topic, filter_tags(proto.filter))
+    """Raises FilterInvalid."""
+    filter_program(proto.filter)
+    return Subscription(proto.topic, filter_tags(proto.filter), proto.filter.sql)
 
 
 def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
@@ -93,7 +100,7 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
             client_id=member.client_id,
             subscriptions=[
                 broker_pb2.Subscription(
-                    topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags))
+                    topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags), sql=s.sql)
                 )
                 for s in member.subscriptions
             ],

@@ -28,6 +28,7 @@ def hold_request(
     generation: int = 0,
     hold_ms: int = 10_000,
     tags: tuple[str, ...] = (),
+    sql: str = "",
     max_count: int = 0,
     max_bytes: int = 0,
     form: broker_pb2.MessageForm.ValueType = broker_pb2.MESSAGE_FORM_UNSPECIFIED,
@@ -35,7 +36,7 @@ def hold_request(
     pull = broker_pb2.PullRequest(
         queue=common_pb2.QueueRef(topic=topic, queue_id=queue_id),
         position=common_pb2.Position(generation=generation, offset=offset),
-        filter=common_pb2.Filter(tags=tags),
+        filter=common_pb2.Filter(tags=tags, sql=sql),
         max_count=max_count,
         max_bytes=max_bytes,
         form=form,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cometmq.errors import StoreDamaged
+from cometmq.filters import sql
 from cometmq.format import queueunit, record
 from cometmq.format.taghash import tags_code
 from cometmq.member.read.reader import PullAnswer, PullQuery
@@ -27,13 +28,17 @@ async def member(tmp_path: Path) -> AsyncIterator[Member]:
         yield member
 
 
-async def pull(member: Member, offset: int, tag: str = "", count: int = 0) -> PullAnswer:
+async def pull(
+    member: Member, offset: int, tag: str = "", count: int = 0, expression: str = ""
+) -> PullAnswer:
     codes = frozenset({tags_code(tag.encode()) & 0xFFFFFFFF}) if tag else frozenset[int]()
 
     async def room(size_bytes: int) -> None:
         """As much as anybody wants."""
 
-    return await member.reader.pull(PullQuery("T", 0, Position(0, offset), codes, count, 0), room)
+    program = sql.program_of(expression, ())
+    query = PullQuery("T", 0, Position(0, offset), codes, count, 0, program)
+    return await member.reader.pull(query, room)
 
 
 def damage(member: Member, *offsets: int) -> None:
@@ -125,3 +130,16 @@ async def test_a_hole_in_the_queue_is_never_passed_over_in_silence(
         await pull(member, 4, tag)
     assert member.storage.damaged_pulls == 1
     assert "from message 4 on" in caplog.text
+
+
+async def test_an_sql_filter_sees_all_before_the_damage_and_names_what_follows(
+    member: Member,
+) -> None:
+    damage(member, 3)
+    odd = await pull(member, 0, expression="TAGS = 'y'")
+    assert (numbers(odd), odd.next_position.offset) == ([1], 3)
+    nothing = await pull(member, 2, expression="TAGS = 'y'")
+    assert (nothing.status, nothing.next_position.offset) == (PullStatus.NO_MATCHED_MESSAGE, 3)
+    with pytest.raises(StoreDamaged, match=r"message 3 of queue 0 of T.* is 4: go on"):
+        await pull(member, 3, expression="TAGS = 'x'")
+    assert numbers(await pull(member, 4, expression="TAGS = 'x'")) == [4, 6]

@@ -14,6 +14,7 @@ from cometmq.errors import (
     QueueNotFound,
     TopicNotFound,
 )
+from cometmq.filters import sql
 from cometmq.format import record
 from cometmq.format.taghash import tags_code
 from cometmq.member.read.reader import PullAnswer, PullQuery
@@ -62,6 +63,45 @@ async def test_what_is_stored_is_answered(
     filtered = await pull(member, 0, tag="y")
     assert [r.body for r in record.decode_all(filtered.records)] == [b"c"]
     assert bool(disk.refused) == cold
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_an_sql_filter_looks_at_one_mebibyte_a_pull(
+    member: Member, cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = ColdDisk(monkeypatch)
+    for number in range(24):
+        member.append("T", 0, bytes(100_000), tag="last" if number in (20, 22, 23) else "x")
+    await member.on_disk()
+    if cold:
+        disk.go_cold()
+    program = sql.compile_expression("TAGS = 'last'")
+    looked_at, offset, found = [], 0, list[int]()
+    while offset < 24:
+        answer = await pull(member, offset, program=program, max_count=2)
+        assert (answer.status is PullStatus.FOUND) == bool(answer.count)
+        found += [r.queue_offset for r in record.decode_all(answer.records)]
+        looked_at.append(answer.next_position.offset - offset)
+        offset = answer.next_position.offset
+    assert found == [20, 22, 23]
+    assert looked_at == [10, 10, 3, 1]  # whole records of up to 1 MiB; then there is no room
+
+
+async def test_an_sql_filter_looks_at_many_messages_beside_the_loop(member: Member) -> None:
+    bodies = [b"%d" % number for number in range(1_000)]
+    for number, body in enumerate(bodies):
+        member.append("T", 0, body, tag="rare" if number % 100 == 99 else "x")
+    await member.on_disk()
+    program = sql.compile_expression("TAGS = 'rare'")
+    for limits in ({}, {"max_count": 1}, {"max_bytes": 1}):
+        offset, found = 0, list[bytes]()
+        while offset < 1_000:
+            answer = await pull(member, offset, program=program, **limits)
+            assert offset < answer.next_position.offset <= 1_000
+            assert answer.count <= 1 or not limits
+            found += [r.body for r in record.decode_all(answer.records)]
+            offset = answer.next_position.offset
+        assert found == bodies[99::100]
 
 
 async def test_between_readable_and_appended_one_waits(member: Member) -> None:
