@@ -179,13 +179,42 @@ def of_kind(lines: Sequence[Line], kind: str) -> list[Line]:
 
 def build(version: str) -> str:
     """The class path of one version and its driver; fetched and compiled when something changed."""
+    sources = [*sorted(SOURCES.glob("*.java")), SOURCES / version / "Engine.java"]
+    return _build(version, SOURCES / version / "pom.xml", sources)
+
+
+def filter_verdicts(cases: Iterable[tuple[str, dict[str, str]]]) -> list[str]:
+    """What RocketMQ's SQL92 filter says of each expression and a message with these properties:
+    true, false, null, error, or refused.
+    """
+    folder = SOURCES / "filter"
+    classpath = _build("filter", folder / "pom.xml", [folder / "FilterCheck.java"])
+    lines = [
+        "\t".join(
+            text.encode().hex()
+            for text in (expression, *(t for pair in properties.items() for t in pair))
+        )
+        for expression, properties in cases
+    ]
+    done = subprocess.run(
+        [*JAVA, "-cp", classpath, "FilterCheck"],
+        input="".join(f"{line}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=True,
+    )
+    verdicts = done.stdout.split()
+    assert len(verdicts) == len(lines), done.stderr
+    return verdicts
+
+
+def _build(name: str, pom: Path, sources: Sequence[Path]) -> str:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise RocketMqMissing(f"{missing[0]} is missing")
-    sources = [*sorted(SOURCES.glob("*.java")), SOURCES / version / "Engine.java"]
-    pom = SOURCES / version / "pom.xml"
-    jars = BUILD / f"{version}-{_digest([pom])}"
-    classes = BUILD / f"{version}-{_digest([pom, *sources])}.classes"
+    jars = BUILD / f"{name}-{_digest([pom])}"
+    classes = BUILD / f"{name}-{_digest([pom, *sources])}.classes"
     _once(jars, lambda draft: _fetch(pom, draft))
     classpath = [str(jar) for jar in sorted(jars.glob("*.jar"))]
     _once(classes, lambda draft: _compile(sources, classpath, draft))
