@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import failover, holds, replication, stage
+from bench import failover, filters, holds, replication, stage
 from bench.processes import Child, Line
 from bench.report import (
     BARE_DISK,
@@ -34,7 +34,12 @@ from cometmq.model import FlushMode
 
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
-OTHERS = {"holds": holds.main, "replication": replication.main, "failover": failover.main}
+OTHERS = {
+    "holds": holds.main,
+    "replication": replication.main,
+    "failover": failover.main,
+    "filters": filters.main,
+}
 
 
 class Runner:

@@ -21,7 +21,7 @@ from typing import cast
 
 from cometmq.errors import FilterInvalid
 from cometmq.filters import sqlgrammar
-from cometmq.filters.sqlgrammar import Argument, Op, Step, Text
+from cometmq.filters.sqlgrammar import Argument, Op, Text
 from cometmq.format.record import raw_properties
 from cometmq.native import accelerator
 
@@ -29,6 +29,7 @@ CHARACTERS_MAX = 2_047
 PROGRAMS_MAX = 256  # kept compiled
 NUMBER_BYTES_MAX = 64  # a property that is longer is no number
 _LONG_BYTES_MAX = 20
+_DIGITS_LONG = 18  # that always fit into a long
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 _LONG = re.compile(rb"[+-]?[0-9]+")
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -37,6 +38,18 @@ _NUMBER = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _STEP = struct.Struct("=iiq")
 _DOUBLE_STEP = struct.Struct("=iid")
 _LENGTH = struct.Struct("=I")
+
+_PROPERTY, _NULL = int(Op.PROPERTY), int(Op.NULL)
+_EQUAL, _GREATER, _GREATER_OR_EQUAL = int(Op.EQUAL), int(Op.GREATER), int(Op.GREATER_OR_EQUAL)
+_LESS, _LESS_OR_EQUAL = int(Op.LESS), int(Op.LESS_OR_EQUAL)
+_NOT, _NEGATE, _TRUTH, _IN = int(Op.NOT), int(Op.NEGATE), int(Op.TRUTH), int(Op.IN)
+_CONTAINS, _STARTSWITH, _NOT_CONTAINS = (
+    int(Op.CONTAINS),
+    int(Op.STARTSWITH),
+    int(Op.NOT_CONTAINS),
+)
+_SKIP_IF_FALSE, _SKIP_IF_TRUE = int(Op.SKIP_IF_FALSE), int(Op.SKIP_IF_TRUE)
+_AND, _OR = int(Op.AND), int(Op.OR)
 
 _Value = Text | int | float | bool | None
 
@@ -47,10 +60,13 @@ class _NoNumber(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A compiled expression. ``code`` and ``texts`` are the steps as the C extension reads them."""
+    """A compiled expression. ``steps`` are those of plain Python, with bare numbers, since members
+    of an enumeration take several times as long; ``code`` and ``texts`` are those of the C
+    extension.
+    """
 
     expression: str
-    steps: tuple[Step, ...]
+    steps: tuple[tuple[int, Argument], ...]
     code: bytes
     texts: bytes
 
@@ -60,7 +76,15 @@ def _compiled(expression: str) -> Program:
     steps = sqlgrammar.parse(expression)
     texts = bytearray()
     code = b"".join(_encoded(op, argument, texts) for op, argument in steps)
-    return Program(expression, steps, code, bytes(texts))
+    return Program(expression, tuple(_plain(*step) for step in steps), code, bytes(texts))
+
+
+def _plain(op: Op, argument: Argument) -> tuple[int, Argument]:
+    """Properties are found by the separators around their names."""
+    if op is Op.PROPERTY:
+        assert isinstance(argument, bytes)
+        argument = b"\x02%b\x01" % argument
+    return int(op), argument
 
 
 def compile_expression(expression: str) -> Program:
@@ -131,38 +155,36 @@ def matches_properties(program: Program, properties: bytes) -> bool:
     return _is_match(program.steps, properties)
 
 
-def _is_match(steps: tuple[Step, ...], properties: bytes) -> bool:
+def _is_match(steps: tuple[tuple[int, Argument], ...], properties: bytes) -> bool:
     try:
-        return _evaluate(steps, properties) is True
+        return _evaluate(steps, b"\x02" + properties) is True
     except _NoNumber:
         return False
 
 
-def _evaluate(steps: tuple[Step, ...], properties: bytes) -> _Value:  # noqa: C901 - a machine
-    """Hot: one loop, the commonest steps first."""
+def _evaluate(steps: tuple[tuple[int, Argument], ...], framed: bytes) -> _Value:
+    """``framed``: the properties behind a separator. Hot: one loop, the commonest steps first."""
     stack: list[_Value] = []
     push, pop = stack.append, stack.pop
     at, end = 0, len(steps)
     while at < end:
         op, argument = steps[at]
         at += 1
-        if op == 0:  # PROPERTY; enumerations cost a look-up each
-            push(_property(properties, argument))  # type: ignore[arg-type]
-        elif op <= 5:
-            push(argument)  # type: ignore[arg-type]
-        elif op == 6:
+        if op == _PROPERTY:
+            push(_property(framed, cast(bytes, argument)))
+        elif op <= _NULL:
+            push(cast(_Value, argument))
+        elif op <= _LESS_OR_EQUAL:
             right = pop()
-            stack[-1] = _equal(stack[-1], right)
-        elif op <= 10:
-            right = pop()
-            stack[-1] = _related(op, stack[-1], right)
-        elif op == 21:
+            left = stack[-1]
+            stack[-1] = _equal(left, right) if op == _EQUAL else _related(op, left, right)
+        elif op == _SKIP_IF_FALSE:
             if stack[-1] is False:
                 at += cast(int, argument)
-        elif op == 22:
+        elif op == _SKIP_IF_TRUE:
             if stack[-1] is True:
                 at += cast(int, argument)
-        elif op >= 23:
+        elif op >= _AND:
             right = pop()
             stack[-1] = _joined(op, stack[-1], right)
         else:
@@ -171,14 +193,11 @@ def _evaluate(steps: tuple[Step, ...], properties: bytes) -> _Value:  # noqa: C9
     return stack[0]
 
 
-def _property(properties: bytes, name: bytes) -> Text | None:
+def _property(framed: bytes, wanted: bytes) -> Text | None:
     """The last value that is not empty, as everywhere; None: the property is missing."""
-    if name not in properties:
-        return None
-    framed = b"\x02" + properties
     before = len(framed)
-    while (at := framed.rfind(b"\x02" + name + b"\x01", 0, before)) >= 0:
-        start = at + len(name) + 2
+    while (at := framed.rfind(wanted, 0, before)) >= 0:
+        start = at + len(wanted)
         end = framed.find(b"\x02", start)
         if value := framed[start:] if end < 0 else framed[start:end]:
             return value
@@ -186,34 +205,36 @@ def _property(properties: bytes, name: bytes) -> Text | None:
     return None
 
 
-def _joined(op: Op, left: _Value, right: _Value) -> bool | None:
-    decisive = op is Op.OR
+def _joined(op: int, left: _Value, right: _Value) -> bool | None:
+    decisive = op == _OR
     if left is decisive or right is decisive:
         return decisive
     return None if left is None or right is None else not decisive
 
 
-def _changed(op: Op, value: _Value, argument: Argument) -> _Value:
+def _changed(op: int, value: _Value, argument: Argument) -> _Value:
     """The value after a step that takes one and leaves one."""
-    if op is Op.NOT:
+    if op == _NOT:
         return None if value is None else not value
-    if op is Op.NEGATE:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return -value if is_number else None  # type: ignore[operator]
-    if op is Op.TRUTH:
+    if op == _IN:
+        return None if value is None else value in cast("tuple[Text, ...]", argument)
+    if op == _TRUTH:
         return None if value is None else False
-    if op is Op.IN:
-        return None if value is None else value in argument  # type: ignore[operator]
-    if not argument or not isinstance(value, bytes):
+    if op == _NEGATE:
+        return -value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return _searched(op, value, cast(bytes, argument))
+
+
+def _searched(op: int, value: _Value, part: Text) -> bool:
+    """Nothing has an empty part, and what is no text neither has a part nor lacks it."""
+    if not part or not isinstance(value, bytes):
         return False
-    assert isinstance(argument, bytes)
-    if op is Op.CONTAINS or op is Op.NOT_CONTAINS:
-        found = argument in value
-    elif op is Op.STARTSWITH or op is Op.NOT_STARTSWITH:
-        found = value.startswith(argument)
+    kind = op if op < _NOT_CONTAINS else op - _NOT_CONTAINS + _CONTAINS
+    if kind == _CONTAINS:
+        found = part in value
     else:
-        found = value.endswith(argument)
-    return found if op <= Op.ENDSWITH else not found
+        found = value.startswith(part) if kind == _STARTSWITH else value.endswith(part)
+    return found is (kind == op)
 
 
 def _equal(left: _Value, right: _Value) -> bool | None:
@@ -239,15 +260,15 @@ def _as_boolean(value: _Value) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _related(op: Op, left: _Value, right: _Value) -> bool | None:
+def _related(op: int, left: _Value, right: _Value) -> bool | None:
     if left is None or right is None:
         return None
     first, second = _numbers(left, right)
-    if op is Op.GREATER:
+    if op == _GREATER:
         return first > second
-    if op is Op.GREATER_OR_EQUAL:
+    if op == _GREATER_OR_EQUAL:
         return first >= second
-    return first < second if op is Op.LESS else first <= second
+    return first < second if op == _LESS else first <= second
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[int, int] | tuple[float, float]:
@@ -262,6 +283,8 @@ def _numbers(left: _Value, right: _Value) -> tuple[int, int] | tuple[float, floa
 
 
 def _number(text: Text) -> int | float:
+    if len(text) <= _DIGITS_LONG and text.isdigit():
+        return int(text)
     if len(text) <= _LONG_BYTES_MAX and _LONG.fullmatch(text) is not None:
         value = int(text)
         return value if _LONG_MIN <= value <= _LONG_MAX else float(value)
