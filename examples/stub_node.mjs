@@ -158,6 +158,21 @@ async function readUntil(place, position, last) {
   return position
 }
 
+/**
+ * Offsets of the messages for whose properties an SQL92 expression is true, from the first one on. One answer may have
+ * none of many: it looks at 1 MiB, then the next pull goes on.
+ */
+async function readMatching(place, queue, sql) {
+  const pull = { queue, filter: { sql }, form: 'MESSAGE_FORM_MESSAGES' }
+  const offsets = []
+  for (;;) {
+    const answer = await call(place.broker, 'Pull', pull)
+    if (answer.status === 'PULL_STATUS_NOT_FOUND') return offsets
+    offsets.push(...answer.messages.map(({ queue_offset }) => queue_offset))
+    pull.position = answer.next_position
+  }
+}
+
 // --- commit ----------------------------------------------------------------------------------------------------------
 
 /** The result for the one queue that was asked about. */
@@ -194,6 +209,9 @@ async function tour({ namesrv, topic, group }) {
   }
   position = await readUntil(place, found.position, await second)
   console.log(`held: woken by ${found.messages[0].message_id}: ${found.messages[0].body}`)
+
+  const offsets = await readMatching(place, queue, "language IS NOT NULL AND KEYS <> 'key-1'")
+  console.log(`matched: [${offsets.join(', ')}]`)
 
   await commit(place, group, queue, position)
   const kept = await committed(place, group, queue)

@@ -192,6 +192,24 @@ async def read_until(
     return position
 
 
+async def read_matching(place: Place, queue: common_pb2.QueueRef, expression: str) -> list[int]:
+    """Offsets of the messages for whose properties an SQL92 expression is true, from the first one
+    on. One answer may have none of many: it looks at 1 MiB, then the next pull goes on.
+    """
+    pull = broker_pb2.PullRequest(
+        queue=queue,
+        filter=common_pb2.Filter(sql=expression),
+        form=broker_pb2.MESSAGE_FORM_MESSAGES,
+    )
+    offsets: list[int] = []
+    while True:
+        answer = await place.broker.Pull(pull, timeout=TIMEOUT_S)
+        if answer.status == broker_pb2.PULL_STATUS_NOT_FOUND:
+            return offsets
+        offsets += [message.queue_offset for message in answer.messages]
+        pull.position.CopyFrom(answer.next_position)
+
+
 # --- commit ---------------------------------------------------------------------------------------
 
 
@@ -241,6 +259,9 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
                 messages, position = await read(place, last.queue, position, "greeting")
         position = await read_until(place, position, second.result())
         print(f"held: woken by {messages[0].message_id}: {messages[0].body.decode()}")
+
+        offsets = await read_matching(place, last.queue, "language IS NOT NULL AND KEYS <> 'key-1'")
+        print(f"matched: {offsets}")
 
         await commit(place, group, last.queue, position)
         kept = await committed(place, group, last.queue)

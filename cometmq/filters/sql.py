@@ -201,7 +201,7 @@ def _property(framed: bytes, wanted: bytes) -> Text | None:
         end = framed.find(b"\x02", start)
         if value := framed[start:] if end < 0 else framed[start:end]:
             return value
-        before = at + 1  # the separator in front may end the pair before
+        before = at
     return None
 
 

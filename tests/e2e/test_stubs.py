@@ -206,6 +206,11 @@ def test_it_read_all_that_carries_its_tag(stub: Stub) -> None:
     assert read == [f"0: {'x' * 40}", "2: one", "3: two", "4: three"]
 
 
+def test_it_read_what_an_expression_is_true_for(stub: Stub) -> None:
+    """Neither the first two, which have no property of the stub's, nor the one with key-1."""
+    assert stub.first.found(r"matched: (.*)") == ["[2, 4, 5]"]
+
+
 def test_the_broker_filters_by_hash(cluster: Cluster, stub: Stub) -> None:
     """Why a stub has to compare tags: docs/protocol.md says so."""
     assert taghash.java_hash(SAME_HASH) == taghash.java_hash(TAG)
