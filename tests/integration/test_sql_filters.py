@@ -11,6 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from cometmq.admin import ops
+from cometmq.admin.connection import Connection
+from cometmq.admin.topic_reader import open_reader
 from cometmq.client import (
     Message,
     Position,
@@ -128,6 +131,28 @@ async def test_pull_consumers_filter_one_pull_and_what_they_poll(tmp_path: Path)
         await consumer.seek(queue, Position(0, 0))
         polled = [message.body for message in await consumer.poll()]
         assert polled == [b"5 eu", b"7 eu"]
+
+
+async def test_the_command_prints_what_matches_and_shows_the_expression_of_a_member(
+    tmp_path: Path,
+) -> None:
+    async with stage(tmp_path) as on, Connection(on.namesrv) as connection:
+        for price in (5, 100, 7):
+            await on.send(price)
+        reader = await open_reader(connection, "t", sql="price < 50")
+        bodies: list[str | None] = []
+        while not reader.caught_up:
+            bodies += [message.body_text for message in await reader.read()]
+        assert bodies == ["5 eu", "7 eu"]
+        subscription = pb.Subscription(topic="t", filter=common_pb2.Filter(sql="price > 5"))
+        call = on.broker.stub.JoinGroup()
+        request = pb.JoinGroupRequest(group="G", client_id="c", subscriptions=[subscription])
+        await call.write(request)
+        async with asyncio.timeout(10):
+            await call.read()
+        progress = await ops.group_progress(connection, "G")
+        assert progress.members[0].subscriptions == {"t": ["price > 5"]}
+        call.cancel()
 
 
 @pytest.mark.parametrize("wanted", [{"sql": "price >"}, {"tags": ["a"], "sql": "price > 5"}])
