@@ -34,6 +34,11 @@ def message_id(broker_group: str, log_offset: int) -> str:
     return f"{broker_group}/{log_offset}"
 
 
+def offset_id(store_host: bytes, log_offset: int) -> str:
+    """RocketMQ's id of a message: its broker's host field and the log offset, hexadecimal."""
+    return (store_host + log_offset.to_bytes(8, "big")).hex().upper()
+
+
 def parse_message_id(text: str) -> MessageId:
     """Reads ours, and RocketMQ's 32 (IPv4) or 56 (IPv6) hexadecimal digits in either case. Raises
     MessageIdInvalid."""

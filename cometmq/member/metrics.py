@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -150,6 +151,14 @@ class MemberMetrics:
             "cometmq_send_seconds",
             "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
         )
+        given_back = (*NODE, "topic", "consumer_group")
+        self._sent_back = counter(
+            "rocketmq_send_back_messages", "Messages that a group gave back.", given_back
+        )
+        self._sent_to_dlq = counter(
+            "rocketmq_send_to_dlq_messages", "Messages that became dead letters.", given_back
+        )
+        self._given_back: set[tuple[str, str]] = set()  # topic and group of these series
         self.delay_latency_s = seconds(
             "rocketmq_delay_message_latency",
             "How long after its time a delayed message was delivered: first and last of each run.",
@@ -189,14 +198,33 @@ class MemberMetrics:
         if count and group:
             self._delivery.answered(first_store_time_ms(records))
 
+    def sent_back(self, topic: str, group: str) -> None:
+        """A message of ``topic`` was given back and comes again."""
+        self._given_back.add((topic, group))
+        self._sent_back.labels(*self.node, topic, group).inc()
+
+    def sent_to_dlq(self, topic: str, group: str) -> None:
+        """A message of ``topic`` was given back and is a dead letter."""
+        self._given_back.add((topic, group))
+        self._sent_to_dlq.labels(*self.node, topic, group).inc()
+
+    def _forget_given_back(self, place: int, name: str) -> None:
+        for key in [key for key in self._given_back if key[place] == name]:
+            self._given_back.discard(key)
+            for series in (self._sent_back, self._sent_to_dlq):
+                with suppress(KeyError):  # a message of the two never met this fate
+                    series.remove(*self.node, *key)
+
     def forget_topic(self, topic: str) -> None:
         """A deleted topic's series end, so that churn of topics does not fill the memory."""
         self._in.forget(topic)
         self._out.forget(topic)
+        self._forget_given_back(0, topic)
 
     def forget_group(self, group: str) -> None:
         """Likewise a deleted consumer group's."""
         self._out.forget(group, 1)
+        self._forget_given_back(1, group)
 
 
 class DiskCollector(Collector):

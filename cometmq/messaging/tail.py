@@ -9,6 +9,7 @@ from __future__ import annotations
 from cometmq.format import delayed
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
+from cometmq.messaging.retry import AttemptTable, attempt_of
 
 
 class Tail:
@@ -17,6 +18,7 @@ class Tail:
     def __init__(self) -> None:
         # Log offset of the newest delivered message of each level. A level is delivered in order.
         self.delivered: dict[int, int] = {}
+        self.attempts = AttemptTable()
 
     def observe(self, found: Record) -> None:
         """The next relayed record."""
@@ -24,3 +26,6 @@ class Tail:
         level = delayed.level_named(found.properties)
         if found.topic != SCHEDULE_TOPIC and level:
             self.delivered[level] = found.prepared_offset
+        attempt = attempt_of(found)
+        if attempt is not None:
+            self.attempts.add(attempt, found.log_offset + found.size)

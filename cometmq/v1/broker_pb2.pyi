@@ -1034,6 +1034,128 @@ class CommitOffsetsResponse(_message.Message):
 Global___CommitOffsetsResponse: _TypeAlias = CommitOffsetsResponse  # noqa: Y015
 
 @_typing.final
+class SendBackItem(_message.Message):
+    """One message that a group could not consume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
+    delay_level: _builtins.int
+    """When it comes again: RocketMQ's delay level, 1 (1 s) to 18 (2 h). 0 = by the number of its tries, from 10 s to 2 h;
+    -1 = never, it is a dead letter at once.
+    """
+    retry_times_max: _builtins.int
+    """So many tries, instead of the group's setting."""
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue that it was read from: of a topic, or of the group's own retry topic."""
+
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """Its place there, with the generation that the pull answered."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        position: _common_pb2.Position | None = ...,
+        delay_level: _builtins.int = ...,
+        retry_times_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "position", b"position", "queue", b"queue", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "delay_level", b"delay_level", "position", b"position", "queue", b"queue", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
+    _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times_max) -> _WhichOneofReturnType__retry_times_max | None: ...
+
+Global___SendBackItem: _TypeAlias = SendBackItem  # noqa: Y015
+
+@_typing.final
+class SendBackRequest(_message.Message):
+    """See BrokerService.SendBack."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendBackItem]:
+        """0 to 1,024."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        items: _abc.Iterable[Global___SendBackItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBackRequest: _TypeAlias = SendBackRequest  # noqa: Y015
+
+@_typing.final
+class SendBackResult(_message.Message):
+    """What became of one message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    delay_level: _builtins.int
+    """The delay level after which it comes again; 0 = it is a dead letter."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why it was refused; absent = taken."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        delay_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_level", b"delay_level", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBackResult: _TypeAlias = SendBackResult  # noqa: Y015
+
+@_typing.final
+class SendBackResponse(_message.Message):
+    """See BrokerService.SendBack."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___SendBackResult]:
+        """One for each item, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___SendBackResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendBackResponse: _TypeAlias = SendBackResponse  # noqa: Y015
+
+@_typing.final
 class QueryOffsetsRequest(_message.Message):
     """See BrokerService.QueryOffsets."""
 

@@ -62,6 +62,11 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.FromString,
                 _registered_method=True)
+        self.SendBack = channel.unary_unary(
+                '/cometmq.v1.BrokerService/SendBack',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
+                _registered_method=True)
         self.QueryOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerService/QueryOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsRequest.SerializeToString,
@@ -152,6 +157,18 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendBack(self, request, context):
+        """Gives messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
+        `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+        as a message. Idempotent: a message that was given back twice for the same try is stored once. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
+        QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+        gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryOffsets(self, request, context):
         """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
         Deadline 3 s.
@@ -226,6 +243,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.CommitOffsets,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.SerializeToString,
+            ),
+            'SendBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendBack,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.SerializeToString,
             ),
             'QueryOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryOffsets,
@@ -396,6 +418,33 @@ class BrokerService:
             '/cometmq.v1.BrokerService/CommitOffsets',
             cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/SendBack',
+            cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

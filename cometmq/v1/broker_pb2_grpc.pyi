@@ -68,6 +68,14 @@ class BrokerServiceStub:
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
     back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
     """
+    SendBack: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]
+    """Gives messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
+    `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+    as a message. Idempotent: a message that was given back twice for the same try is stored once. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
+    QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+    gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
+    """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
     Deadline 3 s.
@@ -130,6 +138,14 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
     back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+    """
+    SendBack: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]  # type: ignore[assignment]
+    """Gives messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
+    `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+    as a message. Idempotent: a message that was given back twice for the same try is stored once. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
+    QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+    gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
     """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -220,6 +236,20 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
         back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def SendBack(
+        self,
+        request: _broker_pb2.SendBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.SendBackResponse, _abc.Awaitable[_broker_pb2.SendBackResponse]]:
+        """Gives messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
+        `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+        as a message. Idempotent: a message that was given back twice for the same try is stored once. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
+        QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
+        gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

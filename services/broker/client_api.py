@@ -86,6 +86,7 @@ class ClientApi:
             encoder,
             core.reader,
             self.coordinator,
+            writer.retries,
             context.ports.gate,
             metrics,
             StreamShares(config.streams_per_peer_max),

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from cometmq.errors import CometError, InvalidRequest
+from cometmq.errors import CometError, InvalidRequest, LimitExceeded
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
@@ -23,6 +23,7 @@ from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import MemberStream
 from services.broker.produce import Accepted, Claim, ProduceHandler
+from services.broker.retries import ITEMS_MAX, GiveBack, RetryService, Taken
 from services.broker.structured import StructuredEncoder
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -58,6 +59,12 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
     return Claim(topic, queue_id, count)
 
 
+def _taken_back(answer: Taken | CometError) -> broker_pb2.SendBackResult:
+    if isinstance(answer, CometError):
+        return broker_pb2.SendBackResult(error=to_proto(answer))
+    return broker_pb2.SendBackResult(delay_level=answer.delay_level)
+
+
 class BrokerServicer(ReadServicer):
     """``cometmq.v1.BrokerService``. Streams end by themselves when the gate drains."""
 
@@ -68,6 +75,7 @@ class BrokerServicer(ReadServicer):
         encoder: StructuredEncoder,
         reader: Reader,
         coordinator: GroupCoordinator,
+        retries: RetryService,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
@@ -77,6 +85,7 @@ class BrokerServicer(ReadServicer):
         self._produce = produce
         self._encoder = encoder
         self._coordinator = coordinator
+        self._retries = retries
         self._gate = gate
         self._shares = shares
 
@@ -246,6 +255,25 @@ class BrokerServicer(ReadServicer):
         if kept:
             await self._coordinator.stored(kept)
         return broker_pb2.CommitOffsetsResponse(results=results)
+
+    async def SendBack(
+        self, request: broker_pb2.SendBackRequest, context: Context
+    ) -> broker_pb2.SendBackResponse:
+        if len(request.items) > ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.items)} messages, {ITEMS_MAX} are allowed")
+        self._gate.check()
+        items = [
+            GiveBack(
+                item.queue.topic,
+                item.queue.queue_id,
+                convert.position(item.position),
+                item.delay_level,
+                item.retry_times_max if item.HasField("retry_times_max") else None,
+            )
+            for item in request.items
+        ]
+        answers = await self._retries.send_back(request.group, items)
+        return broker_pb2.SendBackResponse(results=[_taken_back(answer) for answer in answers])
 
     def _unreal(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult | None:
         """Why no group is made for a commit; None: one is."""

@@ -156,6 +156,11 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.CommitOffsetsResponse:
         raise not_writer(self._identity)
 
+    async def SendBack(
+        self, request: broker_pb2.SendBackRequest, context: Context
+    ) -> broker_pb2.SendBackResponse:
+        raise not_writer(self._identity)
+
 
 def _offset_by_time(
     queue: common_pb2.QueueRef, answer: TimeAnswer | CometError

@@ -8,6 +8,7 @@ from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.format.relay import relayed_in
 from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging.delay import LEVELS, DelayProgress
+from cometmq.messaging.retry import AttemptTable
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
 from cometmq.store.writer import MessageStore
@@ -15,16 +16,20 @@ from cometmq.store.writer import MessageStore
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
-def delays_of(store: MessageStore, state: BrokerState) -> DelayProgress:
-    """How far the levels of delayed messages were delivered, by the state and the log's end."""
+def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress, AttemptTable]:
+    """How far the levels of delayed messages were delivered, by the state and the log's end; and
+    the newest messages that groups gave back.
+    """
 
     def end_of(level: int) -> int:
         return store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
 
-    progress = DelayProgress(state.delays, end_of)
+    progress, attempts = DelayProgress(state.delays, end_of), AttemptTable()
     # RocketMQ's tables know all that it did.
     if store.adoption is None and any(map(end_of, LEVELS)):
-        for source in _read(store, newest_progress(store)).delivered.values():
+        tail = _read(store, newest_progress(store))
+        attempts = tail.attempts
+        for source in tail.delivered.values():
             try:
                 found = record.decode(store.read_record(source))
             except MessageNotFound:  # retention has removed it: all after it is younger
@@ -35,7 +40,7 @@ def delays_of(store: MessageStore, state: BrokerState) -> DelayProgress:
                 unit = store.read_units(*queue, found.queue_offset, 1)
                 if queueunit.unit_at(unit, 0)[0] == source:
                     progress.reached(found.queue_id, found.queue_offset)
-    return progress
+    return progress, attempts
 
 
 def _read(store: MessageStore, start: int) -> Tail:

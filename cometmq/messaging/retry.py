@@ -1,0 +1,128 @@
+"""Messages that a consumer group gives back: when they come again, and when they are dead letters.
+
+RocketMQ's rules: a message that was given back for the n-th time waits in the schedule topic for
+level 2 + n (10 s to 2 h), then comes to the group in its topic ``%RETRY%group``. After the group's
+number of tries it goes to ``%DLQ%group``, at once. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
+from cometmq.format import delayed, properties
+from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
+from cometmq.format.record import Record
+from cometmq.format.relay import with_properties
+from cometmq.messaging.topics import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.model import DELAY_LEVEL_MAX, TOPIC_NAME
+
+FIRST_LEVEL = 3
+DEAD = -1  # the delay level that asks for the dead letters at once
+ATTEMPTS_KNOWN_MAX = 10_000
+
+RETRY_TOPIC, ORIGIN_MESSAGE_ID = "RETRY_TOPIC", "ORIGIN_MESSAGE_ID"
+DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
+_SCHEDULED = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages come again. GroupNameInvalid: the group's name is too long."""
+    return _topic_of(RETRY_PREFIX, group)
+
+
+def dlq_topic(group: str) -> str:
+    """Where a group's dead letters lie. GroupNameInvalid: the group's name is too long."""
+    return _topic_of(DLQ_PREFIX, group)
+
+
+def _topic_of(prefix: str, group: str) -> str:
+    topic = prefix + group
+    if not TOPIC_NAME.fullmatch(topic):
+        raise GroupNameInvalid(f"a topic {topic[:200]!r}, for messages given back, cannot be")
+    return topic
+
+
+def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) -> int | None:
+    """The delay level of a message that was given back ``reconsume_times`` before; None: it is a
+    dead letter.
+
+    ``delay_level``: what the consumer asks for; 0 = as the number of tries says, :data:`DEAD`.
+    Raises DelayLevelInvalid.
+    """
+    if delay_level == DEAD or reconsume_times >= retry_times_max:
+        return None
+    if delay_level:
+        if not 1 <= delay_level <= DELAY_LEVEL_MAX:
+            raise DelayLevelInvalid(
+                f"a message is given back for a level of 1 to {DELAY_LEVEL_MAX}, 0 (as its tries "
+                f"say) or {DEAD} (a dead letter), not {delay_level}"
+            )
+        return delay_level
+    return min(FIRST_LEVEL + reconsume_times, DELAY_LEVEL_MAX)
+
+
+def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:
+    """Of a message that comes again in ``topic``, a retry topic. ``origin``: the source's id."""
+    return delayed.prefix(level, topic, queue_id) + _with_origin(source, origin)
+
+
+def dead_properties(source: Record, origin: str) -> bytes:
+    """Of a dead letter."""
+    found = source.properties
+    first = properties.encode(
+        {
+            DLQ_ORIGIN_TOPIC: found.get(RETRY_TOPIC, source.topic),
+            DLQ_ORIGIN_MESSAGE_ID: found.get(ORIGIN_MESSAGE_ID, origin),
+        }
+    )
+    return first + _with_origin(source, origin)
+
+
+def _with_origin(source: Record, origin: str) -> bytes:
+    missing = {
+        name: value
+        for name, value in ((RETRY_TOPIC, source.topic), (ORIGIN_MESSAGE_ID, origin))
+        if name not in source.properties
+    }
+    return with_properties(source.raw_properties, properties.encode(missing), _SCHEDULED)
+
+
+class Attempt(NamedTuple):
+    """One give-back: who, of which record, for the how manieth time."""
+
+    group: str
+    source: int  # log offset
+    reconsume_times: int  # of the record that was made
+
+
+def attempt_of(found: Record) -> Attempt | None:
+    """The give-back that has made a relayed record; None: it was made for another reason."""
+    for topic in (found.topic, found.properties.get(REAL_TOPIC, "")):
+        for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+            # A record in the retry topic itself was made from the delayed one, not by a give-back.
+            is_due = topic == found.topic and prefix == RETRY_PREFIX
+            if topic.startswith(prefix) and not is_due:
+                group = topic.removeprefix(prefix)
+                return Attempt(group, found.prepared_offset, found.reconsume_times)
+    return None
+
+
+class AttemptTable:
+    """The last give-backs, each with the end of the log behind its record: one that is sent twice
+    is stored once (RocketMQ stores it twice: #1589).
+    """
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[Attempt, int] = OrderedDict()
+
+    def end_of(self, attempt: Attempt) -> int | None:
+        """Log offset behind the record; None: this give-back is new."""
+        return self._ends.get(attempt)
+
+    def add(self, attempt: Attempt, end: int) -> None:
+        """The record is in the log."""
+        self._ends[attempt] = end
+        if len(self._ends) > ATTEMPTS_KNOWN_MAX:
+            self._ends.popitem(last=False)

@@ -1,0 +1,213 @@
+"""Takes messages back from consumer groups: into the schedule topic, or among the dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cometmq.errors import (
+    CometError,
+    GroupNotFound,
+    MessageNotFound,
+    NoPermission,
+    OffsetInvalid,
+    StoreDamaged,
+)
+from cometmq.format import delayed, queueunit, record
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.ids import offset_id
+from cometmq.format.record import Record
+from cometmq.format.relay import Relayed, relay
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.relay import RelayWriter
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging import retry
+from cometmq.messaging.groups import GroupSettings, check_name
+from cometmq.messaging.retry import Attempt, AttemptTable
+from cometmq.messaging.topics import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.model import DELAY_LEVEL_MAX, Position
+from cometmq.replication.watermarks import DurabilityClass
+from cometmq.store.base import BaseStore
+
+ITEMS_MAX = 1_024
+SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """One message that a group could not consume. ``retry_times_max`` None: the group's."""
+
+    topic: str
+    queue_id: int
+    position: Position
+    delay_level: int
+    retry_times_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of it: ``delay_level`` 0 = it is a dead letter."""
+
+    delay_level: int
+
+
+class RetryService:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        relays: RelayWriter,
+        attempts: AttemptTable,
+        metrics: MemberMetrics,
+    ) -> None:
+        self._storage = storage
+        self._keeper = keeper
+        self._relays = relays
+        self._attempts = attempts
+        self._metrics = metrics
+
+    async def send_back(self, group: str, items: Sequence[GiveBack]) -> list[Taken | CometError]:
+        """Take messages back, each decided on its own; returns when all that was taken is as safe
+        as its topic asks. Raises GroupNameInvalid, GroupNotFound, and what appending raises.
+        """
+        settings = self._settings(group)
+        await self._make_topics(settings)
+        answers: list[Taken | CometError] = []
+        end = 0  # of the log, behind all that was taken
+        for first in range(0, len(items), SLICE_MAX):
+            some = items[first : first + SLICE_MAX]
+            found = await self._originals(group, some)
+            taken, end_of_slice = self._take(settings, some, found)
+            answers += taken
+            end = max(end, end_of_slice)
+        demands = DurabilityClass.of(*self._keeper.state.topics.demands(SCHEDULE_TOPIC))
+        await self._storage.stored(end, demands)
+        assert len(answers) == len(items)
+        return answers
+
+    def _take(
+        self,
+        settings: GroupSettings,
+        items: Sequence[GiveBack],
+        originals: Sequence[Record | CometError],
+    ) -> tuple[list[Taken | CometError], int]:
+        """Append what is new, at once, so that nobody takes it twice."""
+        answers: list[Taken | CometError] = []
+        fresh: dict[Attempt, Relayed] = {}
+        end = 0
+        for item, original in zip(items, originals, strict=True):
+            try:
+                if isinstance(original, CometError):
+                    raise original
+                made, level = self._made(settings, item, original)
+            except CometError as error:
+                answers.append(error)
+                continue
+            attempt = Attempt(settings.name, original.log_offset, made.reconsume_times)
+            known = self._attempts.end_of(attempt)
+            if known is None:
+                fresh[attempt] = made
+            end = max(end, known or 0)
+            answers.append(Taken(level))
+        if fresh:
+            end = self._relays.append(list(fresh.values())).appended.end_offset
+            for attempt in fresh:
+                self._attempts.add(attempt, end)
+        return answers, end
+
+    def _settings(self, group: str) -> GroupSettings:
+        check_name(group)
+        settings = self._keeper.state.groups.get(group)
+        if settings is None or group in self._keeper.closing_groups:
+            raise GroupNotFound(f"there is no consumer group {group} here")
+        return settings
+
+    async def _make_topics(self, settings: GroupSettings) -> None:
+        name = settings.name
+        await self._keeper.create_system_topic(SCHEDULE_TOPIC, DELAY_LEVEL_MAX)
+        queue_count = max(1, settings.retry_queue_count)
+        await self._keeper.create_system_topic(retry.retry_topic(name), queue_count)
+        await self._keeper.create_system_topic(retry.dlq_topic(name), 1)
+
+    async def _originals(self, group: str, items: Sequence[GiveBack]) -> list[Record | CometError]:
+        """The records that the items name."""
+        units: list[bytes | CometError] = []
+        for item in items:
+            try:
+                units.append(self._unit(group, item))
+            except CometError as error:
+                units.append(error)
+        spans = [queueunit.unit_at(unit, 0)[:2] for unit in units if isinstance(unit, bytes)]
+        store = self._storage.store
+        read: Iterator[Record | CometError]
+        try:
+            read = iter(record.decode_all(store.read_records(spans, nowait=True)))
+        except (BlockingIOError, StoreDamaged, MessageNotFound):
+            read = iter(await asyncio.to_thread(_read_each, store, spans))
+        assert len(spans) == sum(isinstance(unit, bytes) for unit in units)
+        return [next(read) if isinstance(unit, bytes) else unit for unit in units]
+
+    def _unit(self, group: str, item: GiveBack) -> bytes:
+        """Where the log has the message that an item names."""
+        topic, queue_id = item.topic, item.queue_id
+        is_foreign = topic.startswith(RETRY_PREFIX) and topic != retry.retry_topic(group)
+        if is_foreign or topic.startswith(DLQ_PREFIX):
+            raise NoPermission(f"group {group} cannot give back messages of {topic}")
+        state = self._keeper.state
+        state.topics.for_read(topic, queue_id)
+        offset = state.generations.of(topic, queue_id).validate(item.position).offset
+        low, readable, _ = self._storage.bounds((topic, queue_id))
+        if offset >= readable:
+            raise OffsetInvalid(f"nobody can have read {offset} of a queue that ends at {readable}")
+        if offset < low:
+            raise MessageNotFound(f"the queue begins at {low}: message {offset} is gone")
+        # In memory: it was read a moment ago.
+        return self._storage.store.read_units(topic, queue_id, offset, 1)
+
+    def _made(
+        self, settings: GroupSettings, item: GiveBack, original: Record
+    ) -> tuple[Relayed, int]:
+        """The record that is made from the original, and its delay level; 0: a dead letter."""
+        times = original.reconsume_times
+        asked = item.retry_times_max
+        times_max = settings.retry_times_max if asked is None else asked
+        level = retry.level_after(times, item.delay_level, times_max)
+        origin = offset_id(original.store_host, original.log_offset)
+        host = self._relays.host
+        if level is None:
+            properties = retry.dead_properties(original, origin)
+            topic = retry.dlq_topic(settings.name)
+            self._metrics.sent_to_dlq(original.topic, settings.name)
+            return relay(
+                original, topic, 0, host, properties=properties, reconsume_times=times + 1
+            ), 0
+        topic = retry.retry_topic(settings.name)
+        queue_id = original.queue_offset % max(1, settings.retry_queue_count)
+        properties = retry.retry_properties(original, level, topic, queue_id, origin)
+        self._metrics.sent_back(original.topic, settings.name)
+        made = relay(
+            original,
+            SCHEDULE_TOPIC,
+            delayed.queue_id_of(level),
+            host,
+            properties=properties,
+            reconsume_times=times + 1,
+            delay_ms=delayed.delay_ms(level),
+        )
+        return made, level
+
+
+def _read_each(store: BaseStore, spans: Sequence[Span]) -> list[Record | CometError]:
+    found: list[Record | CometError] = []
+    for span in spans:
+        try:
+            found += record.decode_all(store.read_records([span]))
+        except (StoreDamaged, MessageNotFound) as error:
+            found.append(error)
+    return found

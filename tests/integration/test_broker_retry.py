@@ -1,0 +1,127 @@
+"""Messages that a group gives back, over real gRPC: they come again, die, and are stored once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.errors import (
+    CometError,
+    DelayLevelInvalid,
+    GroupNotFound,
+    LimitExceeded,
+    NoPermission,
+    OffsetInvalid,
+    PositionFenced,
+    QueueNotFound,
+    TopicNotFound,
+)
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.rpc.interceptors import from_proto
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
+from tests.support.cluster.broker import BrokerClient, refusal, running_broker
+from tests.support.waiting import until_async
+
+RETRY, DLQ = "%RETRY%G", "%DLQ%G"
+
+
+def item(
+    offset: int, topic: str = "T", queue_id: int = 0, generation: int = 0, **fields: Any
+) -> pb.SendBackItem:
+    return pb.SendBackItem(
+        queue=common.QueueRef(topic=topic, queue_id=queue_id),
+        position=common.Position(generation=generation, offset=offset),
+        **fields,
+    )
+
+
+async def give_back(broker: BrokerClient, *items: pb.SendBackItem) -> list[int | CometError]:
+    """The levels after which the messages come again; 0: a dead letter."""
+    answer = await broker.stub.SendBack(pb.SendBackRequest(group="G", items=items))
+    return [from_proto(r.error) if r.HasField("error") else r.delay_level for r in answer.results]
+
+
+async def prepare(broker: BrokerClient, *bodies: bytes) -> None:
+    await broker.put_topic("T", 1)
+    await broker.send("T", 0, *bodies)
+    assert len(await broker.read_queue("T", 0)) == len(bodies)
+    await broker.commit("G", ("T", 0, 0, 0))  # makes the group
+
+
+async def ends(broker: BrokerClient, topic: str, count: int) -> bool:
+    return (await broker.status(topic, 0)).max_offset == count
+
+
+async def test_a_message_comes_again_and_dies_as_it_was_sent(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, b"0", b"1")
+        assert await give_back(broker, item(1, delay_level=1)) == [1]
+        await until_async(lambda: ends(broker, RETRY, 1))
+        [again] = await broker.read_queue(RETRY, 0)
+        original = (await broker.read_queue("T", 0))[1]
+        assert (again.body, again.unique_id) == (b"1", original.unique_id)
+        assert (again.reconsume_times, again.properties["RETRY_TOPIC"]) == (1, "T")
+        again_item = item(0, RETRY, retry_times_max=1)
+        assert await give_back(broker, again_item, item(0, delay_level=-1)) == [0, 0]
+        await until_async(lambda: ends(broker, DLQ, 2))
+        dead = await broker.read_queue(DLQ, 0)
+        assert [(one.body, one.reconsume_times) for one in dead] == [(b"1", 2), (b"0", 1)]
+        for one, first in zip(dead, (original, None), strict=True):
+            assert one.properties["DLQ_ORIGIN_TOPIC"] == "T"
+            assert "DELAY" not in one.properties
+            if first is not None:
+                assert one.unique_id == first.unique_id
+
+
+async def test_a_give_back_that_is_sent_twice_is_stored_once(tmp_path: Path) -> None:
+    """Also when the writer dies between the two."""
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, *(b"%d" % n for n in range(300)))
+        items = [item(n) for n in range(300)]
+        assert await give_back(broker, *items) == [3] * 300
+        assert await give_back(broker, *items, item(0, delay_level=-1)) == [3] * 300 + [0]
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await give_back(broker, *items[:5], items[4]) == [3] * 6
+        assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 300
+        assert (await broker.status(DLQ, 0)).appended_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (item(2), OffsetInvalid),
+        (item(-1), OffsetInvalid),
+        (item(0, generation=1 << 60), OffsetInvalid),
+        (item(0, "nowhere"), TopicNotFound),
+        (item(0, queue_id=7), QueueNotFound),
+        (item(0, delay_level=19), DelayLevelInvalid),
+        (item(0, delay_level=-2), DelayLevelInvalid),
+        (item(0, "%RETRY%other"), NoPermission),
+        (item(0, DLQ), NoPermission),
+        (item(0, SCHEDULE_TOPIC), NoPermission),
+    ],
+)
+async def test_a_wrong_item_is_refused_alone(
+    tmp_path: Path, wrong: pb.SendBackItem, error: type[CometError]
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, b"0", b"1")
+        first, refused, last = await give_back(broker, item(0), wrong, item(1))
+        assert (first, last) == (3, 3)
+        assert isinstance(refused, error | PositionFenced)
+        assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 2
+
+
+async def test_a_wrong_call_makes_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        request = pb.SendBackRequest(group="G", items=[item(0)])
+        assert isinstance(await refusal(broker.stub.SendBack(request)), GroupNotFound)
+        request = pb.SendBackRequest(group="G", items=[item(0)] * 1_025)
+        assert isinstance(await refusal(broker.stub.SendBack(request)), LimitExceeded)
+        listed = await broker.admin.ListTopics(pb.BrokerAdminServiceListTopicsRequest())
+        assert [topic.name for topic in listed.topics] == ["T"]
