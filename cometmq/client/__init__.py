@@ -8,6 +8,7 @@ from __future__ import annotations
 from cometmq.client.messages import (
     ConsumeFrom,
     ConsumeResult,
+    Later,
     PullBatch,
     PullOutcome,
     ReceivedMessage,
@@ -28,6 +29,7 @@ __all__ = [
     "Bounds",
     "ConsumeFrom",
     "ConsumeResult",
+    "Later",
     "Message",
     "Position",
     "Producer",

@@ -20,7 +20,7 @@ from cometmq.client.offsets import (
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.format.record import decode_all
-from cometmq.model import Filter, Position, QueueRef
+from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
@@ -103,7 +103,8 @@ async def start_position(
     bounds = (await calls.bounds([queue]))[queue]
     if isinstance(bounds, CometError):
         raise bounds
-    first = consume_from is ConsumeFrom.FIRST
+    # A message that the group gave back was for it, whenever the group began.
+    first = consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
     return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
 
 

@@ -13,17 +13,20 @@ import traceback
 from asyncio import Future, TimerHandle
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
-from cometmq.client.messages import ConsumeResult, ReceivedMessage
+from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.progress import Run
 from cometmq.errors import InvalidRequest
+from cometmq.model import DELAY_LEVEL_MAX
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
 
-Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | None]]
+Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | Later | None]]
+# Gives messages `start` to `stop` of a work back to the broker, for a delay level.
+GiveBack = Callable[["Work", int, int, int], None]
 
 _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
 
@@ -91,6 +94,7 @@ class Workers:
         self._concurrency = concurrency
         self._batch_count = batch_count
         self._redelivery = redelivery
+        self.give_back: GiveBack | None = None  # None: what failed comes again here, in its place
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
@@ -132,24 +136,36 @@ class Workers:
                 answer: object = await listener(work.messages[start:stop])
             except Exception as error:  # the application's: whatever it raises means "not done"
                 self._failed(work, start, stop, error)
-                answer = ConsumeResult.LATER
+                answer = _LATER
             except asyncio.CancelledError as error:
                 if _own_task().cancelling():
                     raise
                 self._failed(work, start, stop, error)  # something that the listener waited for
-                answer = ConsumeResult.LATER
+                answer = _LATER
             finally:
                 queue.running -= 1
             if answer is not None and answer is not ConsumeResult.SUCCESS:
-                if answer is not ConsumeResult.LATER:
-                    self._misanswered(work, start, stop, answer)
-                self._again(work, start, stop)
-                stop = start
+                stop = self._not_done(work, start, stop, answer)
             queue.finish(work.run, start, stop)
             calls += 1
             if calls >= _CALLS_PER_TURN_MAX:
                 calls = 0
                 await asyncio.sleep(0)
+
+    def _not_done(self, work: Work, start: int, stop: int, answer: object) -> int:
+        """Lets messages come again that the listener has not done; index of the first of them."""
+        later = _LATER if answer is ConsumeResult.LATER else answer
+        if not _is_later(later, stop - start):
+            self._misanswered(work, start, stop, answer)
+            later = _LATER
+        first = start + later.done
+        if work.queue.closed or first == stop:
+            return first
+        if self.give_back is None:
+            self.redeliver(work, first, stop)
+        else:
+            self.give_back(work, first, stop, later.delay_level)
+        return first
 
     def _failed(self, work: Work, start: int, stop: int, error: BaseException) -> None:
         """Tells it, each kind of failure with its traceback once a minute: a mistake in a listener
@@ -170,7 +186,7 @@ class Workers:
 
     def _misanswered(self, work: Work, start: int, stop: int, answer: object) -> None:
         _log.error(
-            "listener answered neither None nor a ConsumeResult: the messages come again",
+            "listener answered neither None nor a verdict: the messages come again",
             extra=fields(**_call(work, start, stop), answer=repr(answer)[:100]),
         )
 
@@ -191,9 +207,9 @@ class Workers:
             queued.popleft()
         return None
 
-    def _again(self, work: Work, start: int, stop: int) -> None:
-        """The same messages once more after a back-off; until then the queue's committed offset
-        stays below them.
+    def redeliver(self, work: Work, start: int, stop: int) -> None:
+        """The same messages once more, here, after a back-off; until then the queue's committed
+        offset stays below them.
         """
         if work.queue.closed:
             return
@@ -208,6 +224,18 @@ class Workers:
     def _due(self, work: Work) -> None:
         del self._delayed[work]
         self.push(work)
+
+
+_LATER = Later()
+
+
+def _is_later(answer: object, count: int) -> TypeGuard[Later]:
+    """Whether a listener may say so of so many messages."""
+    return (
+        isinstance(answer, Later)
+        and 0 <= answer.done <= count
+        and -1 <= answer.delay_level <= DELAY_LEVEL_MAX
+    )
 
 
 def _call(work: Work, start: int, stop: int) -> dict[str, object]:

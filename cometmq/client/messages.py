@@ -89,7 +89,8 @@ class SendReceipt:
 class ReceivedMessage:
     """A message as an application reads it. Properties are parsed when first asked for.
 
-    ``attempt`` counts this process's deliveries to the listener, from 1.
+    ``attempt`` counts this process's deliveries to the listener, from 1; ``reconsume_times`` how
+    often the group gave the message back before.
     """
 
     __slots__ = ("attempt", "queue", "record")
@@ -101,7 +102,14 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        return self.queue.topic
+        """The topic that it was sent to, also when it comes again from the group's retry topic."""
+        topic = self.queue.topic
+        return self.properties.get("RETRY_TOPIC", topic) if topic.startswith("%") else topic
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the group gave it back; 0 = it comes for the first time."""
+        return self.record.reconsume_times
 
     @property
     def body(self) -> bytes:
@@ -164,7 +172,20 @@ class ConsumeResult(Enum):
     """A listener's verdict on the messages it was given."""
 
     SUCCESS = "success"  # done; they will not come again unless the process dies before the commit
-    LATER = "later"  # not now: the same messages come again after a back-off
+    LATER = "later"  # not now: they come again later, as Later() says
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A listener's verdict on a list of messages: the first ``done`` of them are done (RocketMQ's
+    ackIndex, plus one), the others come again.
+
+    ``delay_level``: after how long, 1 (1 s) to 18 (2 h); 0 = as the number of tries says; -1 =
+    never, they are dead letters at once.
+    """
+
+    done: int = 0
+    delay_level: int = 0
 
 
 class ConsumeFrom(Enum):

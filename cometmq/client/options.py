@@ -49,6 +49,7 @@ def _check(options: Any) -> None:
 # Options that are no numbers, and what they may be. consume_from="FIRST" would read as LAST.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
+    "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "selector": (lambda value: value is None or callable(value), "a function or None"),
     "consume_from": (
         lambda value: isinstance(value, ConsumeFrom),
@@ -221,11 +222,27 @@ class PushConsumerOptions(ConsumerOptions):
         "Offsets from the lowest unfinished message to the next pull.",
         "consumeConcurrentlyMaxSpan",
     )
+    retry_times_max: int = _option(
+        -1,
+        -1,
+        1_000_000,
+        "Tries of a message that was given back, before it is a dead letter; -1 = the group's, 16.",
+        "maxReconsumeTimes",
+    )
+    retry_in_place: bool = field(
+        default=False,
+        metadata=_about(
+            "What failed comes again here, in its place, without end; nothing goes to the broker."
+        ),
+    )
     redeliver_backoff_ms: int = _option(
-        1_000, 1, 3_600_000, "Wait after LATER or an exception; doubles."
+        5_000,
+        1,
+        3_600_000,
+        "Wait before a message comes again here, which no broker takes back; doubles.",
     )
     redeliver_backoff_max_ms: int = _option(
-        30_000, 1, 3_600_000, "Longest wait before a redelivery."
+        30_000, 1, 3_600_000, "Longest wait before it comes again here."
     )
     rebalance_delay_ms: int = _option(
         200, 0, 60_000, "Changes of the group within this time cause one rebalance."

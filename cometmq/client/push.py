@@ -22,8 +22,9 @@ from cometmq.client.options import PushConsumerOptions, backoff_policy, options_
 from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
+from cometmq.client.send_backs import SendBacks
 from cometmq.errors import ClientClosed, CometError, Retry, TopicNotFound
-from cometmq.model import Filter, Position, QueueRef
+from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
@@ -46,8 +47,9 @@ class PushConsumer:
     ) -> None:
         """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
         COMETMQ_NAMESRV says. ``listener``, an async function, gets messages of one queue, in the
-        queue's order, at most ``options.batch_count``. None or SUCCESS = done; LATER or any
-        exception = the same messages again after a back-off. Raises ConfigInvalid,
+        queue's order, at most ``options.batch_count``. None or SUCCESS = done. LATER, a
+        :class:`Later` or any exception = they come again: the broker takes them back, and delivers
+        them after 10 s to 2 h; after 16 tries they are dead letters. Raises ConfigInvalid,
         GroupNameInvalid, InvalidRequest.
         """
         self._options = options_of(PushConsumerOptions, options)
@@ -78,6 +80,7 @@ class PushConsumer:
             self._options.batch_count,
             _redelivery(self._options),
         )
+        self._retries = None if self._options.retry_in_place else RETRY_PREFIX + group
         self._subscriptions: dict[str, Filter] = {}  # by topic
         self._absent: set[str] = set()  # topics without a broker, as logged
         self._assigned: dict[QueueRef, AssignedQueue] = {}
@@ -92,6 +95,12 @@ class PushConsumer:
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
+        if self._retries is not None:
+            self._workers.give_back = SendBacks(
+                self._calls, self._tasks, self._options.retry_times_max, self._workers.redeliver
+            ).put
+            self._subscriptions[self._retries] = Filter()
+            self._routes.watch(self._retries)
         self._loops = [
             self._tasks.start(self._rebalance_loop(), "rebalance"),
             self._tasks.start(self._commit_loop(), "commit"),
@@ -155,7 +164,7 @@ class PushConsumer:
     def _tell_absence(self, topic: str) -> None:
         """A misspelt topic would be waited for in silence."""
         route = self._routes.get(topic)
-        if route is None:
+        if route is None or topic == self._retries:  # that one is made when it is needed
             return
         if route.groups:
             if topic in self._absent:

@@ -22,7 +22,8 @@ from cometmq.errors import DiskFull, FlowControl, StoreFailed
 from cometmq.format.record import first_store_time_ms
 from cometmq.member.storage.member_storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
-from cometmq.messaging.topics import RETRY_PREFIX, is_system
+from cometmq.messaging.topics import is_system
+from cometmq.model import RETRY_PREFIX
 from cometmq.replication.refusals import Refusals
 from cometmq.telemetry import DeliveryAge
 

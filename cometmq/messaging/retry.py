@@ -15,8 +15,8 @@ from cometmq.format import delayed, properties
 from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
-from cometmq.messaging.topics import DLQ_PREFIX, RETRY_PREFIX
-from cometmq.model import DELAY_LEVEL_MAX, TOPIC_NAME
+from cometmq.messaging.topics import DLQ_PREFIX
+from cometmq.model import DELAY_LEVEL_MAX, RETRY_PREFIX, TOPIC_NAME
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once

@@ -23,6 +23,7 @@ from cometmq.model import (
     PERMISSION_READ,
     PERMISSION_WRITE,
     QUEUES_PER_TOPIC_MAX,
+    RETRY_PREFIX,
     TOPIC_NAME,
     FlushMode,
     ReplicationMode,
@@ -33,7 +34,6 @@ TOPICS_MAX = 100_000
 RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
-RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_PREFIX = "rmq_sys_"
 

@@ -33,6 +33,7 @@ FAST: dict[str, Any] = {
     "retry_backoff_max_ms": 10,
     "redeliver_backoff_ms": 2,
     "redeliver_backoff_max_ms": 10,
+    "retry_in_place": True,
 }
 
 

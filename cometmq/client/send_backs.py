@@ -1,0 +1,111 @@
+"""Gives messages back to the brokers that have them: those of one turn of the event loop, and all
+that fail while a call is on its way, travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cometmq.client.listener import Work
+from cometmq.client.names import of
+from cometmq.client.offsets import BrokerCalls, position_to_proto, queue_to_proto
+from cometmq.errors import CometError
+from cometmq.model import Position
+from cometmq.rpc.interceptors import from_proto
+from cometmq.rpc.streams import ask
+from cometmq.rpc.tasks import Tasks
+from cometmq.telemetry import fields, logger
+from cometmq.v1 import broker_pb2
+
+ITEMS_PER_CALL_MAX = 1_024
+
+_log = logger(__name__)
+
+
+class Failed(NamedTuple):
+    """Message ``place`` of a work, which the listener could not do. ``delay_level`` as in the
+    contract: 0 = as the number of its tries says.
+    """
+
+    work: Work
+    place: int
+    delay_level: int
+
+
+class SendBacks:
+    """A message counts as done only when the broker has taken it back. ``redeliver`` gets those
+    that no broker takes now: the listener sees them again, here.
+    """
+
+    def __init__(
+        self,
+        calls: BrokerCalls,
+        tasks: Tasks,
+        retry_times_max: int,
+        redeliver: Callable[[Work, int, int], None],
+    ) -> None:
+        self._calls = calls
+        self._tasks = tasks
+        self._retry_times_max = retry_times_max  # below 0: the group's
+        self._redeliver = redeliver
+        self._waiting: dict[str, list[Failed]] = {}  # by broker group
+        self._sending: set[str] = set()  # broker groups with a call on its way
+
+    def put(self, work: Work, start: int, stop: int, delay_level: int) -> None:
+        """Give messages ``start`` to ``stop`` back. Until that is answered they count as running,
+        so that their queue is not handed over meanwhile.
+        """
+        broker_group = work.messages[start].queue.broker_group
+        work.queue.running += stop - start
+        waiting = self._waiting.setdefault(broker_group, [])
+        waiting += [Failed(work, place, delay_level) for place in range(start, stop)]
+        if broker_group not in self._sending:
+            self._sending.add(broker_group)
+            self._tasks.start(self._send(broker_group), f"send back to {broker_group}")
+
+    async def _send(self, broker_group: str) -> None:
+        try:
+            while some := self._waiting.pop(broker_group, None):
+                for first in range(0, len(some), ITEMS_PER_CALL_MAX):
+                    await self._call(broker_group, some[first : first + ITEMS_PER_CALL_MAX])
+        finally:
+            self._sending.discard(broker_group)
+
+    async def _call(self, broker_group: str, some: list[Failed]) -> None:
+        request = broker_pb2.SendBackRequest(group=self._calls.group)
+        for work, place, delay_level in some:
+            message = work.messages[place]
+            item = request.items.add(
+                queue=queue_to_proto(message.queue),
+                position=position_to_proto(Position(work.run.generation, message.queue_offset)),
+                delay_level=delay_level,
+            )
+            if self._retry_times_max >= 0:
+                item.retry_times_max = self._retry_times_max
+        answers: list[CometError | None]
+        try:
+            stub = self._calls.broker(broker_group)
+            response = await ask(stub.SendBack, request, self._calls.timeout_s)
+            answers = [
+                from_proto(r.error) if r.HasField("error") else None for r in response.results
+            ]
+        except CometError as error:
+            self._calls.doubt(broker_group, error)
+            answers = [error] * len(some)
+        for failed, answer in zip(some, answers, strict=True):
+            self._answered(failed, answer)
+
+    def _answered(self, failed: Failed, error: CometError | None) -> None:
+        work, place, _ = failed
+        queue, message = work.queue, work.messages[place]
+        queue.running -= 1
+        if error is None:
+            queue.finish(work.run, place, place + 1)
+            return
+        _log.warning(
+            "message not taken back: it comes again here",
+            extra=fields(**of(message.queue), offset=message.queue_offset, error=error),
+        )
+        self._redeliver(work, place, place + 1)
+        queue.finish(work.run, place, place)  # who waits for the queue looks again

@@ -1,0 +1,123 @@
+"""A push consumer gives back what its listener cannot do: against a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.client import (
+    Later,
+    Message,
+    Producer,
+    PushConsumer,
+    PushConsumerOptions,
+    ReceivedMessage,
+)
+from cometmq.errors import DiskFull
+from cometmq.format.delayed import SCHEDULE_TOPIC
+from services.broker.retries import RetryService
+from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.waiting import until
+
+RETRY, DLQ = "%RETRY%G", "%DLQ%G"
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, count: int) -> AsyncIterator[tuple[str, LiveBroker]]:
+    """One broker whose topic T has ``count`` messages in one queue."""
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        async with Producer(namesrv) as producer:
+            for n in range(count):
+                await producer.send(Message("T", b"%d" % n, "A", (f"k{n}",)))
+        yield namesrv, broker
+
+
+def consumer(namesrv: str, listener: Any, **changes: Any) -> PushConsumer:
+    options = {"rebalance_delay_ms": 1, "concurrency": 1, "batch_count": 4, **changes}
+    return PushConsumer(namesrv, "G", listener, options=PushConsumerOptions(**options))
+
+
+async def committed(broker: LiveBroker, topic: str, offset: int) -> bool:
+    position = await broker.committed("G", topic, 0)
+    return position is not None and position.offset == offset
+
+
+async def test_what_a_list_had_not_done_comes_again_and_the_rest_does_not(tmp_path: Path) -> None:
+    got: list[ReceivedMessage] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> Later | None:
+        got.extend(messages)
+        return None if messages[0].reconsume_times else Later(done=2, delay_level=1)
+
+    async with cluster(tmp_path, 4) as (namesrv, broker):
+        async with consumer(namesrv, listener) as consuming:
+            await consuming.subscribe("T", "A")
+            await until(lambda: len(got) >= 6)
+        assert sorted(one.body for one in got[4:]) == [b"2", b"3"]
+        again = got[4]
+        first = next(one for one in got[:4] if one.body == again.body)
+        assert (again.topic, again.tag, again.keys) == ("T", "A", first.keys)
+        assert (again.unique_id, again.reconsume_times) == (first.unique_id, 1)
+        assert await committed(broker, "T", 4)
+        assert await committed(broker, RETRY, 2)
+
+
+async def test_after_its_tries_a_message_is_a_dead_letter(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        tries.append(messages[0].reconsume_times)
+        raise ValueError("a listener's mistake")
+
+    async with cluster(tmp_path, 1) as (namesrv, broker):
+        async with consumer(namesrv, listener) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: stored(broker, SCHEDULE_TOPIC, 2) == 1)  # for 10 s
+        async with consumer(namesrv, listener, retry_times_max=0) as consuming:
+            await consuming.subscribe("T")
+            async with Producer(namesrv) as producer:
+                await producer.send_and_wait(Message("T", b"dies"))
+            await until(lambda: stored(broker, DLQ) == 1)
+        assert tries == [0, 0]
+        [dead] = await broker.read_queue(DLQ, 0)
+        assert (dead.body, dead.reconsume_times) == (b"dies", 1)
+        assert dead.properties["DLQ_ORIGIN_TOPIC"] == "T"
+
+
+def stored(broker: LiveBroker, topic: str, queue_id: int = 0) -> int:
+    return broker.store.queue_bounds(topic, queue_id)[1]
+
+
+async def test_no_commit_passes_a_message_that_no_broker_took_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> Later | None:
+        got.append(messages[0].body)
+        return Later(delay_level=-1) if messages[0].body == b"1" else None
+
+    async def refuse(*_: object) -> None:
+        raise DiskFull("no room")
+
+    async with cluster(tmp_path, 3) as (namesrv, broker):
+        changes = {"batch_count": 1, "redeliver_backoff_ms": 20, "redeliver_backoff_max_ms": 20}
+        with monkeypatch.context() as patch:
+            patch.setattr(RetryService, "send_back", refuse)
+            async with consumer(namesrv, listener, **changes) as consuming:
+                await consuming.subscribe("T")
+                await until(lambda: got.count(b"1") >= 3)  # it comes again here
+            assert await committed(broker, "T", 1)
+        async with consumer(namesrv, listener, **changes) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: stored(broker, DLQ) == 1)
+        assert await committed(broker, "T", 3)
+        assert [one.body for one in await broker.read_queue(DLQ, 0)] == [b"1"]
