@@ -387,6 +387,16 @@ class IndexDisabled(ConflictError):
     )
 
 
+class BatchOutsideWindow(ConflictError):
+    """A batch came again, and so late that it is not known any more where it was stored."""
+
+    code = 3021
+    advice = (
+        "Find the messages by their unique ids (cometmq message find) before you send them again: "
+        "some of them are stored."
+    )
+
+
 class NotWriter(ConflictError):
     """Only the writer of a broker group can do this, and this member is not it."""
 

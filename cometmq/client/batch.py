@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Collection
+from itertools import pairwise
 
 from cometmq.client.messages import SendReceipt
 from cometmq.model import QueueRef
@@ -104,6 +105,32 @@ class Batch:
             if half.parts:
                 half.replace(half.parts)
         return halves[0] if halves[0].records else None, halves[1] if halves[1].records else None
+
+    def split_at(self, count: int) -> tuple[Batch, Batch]:
+        """Two batches in place of this one: the first ``count`` messages, and the others."""
+        assert 0 < count < len(self.futures)
+        first, rest = self._like(), self._like()
+        left = count
+        for segment in self.segments:
+            taken = min(left, segment.count)
+            left -= taken
+            for half, skip, some in ((first, 0, taken), (rest, taken, segment.count - taken)):
+                if some:
+                    part = Segment(
+                        segment.queue,
+                        segment.pinned,
+                        segment.id_stream,
+                        segment.first_counter + skip,
+                        segment.delay_level,
+                    )
+                    part.count = some
+                    half.segments.append(part)
+        ends = [*self.starts, self.size]
+        parts = [self.records[at:end] for at, end in pairwise(ends)]
+        first.futures, rest.futures = self.futures[:count], self.futures[count:]
+        first.replace(parts[:count])
+        rest.replace(parts[count:])
+        return first, rest
 
     def _like(self) -> Batch:
         twin = Batch(self.sequence, self.deadline_s)

@@ -207,6 +207,21 @@ class Batcher:
         batch.replace([self.encoder.again(r, r.queue_id, keep_id=True) for r in records])
         self._buffer.used += batch.size - before
 
+    def renumber(self, batch: Batch) -> None:
+        """Gives the messages of a closed batch new ids: some of its messages have gone."""
+        encoder = self.encoder
+        assert encoder is not None
+        self.close()  # the ids of the open batch follow each other too
+        encoder.begin_batch(len(batch.futures))
+        records = iter(decode_all(batch.records))
+        parts: list[bytes] = []
+        for segment in batch.segments:
+            segment.id_stream, segment.first_counter = encoder.stream, encoder.counter
+            parts += [encoder.again(r, r.queue_id) for r in islice(records, segment.count)]
+        before = batch.size
+        batch.replace(parts)
+        self._buffer.used += batch.size - before
+
     def adopt(self, moved: Batch, slot: Slot) -> None:
         """Takes a batch of another sender, of one topic, for one queue: new identity, same futures
         and deadline."""

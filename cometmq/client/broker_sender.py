@@ -187,12 +187,16 @@ class BrokerSender:
     # --- answers ----------------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, result: broker_pb2.SendBatchResult) -> None:
-        if len(result.queue_offsets) != len(batch.segments):
+        is_partial = 0 < result.stored_count < len(batch.futures)
+        if len(result.queue_offsets) != len(batch.segments) and not is_partial:
             error = InternalError("The broker's answer does not fit the batch.")
             self.fail(batch, error)
             raise error
         self._refusals.reset()
         self._reconnect.reset()
+        if is_partial:  # the broker has crashed meanwhile
+            batch, rest = batch.split_at(result.stored_count)
+            self.window.push(rest)
         resolve(batch, result)
         self._buffer.release(batch.size)
 
@@ -204,6 +208,9 @@ class BrokerSender:
             failed, rest = batch.split({error.segment})
             self.fail(failed or batch, error)
             if failed is not None and rest is not None:
+                # Nothing of it was stored. New ids, which follow each other: else the broker would
+                # not know the batch again.
+                self.batcher.renumber(rest)
                 self.window.push(rest)
         elif error.retry is Retry.NEVER:
             self.fail(batch, error)

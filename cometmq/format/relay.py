@@ -116,16 +116,16 @@ def with_properties(properties: bytes, put_first: bytes, without: frozenset[byte
     return put_first + b"".join(pairs)
 
 
-def relayed_in(chunk: bytes) -> Iterator[tuple[int, int]]:
-    """(place, end) of each relayed record in ``chunk``, which holds whole good records end to end,
-    or the end mark of a file.
+def walk(chunk: bytes) -> Iterator[tuple[int, int, bool]]:
+    """(place, end, whether it is relayed) of each record in ``chunk``, which holds whole good
+    records end to end, or the end mark of a file.
     """
     at, last_at = 0, len(chunk) - LAYOUTS[0].record_bytes_min
     while at <= last_at:  # an end mark is shorter
         size, magic, sys_flag = _SIZE_MAGIC_FLAG.unpack_from(chunk, at)
         assert magic == MAGIC_V1, (at, magic)
-        if _PREPARED_OFFSETS[sys_flag & SYS_FLAG_HOSTS].unpack_from(chunk, at)[0]:
-            yield at, at + size
+        (source,) = _PREPARED_OFFSETS[sys_flag & SYS_FLAG_HOSTS].unpack_from(chunk, at)
+        yield at, at + size, source != 0
         at += size
 
 

@@ -357,6 +357,10 @@ class MemberConfig(ServiceConfig):
             minimum=0.01,
         ),
     )
+    message_dedup_enable: bool = field(
+        default=True,
+        metadata=about("Whether a batch that a producer sends again is stored once."),
+    )
     state_copy_interval_bytes: int = field(
         default=1024 * MIB,
         metadata=about("Log bytes between two state snapshots.", unit="bytes", minimum=MIB),

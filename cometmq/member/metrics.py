@@ -145,6 +145,9 @@ class MemberMetrics:
             "cometmq_batches_late",
             "Batches stored, and answered FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT.",
         )
+        self._known = counter(
+            "cometmq_messages_known", "Messages that were sent again, and were stored already."
+        )
         self._append_s = seconds(
             "cometmq_append_seconds", "Time of checking, writing and dispatching one batch."
         )
@@ -183,6 +186,10 @@ class MemberMetrics:
     def late(self) -> None:
         """A batch was answered with FLUSH_DISK_TIMEOUT or FLUSH_SLAVE_TIMEOUT."""
         self._late.inc()
+
+    def known(self, count: int) -> None:
+        """So many messages of a batch that came again were stored already."""
+        self._known.inc(count)
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         """A run of messages was stored."""

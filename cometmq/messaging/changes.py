@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from cometmq.errors import StateTooNew, StoreDamaged
+from cometmq.messaging.dedup import Interval, StoredRun, StreamEntry
 from cometmq.messaging.generations import History, is_history
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
@@ -124,6 +125,16 @@ class DelaysReached:
     offsets: Mapping[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamsReached:
+    """What is stored of these streams of producers; replaces what was known of them. The streams
+    of ``gone`` are forgotten.
+    """
+
+    streams: tuple[StreamEntry, ...]
+    gone: tuple[str, ...] = ()
+
+
 Change = (
     TopicPut
     | TopicReserved
@@ -136,6 +147,7 @@ Change = (
     | GroupDropped
     | OffsetsCommitted
     | DelaysReached
+    | StreamsReached
 )
 
 
@@ -224,6 +236,21 @@ def _history(pairs: tuple[tuple[int, int], ...]) -> History:
 
 def _starts(value: dict[str, Json]) -> dict[str, tuple[int, ...]]:
     return {topic: tuple(_int(start) for start in starts) for topic, starts in value.items()}
+
+
+def _stream_fields(streams: Iterable[StreamEntry]) -> dict[str, list[list[list[int]]]]:
+    return {name: [list(map(list, some)) for some in both] for name, *both in streams}
+
+
+def _streams(value: dict[str, Json]) -> tuple[StreamEntry, ...]:
+    return tuple(
+        StreamEntry(
+            name,
+            tuple(Interval(_int(first), _int(end)) for first, end in intervals),
+            tuple(StoredRun(*map(_int, run)) for run in runs),
+        )
+        for name, (intervals, runs) in value.items()
+    )
 
 
 def _int(value: Json) -> int:
@@ -323,6 +350,13 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": sorted(c.offsets.items())},
         lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
+    ),
+    StreamsReached: _Kind(
+        "streams",
+        frozenset("s"),
+        lambda c: {"s": _stream_fields(c.streams)} | ({"x": c.gone} if c.gone else {}),
+        lambda f: StreamsReached(_streams(f["s"]), tuple(map(_str, f.get("x", ())))),
+        optional=frozenset("x"),
     ),
 }
 _to_json = json.JSONEncoder(separators=(",", ":")).encode

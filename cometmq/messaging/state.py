@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from cometmq.errors import GroupNotFound, LimitExceeded, NoPermission, StateTooNew, StoreDamaged
 from cometmq.messaging import groups, topics
@@ -28,6 +29,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
+    StreamsReached,
     TopicDropped,
     TopicPut,
     TopicReserved,
@@ -36,6 +38,7 @@ from cometmq.messaging.changes import (
     encode_change,
     join,
 )
+from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
@@ -62,6 +65,7 @@ RECORD_BYTES_MAX = 256 * 1024
 
 # Of an entry in a state snapshot, with names of middle length.
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
+STREAM_BYTES = 2_000
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -84,6 +88,7 @@ class BrokerState:
         self.groups: dict[str, GroupSettings] = {}
         self.groups_max = groups_max
         self.offsets = OffsetTable()
+        self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
 
     # --- plan: what is asked for → the change to append ---
@@ -178,6 +183,7 @@ class BrokerState:
         self.groups = other.groups
         self.offsets = other.offsets
         self.delays = other.delays
+        self.streams = other.streams
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -209,8 +215,14 @@ class BrokerState:
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
-            case DelaysReached(offsets):
-                self.delays = dict(offsets)
+            case DelaysReached() | StreamsReached():
+                self._reach(change)
+
+    def _reach(self, change: DelaysReached | StreamsReached) -> None:
+        if isinstance(change, DelaysReached):
+            self.delays = dict(change.offsets)
+        else:
+            self.streams.restore(change.streams, change.gone)
 
     def _put_topic(self, config: TopicConfig, generation: int) -> None:
         before = self.topics.find(config.name)
@@ -270,6 +282,7 @@ class BrokerState:
             yield OffsetsCommitted(commits)
         if self.delays:
             yield DelaysReached(self.delays)
+        yield from stream_changes(self.streams, [])
 
     def _counted(self, topic: str, next_offset_of: NextOffsetOf) -> Iterator[QueuesCounted]:
         queue_ids = range(len(self.generations.topic(topic)))
@@ -301,10 +314,12 @@ class BrokerState:
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
+        entries += STREAM_BYTES * len(self.streams)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:
         """Asserts what must hold between the tables; for tests."""
+        self.streams.validate()
         for config in self.topics:
             assert len(self.generations.topic(config.name)) >= _queue_count(config), config
         for topic, queue_id in self.generations.queues():
@@ -313,6 +328,15 @@ class BrokerState:
         for commit in self.offsets:
             history = self.generations.of(commit.topic, commit.queue_id)
             assert history.born <= commit.position.generation <= history.current, commit
+
+
+def stream_changes(streams: Iterable[StreamEntry], gone: Sequence[str]) -> Iterator[StreamsReached]:
+    """The streams as changes that fit a record each."""
+    each = RECORD_BYTES_MAX // STREAM_BYTES
+    entries, left = iter(streams), tuple(gone)
+    while (some := tuple(islice(entries, each))) or left:
+        yield StreamsReached(some, left)
+        left = ()
 
 
 def _queue_count(config: TopicConfig) -> int:

@@ -1,27 +1,51 @@
-"""What the end of a log tells of relayed messages that the state does not know yet.
+"""What the end of a log tells that the state does not know yet.
 
 Progress is written about once a second. After a crash the records behind the newest progress tell
-the rest, so nothing that was delivered is delivered again: a relayed record names its source.
+the rest: a relayed record names its source, so nothing that was delivered is delivered again; other
+records have the ids of their producers, so nothing that was stored is stored again.
 """
 
 from __future__ import annotations
 
-from cometmq.format import delayed
+from cometmq.format import delayed, record
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
+from cometmq.format.relay import walk
+from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
 from cometmq.messaging.retry import AttemptTable, attempt_of
 
 
 class Tail:
-    """Takes the relayed records of a log's end, in their order."""
+    """Takes a log's end, piece by piece. What it finds of producers goes into ``streams``."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: StreamTable) -> None:
         # Log offset of the newest delivered message of each level. A level is delivered in order.
         self.delivered: dict[int, int] = {}
         self.attempts = AttemptTable()
+        self._streams = streams
 
-    def observe(self, found: Record) -> None:
-        """The next relayed record."""
+    def observe(self, chunk: bytes, log_offset: int) -> None:
+        """The next piece: whole records, or the end mark of a file."""
+        stream, first, start, next_counter = b"", 0, 0, -1  # of the run that goes on
+        for at, end, is_relayed in walk(chunk):
+            found = None
+            if is_relayed:
+                self._observe_relayed(record.decode(chunk, at))
+            else:
+                found = id_at_end(chunk, end)
+            if found == (stream, next_counter):
+                next_counter += 1
+                continue
+            self._add(stream, first, next_counter, log_offset + start)
+            stream, first = found or (b"", 0)
+            start, next_counter = at, first + 1 if found else -1
+        self._add(stream, first, next_counter, log_offset + start)
+
+    def _add(self, stream: bytes, first: int, end: int, log_offset: int) -> None:
+        if stream:
+            self._streams.observe(Ids(stream, first, end - first), log_offset)
+
+    def _observe_relayed(self, found: Record) -> None:
         assert found.prepared_offset, found.log_offset
         level = delayed.level_named(found.properties)
         if found.topic != SCHEDULE_TOPIC and level:

@@ -372,6 +372,7 @@ class SendBatchResult(_message.Message):
     QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
     STORE_TIME_MS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    STORED_COUNT_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch that is answered."""
     log_offset: _builtins.int
@@ -380,6 +381,10 @@ class SendBatchResult(_message.Message):
     """Store time of all records of the batch."""
     status: Global___SendStatus.ValueType
     """How far the batch has come; set when it was stored."""
+    stored_count: _builtins.int
+    """Above 0: the batch was stored when it came before, and the fields above say where. Only so many of its records were, if
+    that is fewer than all: a crash has taken the others. Send them again.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent. But of a
@@ -402,10 +407,11 @@ class SendBatchResult(_message.Message):
         queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
         store_time_ms: _builtins.int = ...,
         status: Global___SendStatus.ValueType = ...,
+        stored_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

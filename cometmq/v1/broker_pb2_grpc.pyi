@@ -38,10 +38,11 @@ class BrokerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> BrokerServiceAsyncStub: ...
     SendStream: _grpc.StreamStreamMultiCallable[_broker_pb2.SendStreamRequest, _broker_pb2.SendStreamResponse]
     """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
-    batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
-    a batch sent again after a lost answer may be stored twice.
+    batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
+    batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
+    after a restart or a change of the writer.
     Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
-    BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
+    BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
     PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
@@ -109,10 +110,11 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SendStream: _aio.StreamStreamMultiCallable[_broker_pb2.SendStreamRequest, _broker_pb2.SendStreamResponse]  # type: ignore[assignment]
     """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
-    batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
-    a batch sent again after a lost answer may be stored twice.
+    batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
+    batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
+    after a restart or a change of the writer.
     Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
-    BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
+    BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
     PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
@@ -183,10 +185,11 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_broker_pb2.SendStreamResponse], _abc.AsyncIterator[_broker_pb2.SendStreamResponse]]:
         """Sends batches of encoded records, several in flight. The server speaks first: its first message is `opened`; each
-        batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Not idempotent:
-        a batch sent again after a lost answer may be stored twice.
+        batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
+        batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
+        after a restart or a change of the writer.
         Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
-        BATCH_CHECKSUM_MISMATCH, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
+        BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
         PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.
         """

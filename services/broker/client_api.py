@@ -32,6 +32,7 @@ def policy_of(config: MemberConfig) -> ProducePolicy:
             flush_mode=config.flush_disk_type.value,
             replication_mode=config.replication_mode,
         ),
+        dedup=config.message_dedup_enable,
         sync_flush_timeout_s=config.sync_flush_timeout / 1000,
         slave_timeout_s=config.slave_timeout / 1000,
         topic_creations_max=config.topic_creations_per_peer_max,

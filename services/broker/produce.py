@@ -8,16 +8,24 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
-from cometmq.errors import BatchChecksumMismatch, CometError, FlowControl, TopicNotFound
+from cometmq.errors import (
+    BatchChecksumMismatch,
+    BatchOutsideWindow,
+    CometError,
+    FlowControl,
+    TopicNotFound,
+)
 from cometmq.format import delayed
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
+from cometmq.messaging.dedup import Ids, ids_of
 from cometmq.model import DELAY_LEVEL_MAX, SendStatus, TopicConfig
 from cometmq.native import crc32
-from cometmq.replication.watermarks import REPLICATED, DurabilityClass
+from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
+from services.broker.stored_batch import stored_batch
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
 
@@ -42,6 +50,7 @@ class ProduceObserver(Protocol):
     def appended(self, seconds: float) -> None: ...
     def acknowledged(self, seconds: float) -> None: ...
     def late(self) -> None: ...
+    def known(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,7 @@ class ProducePolicy:
     new_topic: TopicConfig  # what a request that says nothing asks for
     sync_flush_timeout_s: float
     slave_timeout_s: float
+    dedup: bool = True  # a batch that comes again is not stored again
     # Of topics that first messages make, by one address: at once, and then one each so often.
     topic_creations_max: int = 500
     topic_creation_interval_s: float = 5.0
@@ -64,10 +74,14 @@ class ProducePolicy:
 
 
 class Accepted(NamedTuple):
-    """A batch that is in the log, and when its sender has to be answered."""
+    """A batch that is in the log, and when its sender has to be answered. ``record_count``: how
+    many of its records; fewer than all when a crash had left only its first ones.
+    """
 
     ticket: Ticket
     answer_by_s: float  # on the monotonic clock
+    record_count: int
+    is_known: bool = False  # it was stored when it came before
 
 
 class ProduceHandler:
@@ -105,14 +119,22 @@ class ProduceHandler:
         return sum(self._in_flight_bytes.values())
 
     async def take(
-        self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None = None
+        self,
+        records: bytes,
+        claims: Sequence[Claim],
+        born_host: bytes,
+        checksum: int | None = None,
+        *,
+        has_ids: bool = True,
     ) -> Accepted:
-        """Append a batch whole, or raise what is wrong with it. Creates missing topics where
-        that is allowed.
+        """Append a batch whole, or raise what is wrong with it; one that is stored already is not
+        stored again. Creates missing topics where that is allowed. ``has_ids`` False: its sender
+        has not numbered the messages.
         """
+        dedup = has_ids and self._policy.dedup
         while True:
             try:
-                return self._append(records, claims, born_host, checksum)
+                return self._append(records, claims, born_host, checksum, dedup=dedup)
             except TopicNotFound as missing:
                 if missing.segment is None or not self._policy.auto_create_topics:
                     raise
@@ -147,13 +169,26 @@ class ProduceHandler:
         return SendStatus.FLUSH_SLAVE_TIMEOUT
 
     def _append(
-        self, records: bytes, claims: Sequence[Claim], born_host: bytes, checksum: int | None
+        self,
+        records: bytes,
+        claims: Sequence[Claim],
+        born_host: bytes,
+        checksum: int | None,
+        *,
+        dedup: bool,
     ) -> Accepted:
         came_s = self._clock.monotonic_s()
-        self._storage.check_room()
         if checksum is not None and crc32(records) != checksum:
             raise BatchChecksumMismatch(f"CRC-32 of {len(records)} bytes is not {checksum:#010x}")
         segments = self._segments(claims)
+        record_count = sum([claim.record_count for claim in claims])
+        ids = ids_of(records, record_count) if dedup and records else None
+        if ids is not None:
+            known = self._known(ids, records, segments)
+            if known is not None:
+                answer_by_s = came_s + self._patience_s(known.ticket.demands)
+                return known._replace(answer_by_s=answer_by_s)
+        self._storage.check_room()
         for_copies = any(segment.demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
         if for_copies:
@@ -162,6 +197,8 @@ class ProduceHandler:
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
+        if ids is not None:
+            self._keeper.state.streams.add(ids, ticket.appended.log_offset, came_s)
         appended_s = self._clock.monotonic_s() - came_s
         self._observer.appended(appended_s)
         if ticket.acked is None:
@@ -170,7 +207,27 @@ class ProduceHandler:
             self._track(ticket.acked, len(records), for_copies, came_s)
         for claim, size_bytes in zip(claims, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
-        return Accepted(ticket, came_s + self._patience_s(ticket.demands))
+        return Accepted(ticket, came_s + self._patience_s(ticket.demands), record_count)
+
+    def _known(self, ids: Ids, records: bytes, segments: Sequence[Segment]) -> Accepted | None:
+        """The batch as it was stored when it came before; None: it is new."""
+        try:
+            run = self._keeper.state.streams.find(ids)
+        except LookupError:
+            raise BatchOutsideWindow(
+                f"of the {ids.id_count} messages from {ids.stream.decode()}{ids.first:08X} on some "
+                "are stored, and it is not known any more where"
+            ) from None
+        if run is None:
+            return None
+        found = stored_batch(self._storage.store, run, ids, records, segments)
+        if found is None:  # other messages with the same ids: nobody's batch is taken for another's
+            return None
+        demands = union(segment.demands for segment in segments)
+        self._storage.check_open()
+        ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
+        self._observer.known(len(found.segment_bytes))
+        return Accepted(ticket, 0.0, len(found.segment_bytes), is_known=True)
 
     def _patience_s(self, demands: DurabilityClass) -> float:
         policy = self._policy

@@ -25,8 +25,7 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.changes import DelaysReached
-from cometmq.messaging.delay import LEVELS, DelayProgress, LevelProgress, Now, target_of
+from cometmq.messaging.delay import LevelProgress, Now, target_of
 from cometmq.store.base import BaseStore
 from cometmq.telemetry import fields
 
@@ -37,12 +36,8 @@ RETRY_S = 1.0  # after the disk took no more
 # Of one turn, so that a producer hardly waits for it.
 TURN_COUNT_MAX = 256
 TURN_BYTES_MAX = 1 << 20
-PROGRESS_S = 1.0  # so often progress is written
-PROGRESS_BYTES = 64 << 20  # and whenever so much was appended: the next start reads the log from it
 
 Span = tuple[int, int]
-
-_QUEUES = [(SCHEDULE_TOPIC, delayed.queue_id_of(level)) for level in LEVELS]
 
 
 class ScheduleService:
@@ -50,14 +45,13 @@ class ScheduleService:
 
     def __init__(
         self,
-        progress: DelayProgress,
         storage: MemberStorage,
         keeper: StateKeeper,
         relays: RelayWriter,
         metrics: MemberMetrics,
         clock: Clock,
     ) -> None:
-        self.progress = progress
+        self.progress = keeper.delays
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
@@ -65,8 +59,6 @@ class ScheduleService:
         self._clock = clock
         # A batch lies in one log file.
         self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
-        self._written_s = clock.monotonic_s()
-        self._written_offset = storage.store.appended_offset
 
     async def run(self) -> None:
         """Deliver until cancelled. StoreFailed."""
@@ -76,7 +68,6 @@ class ScheduleService:
                 moved.clear()
                 try:
                     wait_s = await self.deliver_due()
-                    self._write_progress_if_due(is_idle=wait_s is None)
                 except (Shortage, BrokerDraining) as error:
                     log.warning("delayed messages wait", extra=fields(reason=str(error)))
                     await asyncio.sleep(RETRY_S)
@@ -160,36 +151,6 @@ class ScheduleService:
             "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
         )
         return None
-
-    # --- progress ---
-
-    def _write_progress_if_due(self, *, is_idle: bool) -> None:
-        if not any(self._storage.bounds(queue)[1] for queue in _QUEUES):
-            return
-        if self._storage.store.appended_offset - self._written_offset >= PROGRESS_BYTES:
-            self.write_progress(always=True)
-        elif is_idle or self._clock.monotonic_s() - self._written_s >= PROGRESS_S:
-            self.write_progress()
-
-    def write_progress(self, *, always: bool = False) -> None:
-        """Append how far the levels are, unless the state in the log says so already; ``always``:
-        even then, so that the next start has less of the log to read. May raise DiskFull,
-        BrokerDraining.
-        """
-        offsets = self.progress.offsets
-        if always or offsets != self.progress.written:
-            self._keeper.write_progress(DelaysReached(offsets))
-            self.progress.written = offsets
-        self._written_s = self._clock.monotonic_s()
-        self._written_offset = self._storage.store.appended_offset
-
-    def finish(self) -> None:
-        """The last progress, unless the log was handed over."""
-        try:
-            if not self._storage.sealed:
-                self.write_progress()
-        except CometError as error:  # the next start reads from the log how far the levels are
-            log.error("the last progress is not written", extra=fields(reason=str(error)))
 
 
 def _read_good(store: BaseStore, spans: Sequence[Span]) -> list[Record]:

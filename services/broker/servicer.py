@@ -156,6 +156,7 @@ class BrokerServicer(ReadServicer):
             queue_offsets=appended.queue_offsets,
             store_time_ms=appended.store_time_ms,
             status=convert.status_proto(status),
+            stored_count=taken.record_count if taken.is_known else 0,
         )
 
     def _opened(self, born_host: bytes) -> broker_pb2.SendStreamOpened:
@@ -179,7 +180,9 @@ class BrokerServicer(ReadServicer):
         born_host = host_of_peer(context.peer())
         batch = self._encoder.encode(request.messages, born_host)
         try:
-            accepted = await self._produce.take(batch.records, batch.claims, born_host)
+            accepted = await self._produce.take(
+                batch.records, batch.claims, born_host, has_ids=False
+            )
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             error.segment = batch.first_message_of(error.segment)

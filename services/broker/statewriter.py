@@ -20,6 +20,11 @@ from cometmq.telemetry import fields
 log = logging.getLogger(__name__)
 
 
+# The next start reads the log from where progress was written last.
+PROGRESS_BYTES = 64 << 20
+PROGRESS_LOOK_S = 0.2
+
+
 class StateWriter:
     """Belongs to the event loop. :meth:`write` and :meth:`export` are tasks."""
 
@@ -37,13 +42,19 @@ class StateWriter:
         """Write commits that a full disk has not taken before, and state snapshots when they are
         due, about once a second, until cancelled.
         """
+        interval_s = self._config.offset_record_interval_s
         while True:
-            await asyncio.sleep(self._config.offset_record_interval_s)
+            until_s = self._clock.monotonic_s() + interval_s
+            while (left_s := until_s - self._clock.monotonic_s()) > 0:
+                await asyncio.sleep(min(left_s, PROGRESS_LOOK_S))
+                if self._keeper.progress_bytes >= PROGRESS_BYTES:
+                    break
             self._write_now()
 
     def _write_now(self) -> None:
         try:
             self._keeper.write_offsets()
+            self._keeper.write_progress(self._clock.monotonic_s())
             self._keeper.write_snapshot_if_due(self._config.state_copy_interval_bytes)
         except (Shortage, BrokerDraining) as error:
             log.error("offsets are not written", extra=fields(reason=str(error)))

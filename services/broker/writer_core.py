@@ -51,12 +51,18 @@ class WriterCore:
             holder.serve(self.storage)
         host, drop = context.identity.store_host, self._forget_topic
         self.keeper = StateKeeper(
-            opened.state, self.storage, host, clock, demands, on_topics, drop, metrics.forget_group
+            opened.state,
+            self.storage,
+            host,
+            clock,
+            demands,
+            opened.delays,
+            on_topics,
+            drop,
+            metrics.forget_group,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
-        self.schedule = ScheduleService(
-            opened.delays, self.storage, self.keeper, relays, metrics, clock
-        )
+        self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
         self.retries = RetryService(self.storage, self.keeper, relays, opened.attempts, metrics)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
@@ -91,7 +97,6 @@ class WriterCore:
         """
         try:
             if not self.storage.failed:
-                self.schedule.finish()
                 await self._state_writer.finish()
         finally:
             self.core.reader.close()

@@ -44,7 +44,7 @@ class Story:
             parts = Parts(member, self.clock)
             yield member, parts
             if clean:
-                parts.schedule.finish()
+                member.keeper.write_progress(self.clock.monotonic_s())
 
     async def send(self, parts: Parts) -> None:
         level, queue_id = self.source.choice(LEVELS), self.source.randrange(QUEUES)
@@ -85,9 +85,7 @@ class Parts:
         policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
         self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
-        self.schedule = ScheduleService(
-            member.delays, member.storage, member.keeper, relays, metrics, clock
-        )
+        self.schedule = ScheduleService(member.storage, member.keeper, relays, metrics, clock)
 
 
 def _span(units: bytes) -> tuple[int, int]:
@@ -115,7 +113,7 @@ async def test_every_message_comes_once_in_time_whatever_ends_the_writer(
                         await member.on_disk()
                         story.check(member, parts)
                         if source.random() < 0.3:
-                            parts.schedule.write_progress()
+                            member.keeper.write_progress(story.clock.monotonic_s())
             await member.on_disk()
     story.clock.now_ms += 3_600_000
     async with story.life(tmp_path / "store", clean=True) as (member, parts):

@@ -18,6 +18,7 @@ from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import Change, DelaysReached, TopicPut
+from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
@@ -25,6 +26,7 @@ from cometmq.messaging.state import (
     BrokerState,
     StateRecord,
     change_records,
+    stream_changes,
 )
 from cometmq.messaging.topics import TopicTable, is_system
 from cometmq.model import TopicConfig
@@ -93,11 +95,13 @@ class StateKeeper:
         host: bytes,
         clock: Clock,
         demands: StateDemands,
+        delays: DelayProgress,
         on_topics: Callable[[], None] = lambda: None,
         on_drop: Callable[[str], None] = lambda _topic: None,
         on_drop_group: Callable[[str], None] = lambda _group: None,
     ) -> None:
         self.state = state
+        self.delays = delays
         # While its deletion is on its way, a topic takes no sends and a group no commits.
         self.closing: set[str] = set()
         self.closing_groups: set[str] = set()
@@ -114,7 +118,7 @@ class StateKeeper:
         # Due at the end of this turn of the loop; None: no group has committed in it.
         self._offsets_written: asyncio.Future[None] | None = None
         # Log offsets: the ends of the newest written offsets and of the last state snapshot.
-        self._offsets_end = self._snapshot_end = storage.store.appended_offset
+        self._offsets_end = self._snapshot_end = self._progress_end = storage.store.appended_offset
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
@@ -183,12 +187,28 @@ class StateKeeper:
                 self.closing_groups.discard(group)
             self._on_drop_group(group)
 
-    def write_progress(self, change: DelaysReached) -> None:
-        """Append how far the broker has come, and apply it at once: no answer waits for it. May
-        raise DiskFull, BrokerDraining.
+    def write_progress(self, now_s: float) -> None:
+        """Append how far delayed messages were delivered and what producers have sent since the
+        last time; no answer waits for it. May raise DiskFull, BrokerDraining: then the next call
+        writes it.
         """
-        self._append(change_records([change]), DurabilityClass.ASYNC)
-        self.state.apply(change)
+        state = self.state
+        state.streams.expire(now_s)
+        offsets = self.delays.offsets
+        if offsets == self.delays.written and not state.streams.has_unwritten:
+            return
+        with state.streams.unwritten() as (changed, gone):
+            delays = DelaysReached(offsets)
+            streams = stream_changes(changed, gone)
+            self._append(change_records([delays, *streams]), DurabilityClass.ASYNC)
+        self.delays.written = offsets
+        state.apply(delays)
+        self._progress_end = self._storage.store.appended_offset
+
+    @property
+    def progress_bytes(self) -> int:
+        """How far the log has grown since progress was written."""
+        return self._storage.store.appended_offset - self._progress_end
 
     async def settled(self) -> None:
         """Wait until no change is on its way."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from cometmq.errors import MessageNotFound
 from cometmq.format import queueunit, record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
-from cometmq.format.relay import relayed_in
 from cometmq.member.state.statelog import newest_progress
-from cometmq.messaging.delay import LEVELS, DelayProgress
+from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.retry import AttemptTable
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
@@ -18,35 +17,28 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress, AttemptTable]:
     """How far the levels of delayed messages were delivered, by the state and the log's end; and
-    the newest messages that groups gave back.
+    the newest messages that groups gave back. What producers sent goes into the state's streams.
     """
 
     def end_of(level: int) -> int:
         return store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
 
-    progress, attempts = DelayProgress(state.delays, end_of), AttemptTable()
-    # RocketMQ's tables know all that it did.
-    if store.adoption is None and any(map(end_of, LEVELS)):
-        tail = _read(store, newest_progress(store))
-        attempts = tail.attempts
-        for source in tail.delivered.values():
-            try:
-                found = record.decode(store.read_record(source))
-            except MessageNotFound:  # retention has removed it: all after it is younger
-                continue
-            queue = (SCHEDULE_TOPIC, found.queue_id)
-            low, high = store.queue_bounds(*queue)
-            if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
-                unit = store.read_units(*queue, found.queue_offset, 1)
-                if queueunit.unit_at(unit, 0)[0] == source:
-                    progress.reached(found.queue_id, found.queue_offset)
-    return progress, attempts
-
-
-def _read(store: MessageStore, start: int) -> Tail:
-    tail, at = Tail(), max(start, store.min_offset)
+    progress, tail = DelayProgress(state.delays, end_of), Tail(state.streams)
+    if store.adoption is not None:  # RocketMQ's tables know all that it did
+        return progress, tail.attempts
+    at = max(newest_progress(store), store.min_offset)
     while (chunk := store.read_chunk(at, CHUNK_BYTES)) is not None:
-        for place, end in relayed_in(chunk.data):
-            tail.observe(record.decode(chunk.data[place:end]))
+        tail.observe(chunk.data, at)
         at = chunk.next_offset
-    return tail
+    for source in tail.delivered.values():
+        try:
+            found = record.decode(store.read_record(source))
+        except MessageNotFound:  # retention has removed it: all after it is younger
+            continue
+        queue = (SCHEDULE_TOPIC, found.queue_id)
+        low, high = store.queue_bounds(*queue)
+        if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
+            unit = store.read_units(*queue, found.queue_offset, 1)
+            if queueunit.unit_at(unit, 0)[0] == source:
+                progress.reached(found.queue_id, found.queue_offset)
+    return progress, tail.attempts

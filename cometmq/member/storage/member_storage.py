@@ -410,6 +410,13 @@ class MemberStorage(BaseStorage):
             queue = self._acks[demands] = AckQueue()
         return queue.wait(end)
 
+    def acked(self, position: int, demands: DurabilityClass) -> asyncio.Future[None] | None:
+        """As the ticket of a batch that ends at ``position``, which is in the log already."""
+        assert position <= self.watermarks.appended
+        if self.watermarks.ack(demands) >= position and self.authority.may_acknowledge():
+            return None
+        return self._wait(demands, self.watermarks.appended)
+
     async def stored(self, position: int, demands: DurabilityClass) -> None:
         """Wait until the log fulfils ``demands`` up to ``position``."""
         assert position <= self.watermarks.appended

@@ -81,6 +81,7 @@ class Member:
             HOST,
             WallClock(),
             self.demands,
+            found.delays,
             lambda: self.told.append("changed"),
             lambda topic: self.told.append(f"dropped {topic}"),
         )

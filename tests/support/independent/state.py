@@ -67,6 +67,24 @@ def _is_commit(value: object) -> bool:
     return all(check(field) for check, field in zip(_COMMIT, value, strict=True))
 
 
+def _is_stream_name(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9A-F]{26}", value) is not None
+
+
+def _is_stream(value: object) -> bool:
+    """[intervals, runs]: intervals rise and never touch; runs lie inside of them."""
+    if not isinstance(value, list) or len(value) != 2 or any(len(some) > 64 for some in value):
+        return False
+    intervals, runs = value
+    bounds = [bound for interval in intervals for bound in interval]
+    in_order = bounds == sorted(set(bounds)) and all(len(pair) == 2 for pair in intervals)
+    inside = all(
+        any(low <= first and first + count <= end for low, end in intervals)
+        for first, count, _ in runs
+    )
+    return in_order and inside and all(map(_count, bounds))
+
+
 _SETTINGS = {
     "n": _is_name,
     "r": _number(0, 1024),  # 0, and no permission, only of a topic taken over from RocketMQ
@@ -76,7 +94,7 @@ _SETTINGS = {
     "y": lambda value: type(value) is int and value in (2, 3),
 }
 # Fields that may be left out: an asynchronous topic says no replication mode.
-OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}}
+OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}, "streams": {"x"}}
 # Kind → field → is it of the right type; fields in the order in which they must stand.
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
@@ -95,6 +113,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "group-drop": {"n": _is_name},
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
+    "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
 }
 TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-drop", "topic-copy"})
 COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
@@ -159,6 +178,8 @@ class State:
     groups: dict[str, Json] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
+    # Of producers; in a state snapshot further than the changes before it.
+    streams: dict[str, Json] = field(default_factory=dict, compare=False)
     generation: int = 0  # the highest ever given
     topic_changes: int = field(default=0, compare=False)  # applied so far to the topics
 
@@ -244,6 +265,11 @@ class State:
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
+
+    def _streams(self, change: Json, _: object) -> None:
+        for name in change.get("x", []):
+            self.streams.pop(name, None)
+        self.streams |= change["s"]
 
     def resumes_at(self, key: tuple[str, str, int]) -> int:
         """Where the holder of a committed position goes on: there, or at the start of the next

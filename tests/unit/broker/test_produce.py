@@ -33,7 +33,7 @@ from tests.support.waiting import until
 class Counter:
     def __init__(self) -> None:
         self.counted: list[tuple[str, int, int]] = []
-        self.appends = self.acknowledgements = self.lates = 0
+        self.appends = self.acknowledgements = self.lates = self.again = 0
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         self.counted.append((topic, count, size_bytes))
@@ -46,6 +46,9 @@ class Counter:
 
     def late(self) -> None:
         self.lates += 1
+
+    def known(self, count: int) -> None:
+        self.again += count
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from cometmq.errors import (
 )
 from cometmq.format import batch, delayed, properties, queueunit, record
 from cometmq.format.batch import BatchLimits, SegmentClaim
-from cometmq.format.relay import relay, relayed_in, with_properties
+from cometmq.format.relay import relay, walk, with_properties
 from tests.unit.format import naive, strategies
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -388,7 +388,12 @@ def test_what_a_relay_makes_names_its_source_and_keeps_the_rest() -> None:
     assert record.check(data, 0, log_offset=5000, bytes_left=9999).kind is record.Kind.RECORD
     assert made.size_bytes == len(data)
     plain = make()
-    assert list(relayed_in(plain + data + plain)) == [(len(plain), len(plain) + len(data))]
+    one, two = len(plain), len(plain) + len(data)
+    assert list(walk(plain + data + plain)) == [
+        (0, one, False),
+        (one, two, True),
+        (two, two + one, False),
+    ]
 
 
 def test_a_body_that_has_changed_is_not_relayed() -> None:

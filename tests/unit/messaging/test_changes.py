@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
+    StreamsReached,
     TopicDropped,
     TopicPut,
     TopicReserved,
@@ -27,6 +28,7 @@ from cometmq.messaging.changes import (
     decode,
     encode,
 )
+from cometmq.messaging.dedup import Interval, StoredRun, StreamEntry
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
@@ -59,6 +61,17 @@ GOLDEN: dict[str, Change] = {
         )
     ),
     '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
+    '{"k":"streams","s":{"01A0B1C2D3E4F50001160F3C2A":[[[0,7],[9,12]],[[4,3,880],[9,3,4096]]]},'
+    '"x":["01A0B1C2D3E4F50001160F3C29"]}': StreamsReached(
+        (
+            StreamEntry(
+                "01A0B1C2D3E4F50001160F3C2A",
+                (Interval(0, 7), Interval(9, 12)),
+                (StoredRun(4, 3, 880), StoredRun(9, 3, 4096)),
+            ),
+        ),
+        ("01A0B1C2D3E4F50001160F3C29",),
+    ),
 }
 
 

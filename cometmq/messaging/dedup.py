@@ -1,0 +1,235 @@
+"""Which batches are stored already: a producer that got no answer sends the same bytes again.
+
+The SDK numbers the messages of one sender: UNIQ_KEY is a stream (26 hexadecimal digits) and a
+counter (8), and the ids of a batch follow each other. The broker keeps, of each stream, which
+counters it has stored and where its last batches lie in the log. So it can answer a batch that
+comes again with the positions that it has. Pure: time is a parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+STREAMS_MAX = 10_000
+RUNS_MAX = 64  # of a stream, the newest
+INTERVALS_MAX = 64  # of a stream
+IDLE_S_MAX = 900.0
+
+_NAME = b"UNIQ_KEY\x01"
+_STREAM_DIGITS, _COUNTER_DIGITS = 26, 8
+_PROPERTY_BYTES = len(_NAME) + _STREAM_DIGITS + _COUNTER_DIGITS + 1
+_ID = re.compile(rb"UNIQ_KEY\x01([0-9A-F]{26})([0-9A-F]{8})\x02")
+
+
+class Ids(NamedTuple):
+    """The ids of a batch: ``first`` and those that follow it."""
+
+    stream: bytes
+    first: int
+    id_count: int
+
+
+class StoredRun(NamedTuple):
+    """Messages of a stream that lie end to end in the log, from ``log_offset`` on."""
+
+    first: int
+    id_count: int
+    log_offset: int
+
+    @property
+    def end(self) -> int:
+        """The counter behind the last."""
+        return self.first + self.id_count
+
+
+class Interval(NamedTuple):
+    """Counters that are stored; ``end`` is exclusive."""
+
+    first: int
+    end: int
+
+
+def id_at_end(records: bytes, end: int) -> tuple[bytes, int] | None:
+    """Stream and counter of the record that ends at ``end``; None: its last property is no such
+    id.
+    """
+    found = _ID.fullmatch(records, end - _PROPERTY_BYTES, end) if end >= _PROPERTY_BYTES else None
+    return None if found is None else (found[1], int(found[2], 16))
+
+
+def ids_of(records: bytes, count: int) -> Ids | None:
+    """The ids of a batch by its first and last record; None: they do not follow each other, so that
+    nobody can know the batch again.
+    """
+    size = int.from_bytes(records[:4], "big")
+    first = id_at_end(records, size) if 0 < size <= len(records) else None
+    last = id_at_end(records, len(records))
+    if first is None or last is None or first[0] != last[0] or last[1] - first[1] != count - 1:
+        return None
+    return Ids(first[0], first[1], count)
+
+
+class Stream:
+    """What is stored of one stream. Invariant: intervals rise and neither touch nor overlap."""
+
+    __slots__ = ("intervals", "runs", "used_s")
+
+    def __init__(self) -> None:
+        self.intervals: list[Interval] = []
+        self.runs: deque[StoredRun] = deque(maxlen=RUNS_MAX)
+        self.used_s = 0.0  # 0: not since this process began
+
+    def add(self, run: StoredRun) -> None:
+        """These were stored, none of them before."""
+        self.runs.append(run)
+        intervals = self.intervals
+        if intervals and intervals[-1].end == run.first:  # as nearly always
+            intervals[-1] = Interval(intervals[-1].first, run.end)
+            return
+        merged: list[Interval] = []
+        new = Interval(run.first, run.end)
+        for one in intervals:
+            if one.end < new.first:
+                merged.append(one)
+            elif one.first <= new.end:
+                new = Interval(min(one.first, new.first), max(one.end, new.end))
+        behind = [one for one in intervals if one.first > new.end]
+        self.intervals = [*merged, new, *behind]
+        while len(self.intervals) > INTERVALS_MAX:
+            # The oldest gap closes: a batch that has never come in counts as too old now.
+            self.intervals[:2] = [Interval(self.intervals[0].first, self.intervals[1].end)]
+
+    def holds_any(self, first: int, end: int) -> bool:
+        """Whether any counter of ``first`` to ``end`` is stored."""
+        return any(one.first < end and first < one.end for one in self.intervals)
+
+    def validate(self) -> None:
+        """Assert the invariant and the bounds."""
+        assert len(self.intervals) <= INTERVALS_MAX
+        assert all(one.first < one.end for one in self.intervals)
+        pairs = zip(self.intervals, self.intervals[1:], strict=False)
+        assert all(one.end < after.first for one, after in pairs), self.intervals
+
+
+class StreamEntry(NamedTuple):
+    """A stream as the state log tells it."""
+
+    name: str
+    intervals: tuple[Interval, ...]
+    runs: tuple[StoredRun, ...]
+
+
+class StreamTable:
+    """All streams, the least recently used first, and which of them the state log does not know as
+    they are.
+    """
+
+    def __init__(self) -> None:
+        self._streams: OrderedDict[bytes, Stream] = OrderedDict()
+        self._unwritten: set[bytes] = set()
+        self._gone: list[bytes] = []  # left since the last change
+        self.evicted_count = 0  # left though in use: there were too many
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def find(self, ids: Ids) -> StoredRun | None:
+        """The run that holds the batch's first message, while it is known; None: the batch is new.
+
+        Raises LookupError: some of it is stored, and it is not known any more where.
+        """
+        stream = self._streams.get(ids.stream)
+        if stream is None or not stream.intervals or ids.first >= stream.intervals[-1].end:
+            return None
+        for run in reversed(stream.runs):
+            if run.first <= ids.first < run.end:
+                return run
+        if stream.holds_any(ids.first, ids.first + ids.id_count):
+            raise LookupError(ids)
+        return None
+
+    def add(self, ids: Ids, log_offset: int, now_s: float) -> None:
+        """A batch that is new was stored at ``log_offset``."""
+        stream = self._streams.get(ids.stream)
+        if stream is None:
+            stream = self._streams[ids.stream] = Stream()
+            self._limit()
+        else:
+            self._streams.move_to_end(ids.stream)
+        stream.used_s = now_s
+        stream.add(StoredRun(ids.first, ids.id_count, log_offset))
+        self._unwritten.add(ids.stream)
+
+    def expire(self, now_s: float) -> None:
+        """Forget streams that were idle for 15 minutes."""
+        for name, stream in list(self._streams.items()):
+            if stream.used_s and now_s - stream.used_s < IDLE_S_MAX:
+                return  # those behind were used later
+            if stream.used_s:
+                self._drop(name)
+            else:
+                stream.used_s = now_s
+
+    def _limit(self) -> None:
+        while len(self._streams) > STREAMS_MAX:
+            self.evicted_count += 1
+            self._drop(next(iter(self._streams)))
+
+    def _drop(self, name: bytes) -> None:
+        del self._streams[name]
+        self._unwritten.discard(name)
+        self._gone.append(name)
+
+    # --- state ---
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the state log does not know everything."""
+        return bool(self._unwritten or self._gone)
+
+    @contextmanager
+    def unwritten(self) -> Iterator[tuple[list[StreamEntry], list[str]]]:
+        """Streams that have changed since they were written, and those that have gone. They count
+        as written when the block ends without an error.
+        """
+        changed = [_entry(name, self._streams[name]) for name in sorted(self._unwritten)]
+        yield changed, [name.decode() for name in self._gone]
+        self._unwritten.clear()
+        self._gone.clear()
+
+    def __iter__(self) -> Iterator[StreamEntry]:
+        """All streams, the least recently used first."""
+        return (_entry(*item) for item in self._streams.items())
+
+    def restore(self, entries: Iterable[StreamEntry], gone: Iterable[str]) -> None:
+        """Takes streams as the state log tells them."""
+        for name in gone:
+            self._streams.pop(name.encode(), None)
+        for entry in entries:
+            stream = self._streams[entry.name.encode()] = Stream()
+            stream.intervals = list(entry.intervals)
+            stream.runs.extend(entry.runs)
+            self._streams.move_to_end(entry.name.encode())
+        while len(self._streams) > STREAMS_MAX:
+            self._streams.popitem(last=False)
+
+    def observe(self, ids: Ids, log_offset: int) -> None:
+        """Takes a run that the log's end holds, which the state may know or not."""
+        stream = self._streams.get(ids.stream)
+        if stream is None or not stream.holds_any(ids.first, ids.first + ids.id_count):
+            self.add(ids, log_offset, 0.0)
+
+    def validate(self) -> None:
+        """Assert the invariants; for tests."""
+        assert len(self._streams) <= STREAMS_MAX
+        assert self._unwritten <= self._streams.keys()
+        for stream in self._streams.values():
+            stream.validate()
+
+
+def _entry(name: bytes, stream: Stream) -> StreamEntry:
+    return StreamEntry(name.decode(), tuple(stream.intervals), tuple(stream.runs))

@@ -1,0 +1,78 @@
+"""Finds a batch in the log that a producer sends again, and compares it record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cometmq.errors import MessageNotFound, StoreDamaged
+from cometmq.format import record
+from cometmq.format.record import SYS_FLAG_HOSTS, Record
+from cometmq.format.relay import walk
+from cometmq.member.storage.member_storage import Segment
+from cometmq.messaging.dedup import Ids, StoredRun, id_at_end
+from cometmq.store.base import BaseStore
+from cometmq.store.writer import Appended
+
+CHUNK_BYTES = 1 << 20
+
+
+def stored_batch(
+    store: BaseStore, run: StoredRun, ids: Ids, records: bytes, segments: Sequence[Segment]
+) -> Appended | None:
+    """Where the batch lies, of which ``run`` holds the first message; as many of its records as
+    stand there, and ``segment_bytes`` has one entry for each of these. None: these are other
+    messages.
+    """
+    sent = record.decode_all(records)
+    found: list[Record] = []
+    at = run.log_offset
+    try:
+        while len(found) < min(len(sent), run.end - ids.first):
+            chunk = store.read_chunk(at, CHUNK_BYTES)
+            if chunk is None:
+                break
+            for place, end, _ in walk(chunk.data):
+                identity = id_at_end(chunk.data, end)
+                if identity is None or identity[0] != ids.stream or identity[1] >= run.end:
+                    return _appended(found, sent, segments)
+                if identity[1] >= ids.first and len(found) < len(sent):
+                    found.append(record.decode(chunk.data, place))
+            at = chunk.next_offset
+    except (MessageNotFound, StoreDamaged):  # retention or damage has come past it
+        return None
+    return _appended(found, sent, segments)
+
+
+def _appended(
+    found: Sequence[Record], sent: Sequence[Record], segments: Sequence[Segment]
+) -> Appended | None:
+    count = 0
+    while count < len(found) and _is_same(found[count], sent[count]):
+        count += 1
+    if not count:
+        return None
+    last = found[count - 1]
+    queue_offsets: list[int] = []
+    first = 0
+    for segment in segments:
+        if first < count:
+            queue_offsets.append(found[first].queue_offset)
+        first += segment.count
+    return Appended(
+        found[0].log_offset,
+        last.log_offset + last.size,
+        queue_offsets,
+        [one.size for one in found[:count]],
+        last.store_time_ms,
+    )
+
+
+def _is_same(stored: Record, sent: Record) -> bool:
+    """Whether they differ in nothing but what the broker fills in."""
+    return (
+        (stored.topic, stored.queue_id, stored.flag) == (sent.topic, sent.queue_id, sent.flag)
+        and (stored.sys_flag | SYS_FLAG_HOSTS) == (sent.sys_flag | SYS_FLAG_HOSTS)
+        and stored.born_time_ms == sent.born_time_ms
+        and stored.body == sent.body
+        and stored.raw_properties == sent.raw_properties
+    )
