@@ -7,8 +7,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from cometmq.client import Message, Producer, ProducerOptions
+from cometmq.client import Message, Producer, ProducerOptions, SendReceipt
 from cometmq.errors import BatchOutsideWindow
+from cometmq.format.record import Record
 from cometmq.messaging import dedup
 from cometmq.v1 import broker_pb2 as pb
 from tests.support.cluster.broker import encoded, running_broker, running_namesrv
@@ -27,7 +28,7 @@ def numbered(first: int, *bodies: bytes, stream: str = STREAM) -> tuple[bytes, l
 async def test_a_batch_that_comes_again_has_its_place(tmp_path: Path) -> None:
     """On the same stream, on another, after a crash, after a stop."""
     first, second = numbered(0, b"0", b"1", b"2"), numbered(3, b"3", b"4")
-    results = []
+    results: list[pb.SendBatchResult] = []
     for crashes in (True, False, False):
         async with running_broker(tmp_path) as broker:
             if not results:
@@ -97,7 +98,8 @@ async def test_a_producer_through_crashes_stores_each_message_once(tmp_path: Pat
             await broker.put_topic("T", 2)
         async with Producer(namesrv, options=options) as producer:
             sending: asyncio.Task[None] | None = None
-            receipts = []
+            receipts: list[SendReceipt] = []
+            found: list[Record] = []
 
             async def send_all() -> None:
                 futures = []
