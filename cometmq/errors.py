@@ -392,7 +392,7 @@ class BatchOutsideWindow(ConflictError):
 
     code = 3021
     advice = (
-        "Find the messages by their unique ids (cometmq message find) before you send them again: "
+        "Find the messages by their unique ids (cometmq message query) before you send them again: "
         "some of them are stored."
     )
 
