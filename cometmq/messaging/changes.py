@@ -127,8 +127,8 @@ class DelaysReached:
 
 @dataclass(frozen=True, slots=True)
 class StreamsReached:
-    """What is stored of these streams of producers; replaces what was known of them. The streams
-    of ``gone`` are forgotten.
+    """What is stored of these streams of producers: all intervals, and runs in addition to those
+    that are known. The streams of ``gone`` are forgotten before.
     """
 
     streams: tuple[StreamEntry, ...]

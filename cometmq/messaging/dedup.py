@@ -116,7 +116,9 @@ class Stream:
 
 
 class StreamEntry(NamedTuple):
-    """A stream as the state log tells it."""
+    """A stream as the state log tells it: all its intervals, and the newest runs. In a snapshot
+    these are all runs, in a change those that came since the change before.
+    """
 
     name: str
     intervals: tuple[Interval, ...]
@@ -130,7 +132,7 @@ class StreamTable:
 
     def __init__(self) -> None:
         self._streams: OrderedDict[bytes, Stream] = OrderedDict()
-        self._unwritten: set[bytes] = set()
+        self._unwritten: dict[bytes, int] = {}  # how many runs the state log does not know
         self._gone: list[bytes] = []  # left since the last change
         self.evicted_count = 0  # left though in use: there were too many
 
@@ -162,7 +164,7 @@ class StreamTable:
             self._streams.move_to_end(ids.stream)
         stream.used_s = now_s
         stream.add(StoredRun(ids.first, ids.id_count, log_offset))
-        self._unwritten.add(ids.stream)
+        self._unwritten[ids.stream] = self._unwritten.get(ids.stream, 0) + 1
 
     def expire(self, now_s: float) -> None:
         """Forget streams that were idle for 15 minutes."""
@@ -181,7 +183,7 @@ class StreamTable:
 
     def _drop(self, name: bytes) -> None:
         del self._streams[name]
-        self._unwritten.discard(name)
+        self._unwritten.pop(name, None)
         self._gone.append(name)
 
     # --- state ---
@@ -193,10 +195,13 @@ class StreamTable:
 
     @contextmanager
     def unwritten(self) -> Iterator[tuple[list[StreamEntry], list[str]]]:
-        """Streams that have changed since they were written, and those that have gone. They count
-        as written when the block ends without an error.
+        """Streams that have changed since they were written, with their new runs, and those that
+        have gone. They count as written when the block ends without an error.
         """
-        changed = [_entry(name, self._streams[name]) for name in sorted(self._unwritten)]
+        changed = [
+            _entry(name, self._streams[name], run_count)
+            for name, run_count in sorted(self._unwritten.items())
+        ]
         yield changed, [name.decode() for name in self._gone]
         self._unwritten.clear()
         self._gone.clear()
@@ -210,9 +215,11 @@ class StreamTable:
         for name in gone:
             self._streams.pop(name.encode(), None)
         for entry in entries:
-            stream = self._streams[entry.name.encode()] = Stream()
+            stream = self._streams.setdefault(entry.name.encode(), Stream())
             stream.intervals = list(entry.intervals)
-            stream.runs.extend(entry.runs)
+            known_to = stream.runs[-1].log_offset if stream.runs else -1
+            # Runs of a stream rise in the log. A change may repeat what a snapshot has.
+            stream.runs.extend(run for run in entry.runs if run.log_offset > known_to)
             self._streams.move_to_end(entry.name.encode())
         while len(self._streams) > STREAMS_MAX:
             self._streams.popitem(last=False)
@@ -226,10 +233,11 @@ class StreamTable:
     def validate(self) -> None:
         """Assert the invariants; for tests."""
         assert len(self._streams) <= STREAMS_MAX
-        assert self._unwritten <= self._streams.keys()
+        assert self._unwritten.keys() <= self._streams.keys()
         for stream in self._streams.values():
             stream.validate()
 
 
-def _entry(name: bytes, stream: Stream) -> StreamEntry:
-    return StreamEntry(name.decode(), tuple(stream.intervals), tuple(stream.runs))
+def _entry(name: bytes, stream: Stream, run_count: int = RUNS_MAX) -> StreamEntry:
+    runs = tuple(stream.runs)[-run_count:]
+    return StreamEntry(name.decode(), tuple(stream.intervals), runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,34 @@ def test_what_is_known_is_what_was_added(seed: int) -> None:
     again = StreamTable()
     again.restore(entries, [])
     assert list(again) == entries
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_tell_new_runs_only_and_make_the_same_table(seed: int) -> None:
+    """A reader of the log against the writer's table: changes, some of which a full disk refuses,
+    and snapshots that know what the next change tells again.
+    """
+    source = random.Random(seed)
+    table, reader = StreamTable(), StreamTable()
+    counters, end, new_runs = [0] * 5, 0, 0
+    for _ in range(600):
+        number = source.randrange(5)
+        ids = Ids(b"%026X" % number, counters[number], source.randrange(1, 9))
+        counters[number] = ids.first + ids.id_count + source.choice([0, 0, 0, 2])
+        table.add(ids, end, 1.0)
+        end, new_runs = end + 100, new_runs + 1
+        match source.randrange(12):
+            case 0 | 1:
+                with table.unwritten() as (changed, gone):
+                    assert sum(len(entry.runs) for entry in changed) <= new_runs
+                reader.restore(changed, gone)
+                new_runs = 0
+                assert sorted(reader) == sorted(table)
+            case 2:
+                with suppress(OSError), table.unwritten():
+                    raise OSError
+            case 3:
+                reader = StreamTable()
+                reader.restore(table, [])
+            case 4:
+                table.expire(source.choice([2.0, 2.0, 1_000.0]))

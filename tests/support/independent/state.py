@@ -179,7 +179,8 @@ class State:
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
-    streams: dict[str, Json] = field(default_factory=dict, compare=False)
+    # Stream → its intervals, its runs.
+    streams: dict[str, list[list[list[int]]]] = field(default_factory=dict, compare=False)
     generation: int = 0  # the highest ever given
     topic_changes: int = field(default=0, compare=False)  # applied so far to the topics
 
@@ -269,7 +270,11 @@ class State:
     def _streams(self, change: Json, _: object) -> None:
         for name in change.get("x", []):
             self.streams.pop(name, None)
-        self.streams |= change["s"]
+        for name, (intervals, runs) in change["s"].items():
+            known = self.streams.get(name, [[], []])[1]
+            last = known[-1][2] if known else -1
+            runs = [*known, *(run for run in runs if run[2] > last)]
+            self.streams[name] = [intervals, runs[-64:]]
 
     def resumes_at(self, key: tuple[str, str, int]) -> int:
         """Where the holder of a committed position goes on: there, or at the start of the next
