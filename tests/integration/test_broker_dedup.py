@@ -12,17 +12,7 @@ from cometmq.errors import BatchOutsideWindow
 from cometmq.format.record import Record
 from cometmq.messaging import dedup
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.cluster.broker import encoded, running_broker, running_namesrv
-
-STREAM = "01" + "AB" * 12
-
-
-def numbered(first: int, *bodies: bytes, stream: str = STREAM) -> tuple[bytes, list[pb.Segment]]:
-    data = b"".join(
-        encoded("T", 0, body, properties=f"UNIQ_KEY\x01{stream}{first + n:08X}\x02".encode())
-        for n, body in enumerate(bodies)
-    )
-    return data, [pb.Segment(topic="T", queue_id=0, count=len(bodies))]
+from tests.support.cluster.broker import numbered, running_broker, running_namesrv
 
 
 async def test_a_batch_that_comes_again_has_its_place(tmp_path: Path) -> None:

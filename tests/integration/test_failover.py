@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -22,7 +23,7 @@ from cometmq.store.disk.files import OsFiles
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, member_pb2, namesrv_pb2, namesrv_pb2_grpc
 from services.haslave import app as haslave_app
-from tests.support.cluster.broker import ASYNC, refusal, running_namesrv
+from tests.support.cluster.broker import ASYNC, numbered, refusal, running_namesrv
 from tests.support.cluster.live_group import LiveGroup, LiveMember, live_group
 from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
@@ -60,6 +61,10 @@ def reasons(member: LiveMember) -> list[str]:
     return [change.reason for change in member.changes]
 
 
+def places(result: pb.SendBatchResult) -> tuple[int, tuple[int, ...]]:
+    return result.log_offset, tuple(result.queue_offsets)
+
+
 async def bodies(member: LiveMember) -> list[bytes]:
     found: list[bytes] = await member.client.bodies("T", 0)
     return found
@@ -85,6 +90,30 @@ async def test_what_was_copied_survives_the_writer(tmp_path: Path) -> None:
         await group.all_in_sync(0, 1)
         await acknowledged(group[1], b"newer")
         await group.in_step()
+
+
+@pytest.mark.parametrize("written_each_s", [0.05, 600.0])
+async def test_a_batch_that_comes_again_to_the_next_writer_has_its_place(
+    tmp_path: Path, written_each_s: float
+) -> None:
+    """It knows them by the state, and by the log's end where the writer before wrote no state."""
+    batches = [numbered(3 * n, *[b"%d" % (3 * n + m) for m in range(3)]) for n in range(40)]
+    async with replicated(tmp_path, offset_record_interval_s=written_each_s) as group:
+        lane = await group[0].client.lane()
+        before = []
+        for batch in batches:
+            before.append(await lane.exchange(*batch))
+            await asyncio.sleep(0.01)
+        await group[0].crash()
+        await group[1].until_role("writer")
+        lane = await group[1].client.lane()
+        after = [await lane.exchange(*batch) for batch in batches]
+        assert [result.stored_count for result in after] == [3] * len(batches)
+        assert list(map(places, after)) == list(map(places, before))
+        longer = await lane.exchange(*numbered(117, b"117", b"118", b"119", b"120"))
+        assert (longer.stored_count, places(longer)) == (3, places(before[-1]))
+        assert (await lane.exchange(*numbered(120, b"120"))).stored_count == 0
+        assert await bodies(group[1]) == [b"%d" % number for number in range(121)]
 
 
 async def test_commits_that_were_answered_survive_the_writer(tmp_path: Path) -> None:

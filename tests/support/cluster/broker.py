@@ -60,6 +60,7 @@ RATIOS = {
 ASYNC, SYNC = common.FLUSH_MODE_ASYNC, common.FLUSH_MODE_SYNC
 HOST = record.host_bytes("127.0.0.1", 1)  # what a producer writes: only its length matters
 
+STREAM = "01" + "AB" * 12  # of the ids of a producer
 Run = tuple[str, int, Sequence[bytes]]  # topic, queue, bodies
 
 
@@ -92,6 +93,15 @@ def batch(*runs: Run) -> tuple[bytes, list[pb.Segment]]:
     """The records and segments of a batch with these runs."""
     records = b"".join(encoded(topic, queue, b) for topic, queue, bodies in runs for b in bodies)
     return records, [pb.Segment(topic=t, queue_id=q, count=len(b)) for t, q, b in runs]
+
+
+def numbered(first: int, *bodies: bytes) -> tuple[bytes, list[pb.Segment]]:
+    """A batch for queue 0 of T with the ids that follow each other from counter ``first`` on."""
+    data = b"".join(
+        encoded("T", 0, body, properties=f"UNIQ_KEY\x01{STREAM}{first + n:08X}\x02".encode())
+        for n, body in enumerate(bodies)
+    )
+    return data, [pb.Segment(topic="T", queue_id=0, count=len(bodies))]
 
 
 class StreamEnded(Exception):
