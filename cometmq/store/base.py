@@ -10,6 +10,7 @@ none of the four ever goes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from cometmq.errors import MessageNotFound, StoreDamaged, StoreFailed
@@ -18,6 +19,7 @@ from cometmq.store import layout
 from cometmq.store.cleaner import Cleaner, store_time_ms
 from cometmq.store.index.indexer import Indexer
 from cometmq.store.log.commitlog import Chunk, Span
+from cometmq.store.log.scan import LogScan, find_good
 from cometmq.store.metadata import reserve
 from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.opening import OpenedStore
@@ -206,6 +208,27 @@ class BaseStore:
         segment = self._log.segments.find(offset)
         left = 0 if segment is None else min(segment.end, self.written_offset) - offset
         return self._log.read(offset, min(left, bytes_max), nowait=False)
+
+    def good_records(self, bytes_max: int, start: int) -> Iterator[tuple[int, bytes]]:
+        """(log offset, bytes) of pieces of the log, at most its last ``bytes_max`` bytes: whole good
+        records, from ``start`` on, where one stands. Damaged places are passed over.
+        """
+        segments, end = self._log.segments, self.appended_offset
+        start = max(start, self.min_offset)
+        far = end - bytes_max
+        if start < far:
+            found = find_good(segments, far, end)
+            start = end if found is None else found
+        scan = LogScan(segments, start)
+        while scan.end < end:
+            with suppress(StoreDamaged):  # a file is too short
+                for stretch in scan:
+                    yield stretch.start, scan.raw(stretch.start, stretch.end)
+            if scan.end < end:
+                found = find_good(segments, scan.end, end)
+                if found is None:
+                    return
+                scan.end = found
 
     def last_record(self) -> tuple[int, bytes]:
         """Log offset and bytes of the log's last record; (-1, nothing) in an empty log."""

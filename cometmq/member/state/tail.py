@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cometmq.errors import MessageNotFound
+from contextlib import suppress
+
+from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import queueunit, record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.member.state.statelog import newest_progress
@@ -12,7 +14,8 @@ from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
 from cometmq.store.writer import MessageStore
 
-CHUNK_BYTES = 4 * 1024 * 1024
+# What has changed further back is in the state: a writer looks often whether progress is due.
+TAIL_BYTES_MAX = 128 * 1024 * 1024
 
 
 def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress, AttemptTable]:
@@ -26,19 +29,17 @@ def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress,
     progress, tail = DelayProgress(state.delays, end_of), Tail(state.streams)
     if store.adoption is not None:  # RocketMQ's tables know all that it did
         return progress, tail.attempts
-    at = max(newest_progress(store), store.min_offset)
-    while (chunk := store.read_chunk(at, CHUNK_BYTES)) is not None:
-        tail.observe(chunk.data, at)
-        at = chunk.next_offset
+    start = 0 if store.state_lost is not None else newest_progress(store)
+    for log_offset, data in store.good_records(TAIL_BYTES_MAX, start):
+        tail.observe(data, log_offset)
     for source in tail.delivered.values():
-        try:
+        # Retention may have removed the source, and damage its unit.
+        with suppress(MessageNotFound, StoreDamaged):
             found = record.decode(store.read_record(source))
-        except MessageNotFound:  # retention has removed it: all after it is younger
-            continue
-        queue = (SCHEDULE_TOPIC, found.queue_id)
-        low, high = store.queue_bounds(*queue)
-        if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
-            unit = store.read_units(*queue, found.queue_offset, 1)
-            if queueunit.unit_at(unit, 0)[0] == source:
-                progress.reached(found.queue_id, found.queue_offset)
+            queue = (SCHEDULE_TOPIC, found.queue_id)
+            low, high = store.queue_bounds(*queue)
+            if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
+                unit = store.read_units(*queue, found.queue_offset, 1)
+                if queueunit.unit_at(unit, 0)[0] == source:
+                    progress.reached(found.queue_id, found.queue_offset)
     return progress, tail.attempts

@@ -93,6 +93,8 @@ class Dispatcher:
         # rebuilds all queues. Any thread may set it.
         self.is_damaged = False
         self.tails: dict[tuple[str, int], Tail] = {}  # that :meth:`load` found, of what it cut off
+        # Some queue's files hold filler alone: the log tells how far it had counted.
+        self.has_filler_only = False
         self.drop_count = 0  # how often queues went: what was tallied before speaks of them
         self._queue_count = 0  # with a message, ever
         self._unit_count = 0  # sum of their next offsets
@@ -349,6 +351,7 @@ class Dispatcher:
         assert durable <= log_end, (durable, log_end)
         self._held = _Held(held, durable)
         self.tails = {}
+        self.has_filler_only = False
         missing = ""
         for entry in () if is_rebuild else self._directories(self._paths.consume_queue):
             topic = layout.parse_topic(entry, self._paths.consume_queue)
@@ -370,6 +373,8 @@ class Dispatcher:
             return f"the files in {queue.segments.directory} do not follow each other"
         try:
             queue.measure(log_start, log_end)
+            if not queue.next_offset and len(queue.segments):
+                self.has_filler_only = True
             tail = None if is_clean else queue.tail()
             if tail is not None:
                 self.tails[queue.topic, queue.queue_id] = tail

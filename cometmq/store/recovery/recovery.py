@@ -186,11 +186,12 @@ class Recovery:
             missing = missing or disagreement()
         _, found = self._dispatcher.tallied
         fits = not plan.tally.is_known or found == plan.tally
+        has_filler_only = self._dispatcher.has_filler_only
         if not missing:
             try:
                 if not plan.is_clean:
                     self.rebuild.run(plan.start, progress)
-                if fits or self.rebuild.explains_absence:
+                if fits or (self.rebuild.explains_absence and not has_filler_only):
                     self.may_lack_queues = not fits
                     return
                 missing = (
