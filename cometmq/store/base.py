@@ -210,8 +210,8 @@ class BaseStore:
         return self._log.read(offset, min(left, bytes_max), nowait=False)
 
     def good_records(self, bytes_max: int, start: int) -> Iterator[tuple[int, bytes]]:
-        """(log offset, bytes) of pieces of the log, at most its last ``bytes_max`` bytes: whole good
-        records, from ``start`` on, where one stands. Damaged places are passed over.
+        """(log offset, bytes) of pieces of the log, at most its last ``bytes_max`` bytes: whole
+        good records, from ``start`` on, where one stands. Damaged places are passed over.
         """
         segments, end = self._log.segments, self.appended_offset
         start = max(start, self.min_offset)

@@ -250,6 +250,16 @@ class ConsumeQueue:
         self.min_offset = self._first_at_or_above(log_start) if kept else 0
         assert 0 <= self.min_offset <= self.next_offset, (self.min_offset, self.next_offset)
 
+    @property
+    def is_filler_only(self) -> bool:
+        """Whether its files begin with filler and have no message behind it: see :meth:`start_at`.
+        After :meth:`measure`.
+        """
+        first = next(iter(self.segments), None)
+        if first is None or self.next_offset:
+            return False
+        return self._unit(first, first.start // UNIT_BYTES)[:2] == (0, queueunit.PREFILL_SIZE)
+
     def tail(self) -> Tail | None:
         """What is in the files behind the units that :meth:`measure` counted; None: nothing."""
         first = max(self.next_offset, self.segments.start // UNIT_BYTES)

@@ -373,8 +373,7 @@ class Dispatcher:
             return f"the files in {queue.segments.directory} do not follow each other"
         try:
             queue.measure(log_start, log_end)
-            if not queue.next_offset and len(queue.segments):
-                self.has_filler_only = True
+            self.has_filler_only |= queue.is_filler_only
             tail = None if is_clean else queue.tail()
             if tail is not None:
                 self.tails[queue.topic, queue.queue_id] = tail
