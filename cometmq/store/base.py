@@ -82,6 +82,10 @@ class BaseStore:
         """Size of a log file: no batch is longer."""
         return self._log.segments.file_bytes
 
+    def room_behind(self, size: int) -> int | None:
+        """Bytes of log that the quota leaves when ``size`` more are appended; None: no quota."""
+        return self._log.room_behind(size)
+
     @property
     def store_id(self) -> str:
         """What this store is called: the name of an unbroken history."""

@@ -188,7 +188,7 @@ class ProduceHandler:
             if known is not None:
                 answer_by_s = came_s + self._patience_s(known.ticket.demands)
                 return known._replace(answer_by_s=answer_by_s)
-        self._storage.check_room()
+        self._storage.check_room(len(records))
         for_copies = any(segment.demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
         if for_copies:

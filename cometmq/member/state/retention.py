@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S_MIN = 1.0  # also while appends find no room
 GIB = 1024**3
+OWN_COPIES = 4  # snapshots of the state that a quota has room for, however fast producers send
 
 T = TypeVar("T")
 
@@ -176,6 +177,8 @@ class Retention:
         self._storage.out_of_space = False
         self._storage.look_wanted.clear()
         state_bytes = self._state.copy_bytes()
+        half_a_file = self._store.log_file_bytes // 2
+        self._storage.own_room_bytes = min(OWN_COPIES * state_bytes, half_a_file)
         await self._in_thread(lambda: self._store.keep_room(state_bytes))
         look = await self._in_thread(lambda: self._take_look(commanded, out_of_space))
         verdict = decide(self.rules, look)

@@ -190,6 +190,7 @@ class BaseStorage:
         self.refusal = ""  # why retention refuses sends; empty: it does not
         self.look_wanted = asyncio.Event()  # retention should see how much room there is
         self.out_of_space = False  # the disk took no more since it looked last
+        self.own_room_bytes = 0  # of a quota, that sends leave to the member's own records
         self.damaged_pulls = 0  # that met a damaged message
         self._on_flush_s = on_flush_s
         self.flusher = Flusher(store, policy, clock, self._synced)
@@ -392,12 +393,21 @@ class MemberStorage(BaseStorage):
         if self.sealed:
             raise BrokerDraining("the writer hands its role over")
 
-    def check_room(self) -> None:
-        """Raises DiskFull while sends are refused. The member's own records go on as long as the
-        disk takes them: a full disk must not stop consumption, nor its own cleaning.
+    def check_room(self, size_bytes: int) -> None:
+        """Raises DiskFull while sends are refused, of so many bytes. The member's own records go on
+        as long as the disk takes them: a full disk must not stop consumption, nor its own cleaning.
         """
         if self.refusal:
             raise DiskFull(self.refusal)
+        # Of the files that a quota allows, snapshots of the state need the rest: retention removes
+        # nothing before two of them are in the log.
+        room = self.store.room_behind(size_bytes)
+        if room is not None and room < self.own_room_bytes:
+            self.note_no_space()
+            raise DiskFull(
+                "the log has the files that the store's quota allows; what is left of the last is "
+                "kept for the broker's state"
+            )
 
     def _wait(self, demands: DurabilityClass, end: int) -> asyncio.Future[None]:
         assert end <= self.watermarks.appended

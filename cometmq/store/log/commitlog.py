@@ -109,6 +109,16 @@ class CommitLog:
         file_end = end - end % self.segments.file_bytes + self.segments.file_bytes
         return end if end + size + BLANK_BYTES <= file_end else file_end
 
+    def room_behind(self, size: int) -> int | None:
+        """Bytes that the quota's files have left when ``size`` more are appended; None: there is
+        no quota. Below 0: they do not fit.
+        """
+        if not self.files_max:
+            return None
+        segments = self.segments
+        stop = max(segments.end, segments.start + self.files_max * segments.file_bytes)
+        return stop - BLANK_BYTES - self.place(size) - size
+
     def append(self, offset: int, batch: Buffer, store_time_ms: int) -> None:
         """Write ``batch`` at ``offset``, which :meth:`place` gave. After :class:`Shortage` nothing
         has changed.

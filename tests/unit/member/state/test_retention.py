@@ -17,6 +17,7 @@ from cometmq.member.state.statelog import keep_from, load
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.store.retention import Reason, RetentionRules, Space
+from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.small_stores import START_MS, WallClock
 from tests.support.waiting import until
@@ -182,9 +183,9 @@ async def test_a_full_disk_refuses_sends_until_there_is_room(tmp_path: Path) -> 
             assert bool(s.retention.refusal) is refused, percent
             if refused:
                 with pytest.raises(DiskFull, match=rf"{percent}\.0% .* taken again at 89%"):
-                    storage.check_room()
+                    storage.check_room(0)
             else:
-                storage.check_room()
+                storage.check_room(0)
         with mock.patch.object(s.retention._cleaner, "spaces", disk(95)):
             await s.retention.look()
         s.member.keeper.write_snapshot()  # what the system writes itself goes on
@@ -312,3 +313,21 @@ def test_the_rules_are_the_options() -> None:
     assert (rules.reserved_ms, rules.delete_hours) == (HOUR_MS, frozenset({2, 14}))
     assert (rules.max_used_ratio, rules.forcible_ratio, rules.full_ratio) == (0.6, 0.85, 0.9)
     assert (rules.quota_bytes, rules.interval_s) == (10 * 1024**3, 0.5)
+
+
+async def test_sends_leave_a_quota_room_for_the_state(tmp_path: Path) -> None:
+    """However fast they come: without two snapshots nothing could ever be removed."""
+    async with living_member(tmp_path) as member:
+        await member.put("T")
+        storage = member.storage
+        member.store.cleaner.limit(1)  # as few files as there may be
+        storage.own_room_bytes = 4 * member.state.copy_bytes()
+        assert storage.own_room_bytes < member.store.log_file_bytes // 2
+        data = encoded("T", 0, b"x" * 900)
+        with suppress(DiskFull):
+            while True:
+                storage.check_room(len(data))
+                member.append("T", 0, b"x" * 900)
+        assert storage.out_of_space
+        for _ in range(2):
+            member.keeper.write_snapshot()
