@@ -19,6 +19,15 @@ _EOF = type(grpc.aio.EOF)
 Stream = grpc.aio.StreamStreamCall
 
 
+def _raise_cancellation() -> None:
+    """gRPC may answer a cancellation with the failure of a call that ended at the same moment. The
+    task has to end all the same: its owner waits for that.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def read(stream: Stream[Any, Response]) -> Response | None:
     """The next message; None = the server ended the stream in order. Raises errors of the
     catalogue.
@@ -26,6 +35,7 @@ async def read(stream: Stream[Any, Response]) -> Response | None:
     try:
         response = await stream.read()
     except grpc.aio.AioRpcError as error:
+        _raise_cancellation()
         raise error_from(error) from None
     return None if isinstance(response, _EOF) else cast(Response, response)
 
@@ -44,8 +54,10 @@ async def write(stream: Stream[Request, Any], request: Request) -> None:
     try:
         await stream.write(request)
     except grpc.aio.AioRpcError as error:
+        _raise_cancellation()
         raise error_from(error) from None
     except asyncio.InvalidStateError:  # the call has ended; the reader gets the error
+        _raise_cancellation()
         raise PeerUnavailable("The stream has ended.") from None
 
 
@@ -56,4 +68,5 @@ async def ask(
     try:
         return await method(request, timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
+        _raise_cancellation()
         raise error_from(error) from None
