@@ -387,6 +387,13 @@ class IndexDisabled(ConflictError):
     )
 
 
+class AlreadyResent(ConflictError):
+    """A dead letter was sent again before."""
+
+    code = 3020
+    advice = "Send it once more with --again, if its group is to have it twice."
+
+
 class BatchOutsideWindow(ConflictError):
     """A batch came again, and so late that it is not known any more where it was stored."""
 

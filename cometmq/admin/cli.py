@@ -18,6 +18,7 @@ import click
 
 from cometmq.admin import (
     brokers_cli,
+    dead_letters_cli,
     group_status,
     local,
     messages,
@@ -30,6 +31,7 @@ from cometmq.admin import (
 from cometmq.admin.commandline import (
     Group,
     SectionedGroup,
+    broker_groups_option,
     cluster_command,
     connection_to,
     directory_option,
@@ -218,15 +220,6 @@ def topic_group() -> None:
     """Topics: settings, routes and queues."""
 
 
-broker_groups_option = click.option(
-    "--broker-group",
-    "broker_groups",
-    multiple=True,
-    metavar="NAME",
-    help="Only there; may be repeated. Default: every broker group.",
-)
-
-
 COUNT = click.IntRange(min=1)  # none given is the default, 0 is a mistake
 
 
@@ -369,6 +362,7 @@ async def group_progress(connection: Connection, name: str, topic: str) -> Group
 
 cli.add_command(offsets_cli.offsets_group)
 cli.add_command(brokers_cli.broker_group)
+cli.add_command(dead_letters_cli.dlq_group)
 
 
 # --- messages -----------------------------------------------------------------------------------

@@ -74,6 +74,13 @@ secret_option = click.option(
     show_envvar=True,
     help="File with the cluster's secret. Default: the local cluster's, if it is the one.",
 )
+broker_groups_option = click.option(
+    "--broker-group",
+    "broker_groups",
+    multiple=True,
+    metavar="NAME",
+    help="Only there; may be repeated. Default: every broker group.",
+)
 
 
 class Command(click.Command):

@@ -24,8 +24,8 @@ import grpc
 from cometmq.admin.connection import Connection
 from cometmq.clock import Clock
 from cometmq.errors import CometError, ConfigInvalid, PeerUnavailable, RouteNotFound
-from cometmq.messaging.topics import DLQ_PREFIX, is_system
-from cometmq.model import RETRY_PREFIX
+from cometmq.messaging.topics import is_system
+from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 

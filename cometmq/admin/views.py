@@ -295,6 +295,39 @@ class MessageView:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterView:
+    """A message that a group gave up."""
+
+    broker_group: str
+    offset: int
+    topic: str  # that it was sent to
+    unique_id: str
+    keys: list[str]
+    tries: int
+    store_time_ms: int  # when it was given up
+    resent: bool  # it was sent to its group again
+    body_bytes: int
+    body: str  # how it begins, if it is text
+
+
+@dataclass(frozen=True, slots=True)
+class ResentView:
+    """What `dlq resend` did."""
+
+    group: str
+    resent_count: int
+    resent_before_count: int  # left out: they were sent again before
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedView:
+    """Dead letters that were deleted."""
+
+    group: str
+    broker_group: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessView:
     """A process of the local cluster."""
 

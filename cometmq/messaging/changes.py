@@ -15,9 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from cometmq.errors import StateTooNew, StoreDamaged
-from cometmq.messaging.dedup import Interval, StoredRun, StreamEntry
+from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History, is_history
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.intervals import Interval
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 
@@ -135,6 +136,16 @@ class StreamsReached:
     gone: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLettersResent:
+    """Which dead letters of a group were sent again, by their offsets; replaces what was known.
+    Nothing: none was, or they are gone.
+    """
+
+    group: str
+    offsets: tuple[Interval, ...]
+
+
 Change = (
     TopicPut
     | TopicReserved
@@ -148,6 +159,7 @@ Change = (
     | OffsetsCommitted
     | DelaysReached
     | StreamsReached
+    | DeadLettersResent
 )
 
 
@@ -246,11 +258,15 @@ def _streams(value: dict[str, Json]) -> tuple[StreamEntry, ...]:
     return tuple(
         StreamEntry(
             name,
-            tuple(Interval(_int(first), _int(end)) for first, end in intervals),
+            _intervals(intervals),
             tuple(StoredRun(*map(_int, run)) for run in runs),
         )
         for name, (intervals, runs) in value.items()
     )
+
+
+def _intervals(value: list[Json]) -> tuple[Interval, ...]:
+    return tuple(Interval(_int(first), _int(end)) for first, end in value)
 
 
 def _int(value: Json) -> int:
@@ -350,6 +366,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": sorted(c.offsets.items())},
         lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
+    ),
+    DeadLettersResent: _Kind(
+        "resent",
+        frozenset("no"),
+        lambda c: {"n": c.group, "o": list(map(list, c.offsets))},
+        lambda f: DeadLettersResent(_str(f["n"]), _intervals(f["o"])),
     ),
     StreamsReached: _Kind(
         "streams",

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from cometmq.messaging.intervals import Interval, add_interval
+
 STREAMS_MAX = 10_000
 RUNS_MAX = 64  # of a stream, the newest
 INTERVALS_MAX = 64  # of a stream
@@ -44,13 +46,6 @@ class StoredRun(NamedTuple):
     def end(self) -> int:
         """The counter behind the last."""
         return self.first + self.id_count
-
-
-class Interval(NamedTuple):
-    """Counters that are stored; ``end`` is exclusive."""
-
-    first: int
-    end: int
 
 
 def id_at_end(records: bytes, end: int) -> tuple[bytes, int] | None:
@@ -86,22 +81,7 @@ class Stream:
     def add(self, run: StoredRun) -> None:
         """These were stored, none of them before."""
         self.runs.append(run)
-        intervals = self.intervals
-        if intervals and intervals[-1].end == run.first:  # as nearly always
-            intervals[-1] = Interval(intervals[-1].first, run.end)
-            return
-        merged: list[Interval] = []
-        new = Interval(run.first, run.end)
-        for one in intervals:
-            if one.end < new.first:
-                merged.append(one)
-            elif one.first <= new.end:
-                new = Interval(min(one.first, new.first), max(one.end, new.end))
-        behind = [one for one in intervals if one.first > new.end]
-        self.intervals = [*merged, new, *behind]
-        while len(self.intervals) > INTERVALS_MAX:
-            # The oldest gap closes: a batch that has never come in counts as too old now.
-            self.intervals[:2] = [Interval(self.intervals[0].first, self.intervals[1].end)]
+        self.intervals = add_interval(self.intervals, run.first, run.end, INTERVALS_MAX)
 
     def holds_any(self, first: int, end: int) -> bool:
         """Whether any counter of ``first`` to ``end`` is stored."""

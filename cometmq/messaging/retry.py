@@ -15,8 +15,7 @@ from cometmq.format import delayed, properties
 from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
-from cometmq.messaging.topics import DLQ_PREFIX
-from cometmq.model import DELAY_LEVEL_MAX, RETRY_PREFIX, TOPIC_NAME
+from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, TOPIC_NAME
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
@@ -24,6 +23,8 @@ ATTEMPTS_KNOWN_MAX = 10_000
 
 RETRY_TOPIC, ORIGIN_MESSAGE_ID = "RETRY_TOPIC", "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
+_OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
+RESENT_INTERVALS_MAX = 1_000  # of a group: which dead letters were sent again
 _SCHEDULED = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 
 
@@ -78,6 +79,11 @@ def dead_properties(source: Record, origin: str) -> bytes:
         }
     )
     return first + _with_origin(source, origin)
+
+
+def resent_properties(dead: Record) -> bytes:
+    """Of a dead letter that its group gets again: as if it had never been tried."""
+    return with_properties(dead.raw_properties, b"", _OF_DEAD_LETTERS)
 
 
 def _with_origin(source: Record, origin: str) -> bytes:

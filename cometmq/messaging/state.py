@@ -22,6 +22,7 @@ from cometmq.errors import GroupNotFound, LimitExceeded, NoPermission, StateTooN
 from cometmq.messaging import groups, topics
 from cometmq.messaging.changes import (
     Change,
+    DeadLettersResent,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
@@ -41,9 +42,10 @@ from cometmq.messaging.changes import (
 from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.intervals import Interval
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.topics import TopicTable
-from cometmq.model import TopicConfig
+from cometmq.model import DLQ_PREFIX, TopicConfig
 
 STATE_TOPIC = "rmq_sys_cometmq_state"
 STATE_QUEUE_ID = 0
@@ -66,6 +68,7 @@ RECORD_BYTES_MAX = 256 * 1024
 # Of an entry in a state snapshot, with names of middle length.
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
+RESENT_BYTES = 2_000
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -89,6 +92,8 @@ class BrokerState:
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
+        # By group, the offsets of the dead letters that were sent again.
+        self.resent: dict[str, tuple[Interval, ...]] = {}
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
 
     # --- plan: what is asked for → the change to append ---
@@ -184,6 +189,7 @@ class BrokerState:
         self.offsets = other.offsets
         self.delays = other.delays
         self.streams = other.streams
+        self.resent = other.resent
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -215,14 +221,19 @@ class BrokerState:
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
-            case DelaysReached() | StreamsReached():
+            case DelaysReached() | StreamsReached() | DeadLettersResent():
                 self._reach(change)
 
-    def _reach(self, change: DelaysReached | StreamsReached) -> None:
-        if isinstance(change, DelaysReached):
-            self.delays = dict(change.offsets)
-        else:
-            self.streams.restore(change.streams, change.gone)
+    def _reach(self, change: DelaysReached | StreamsReached | DeadLettersResent) -> None:
+        match change:
+            case DelaysReached(offsets):
+                self.delays = dict(offsets)
+            case StreamsReached(streams, gone):
+                self.streams.restore(streams, gone)
+            case DeadLettersResent(group, intervals):
+                self.resent.pop(group, None)
+                if intervals:
+                    self.resent[group] = intervals
 
     def _put_topic(self, config: TopicConfig, generation: int) -> None:
         before = self.topics.find(config.name)
@@ -240,6 +251,8 @@ class BrokerState:
         self.topics.drop(topic)
         self.generations.drop(topic)
         self.offsets.forget_topic(topic)
+        if topic.startswith(DLQ_PREFIX):
+            self.resent.pop(topic.removeprefix(DLQ_PREFIX), None)
 
     def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
         if len(histories) < _queue_count(config):
@@ -282,6 +295,8 @@ class BrokerState:
             yield OffsetsCommitted(commits)
         if self.delays:
             yield DelaysReached(self.delays)
+        for group in sorted(self.resent):
+            yield DeadLettersResent(group, self.resent[group])
         yield from stream_changes(self.streams, [])
 
     def _counted(self, topic: str, next_offset_of: NextOffsetOf) -> Iterator[QueuesCounted]:
@@ -314,7 +329,7 @@ class BrokerState:
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
-        entries += STREAM_BYTES * len(self.streams)
+        entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * len(self.resent)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

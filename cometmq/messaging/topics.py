@@ -20,6 +20,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.model import (
+    DLQ_PREFIX,
     PERMISSION_READ,
     PERMISSION_WRITE,
     QUEUES_PER_TOPIC_MAX,
@@ -34,7 +35,6 @@ TOPICS_MAX = 100_000
 RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 
 AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
-DLQ_PREFIX = "%DLQ%"
 SYSTEM_PREFIX = "rmq_sys_"
 
 _CLOSED = 0

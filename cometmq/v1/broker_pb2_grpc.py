@@ -660,6 +660,21 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.ResendDeadLetters = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ResendDeadLetters',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.DescribeDeadLetters = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/DescribeDeadLetters',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.PurgeDeadLetters = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/PurgeDeadLetters',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.FromString,
+                _registered_method=True)
         self.DescribeGroup = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeGroup',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.SerializeToString,
@@ -736,6 +751,31 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResendDeadLetters(self, request, context):
+        """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
+        that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+        inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeDeadLetters(self, request, context):
+        """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeDeadLetters(self, request, context):
+        """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
+        SLAVE_NOT_AVAILABLE. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroup(self, request, context):
         """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -799,6 +839,21 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'ResendDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResendDeadLetters,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.SerializeToString,
+            ),
+            'DescribeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeDeadLetters,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersResponse.SerializeToString,
+            ),
+            'PurgeDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeDeadLetters,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.SerializeToString,
             ),
             'DescribeGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroup,
@@ -985,6 +1040,87 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/DeleteGroup',
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResendDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ResendDeadLetters',
+            cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/DescribeDeadLetters',
+            cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/PurgeDeadLetters',
+            cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -346,6 +346,18 @@ class BrokerAdminServiceStub:
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
+    ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]
+    """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
+    that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+    inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+    """
+    DescribeDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeDeadLettersRequest, _broker_pb2.DescribeDeadLettersResponse]
+    """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s."""
+    PurgeDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PurgeDeadLettersRequest, _broker_pb2.PurgeDeadLettersResponse]
+    """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
+    SLAVE_NOT_AVAILABLE. Deadline 10 s.
+    """
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -389,6 +401,18 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
+    """
+    ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
+    """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
+    that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+    inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+    """
+    DescribeDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeDeadLettersRequest, _broker_pb2.DescribeDeadLettersResponse]  # type: ignore[assignment]
+    """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s."""
+    PurgeDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.PurgeDeadLettersRequest, _broker_pb2.PurgeDeadLettersResponse]  # type: ignore[assignment]
+    """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
+    SLAVE_NOT_AVAILABLE. Deadline 10 s.
     """
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
@@ -466,6 +490,36 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ResendDeadLetters(
+        self,
+        request: _broker_pb2.ResendDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ResendDeadLettersResponse, _abc.Awaitable[_broker_pb2.ResendDeadLettersResponse]]:
+        """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
+        that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+        inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeDeadLetters(
+        self,
+        request: _broker_pb2.DescribeDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DescribeDeadLettersResponse, _abc.Awaitable[_broker_pb2.DescribeDeadLettersResponse]]:
+        """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s."""
+
+    @_abc_1.abstractmethod
+    def PurgeDeadLetters(
+        self,
+        request: _broker_pb2.PurgeDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.PurgeDeadLettersResponse, _abc.Awaitable[_broker_pb2.PurgeDeadLettersResponse]]:
+        """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
+        SLAVE_NOT_AVAILABLE. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from cometmq.errors import InvalidRequest
+from cometmq.errors import InvalidRequest, LimitExceeded
 from cometmq.member.context import MemberCore
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
+from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2
+from services.broker.dead_letters import ITEMS_MAX, DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
 
 
@@ -21,12 +23,14 @@ class BrokerAdminServicer(AdminReadServicer):
         core: MemberCore,
         coordinator: GroupCoordinator,
         keeper: StateKeeper,
+        dead_letters: DeadLetters,
         new_topic: TopicConfig,
     ) -> None:
         super().__init__(core, coordinator)
         self._coordinator = coordinator
         self._reserved_ms = core.retention.rules.reserved_ms
         self._keeper = keeper
+        self._dead_letters = dead_letters
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
     async def PutTopic(
@@ -55,6 +59,27 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.DeleteTopicResponse:
         await self._keeper.drop_topic(request.topic)
         return broker_pb2.DeleteTopicResponse()
+
+    async def ResendDeadLetters(
+        self, request: broker_pb2.ResendDeadLettersRequest, context: Context
+    ) -> broker_pb2.ResendDeadLettersResponse:
+        if len(request.offsets) > ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.offsets)} dead letters, {ITEMS_MAX} are allowed")
+        answers = await self._dead_letters.resend(
+            request.group, request.offsets, again=request.again
+        )
+        return broker_pb2.ResendDeadLettersResponse(
+            results=[
+                broker_pb2.ResendResult(error=None if answer is None else to_proto(answer))
+                for answer in answers
+            ]
+        )
+
+    async def PurgeDeadLetters(
+        self, request: broker_pb2.PurgeDeadLettersRequest, context: Context
+    ) -> broker_pb2.PurgeDeadLettersResponse:
+        await self._dead_letters.purge(request.group)
+        return broker_pb2.PurgeDeadLettersResponse()
 
     async def ListGroups(
         self, request: broker_pb2.ListGroupsRequest, context: Context

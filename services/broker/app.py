@@ -168,7 +168,9 @@ class _Parts:
         self._client_api = client_api = ClientApi(context, writer, replication)
         self.hand_over = replication.hand_over
         core, coordinator = writer.core, client_api.coordinator
-        admin = BrokerAdminServicer(core, coordinator, writer.keeper, client_api.policy.new_topic)
+        admin = BrokerAdminServicer(
+            core, coordinator, writer.keeper, writer.dead_letters, client_api.policy.new_topic
+        )
         members = ReplicationServicer(
             context,
             core,

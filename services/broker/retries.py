@@ -26,8 +26,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.retry import Attempt, AttemptTable
-from cometmq.messaging.topics import DLQ_PREFIX
-from cometmq.model import DELAY_LEVEL_MAX, RETRY_PREFIX, Position
+from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.base import BaseStore
 

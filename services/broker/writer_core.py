@@ -16,6 +16,7 @@ from cometmq.member.storage.member_storage import MemberStorage, readable_at_sta
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2
+from services.broker.dead_letters import DeadLetters
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
@@ -64,6 +65,7 @@ class WriterCore:
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
         self.retries = RetryService(self.storage, self.keeper, relays, opened.attempts, metrics)
+        self.dead_letters = DeadLetters(self.storage, self.keeper, relays)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)

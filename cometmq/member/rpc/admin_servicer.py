@@ -47,6 +47,25 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DeleteGroupResponse:
         raise not_writer(self._identity)
 
+    async def ResendDeadLetters(
+        self, request: broker_pb2.ResendDeadLettersRequest, context: Context
+    ) -> broker_pb2.ResendDeadLettersResponse:
+        raise not_writer(self._identity)
+
+    async def PurgeDeadLetters(
+        self, request: broker_pb2.PurgeDeadLettersRequest, context: Context
+    ) -> broker_pb2.PurgeDeadLettersResponse:
+        raise not_writer(self._identity)
+
+    async def DescribeDeadLetters(
+        self, request: broker_pb2.DescribeDeadLettersRequest, context: Context
+    ) -> broker_pb2.DescribeDeadLettersResponse:
+        check_name(request.group)
+        ranges = self._state.resent.get(request.group, ())
+        return broker_pb2.DescribeDeadLettersResponse(
+            resent=[broker_pb2.OffsetRange(first=first, end=end) for first, end in ranges]
+        )
+
     async def ListTopics(
         self, request: broker_pb2.BrokerAdminServiceListTopicsRequest, context: Context
     ) -> broker_pb2.BrokerAdminServiceListTopicsResponse:

@@ -17,7 +17,7 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
-from cometmq.messaging.changes import Change, DelaysReached, TopicPut
+from cometmq.messaging.changes import Change, DeadLettersResent, DelaysReached, TopicPut
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import (
@@ -152,8 +152,11 @@ class StateKeeper:
     @to_its_end
     async def drop_topic(self, topic: str) -> None:
         """Delete a topic. Raises what ``plan_drop`` raises."""
+        await self._drop_topic(topic)
+
+    async def _drop_topic(self, topic: str, *, by_system: bool = False) -> None:
         async with self._one_at_a_time:
-            change = self.state.plan_drop(topic)
+            change = self.state.plan_drop(topic, by_system=by_system)
             # Nothing may follow the deletion into the old queues: at recovery everything after it
             # counts as new.
             self.closing.add(topic)
@@ -209,6 +212,19 @@ class StateKeeper:
     def progress_bytes(self) -> int:
         """How far the log has grown since progress was written."""
         return self._storage.store.appended_offset - self._progress_end
+
+    def write_resent(self, change: DeadLettersResent) -> int:
+        """Append which dead letters were sent again, and apply it at once; the end of the log. May
+        raise DiskFull, BrokerDraining.
+        """
+        end = self._append(change_records([change]))
+        self.state.apply(change)
+        return end
+
+    @to_its_end
+    async def drop_dead_letters(self, topic: str) -> None:
+        """Delete the topic of a group's dead letters. Raises what ``plan_drop`` raises."""
+        await self._drop_topic(topic, by_system=True)
 
     async def settled(self) -> None:
         """Wait until no change is on its way."""

@@ -113,6 +113,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "group-drop": {"n": _is_name},
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
+    "resent": {"n": _is_name, "o": _is_list_of(_is_list_of(_offset))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
 }
 TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-drop", "topic-copy"})
@@ -178,6 +179,7 @@ class State:
     groups: dict[str, Json] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
+    resent: dict[str, Json] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
     # Stream → its intervals, its runs.
     streams: dict[str, list[list[list[int]]]] = field(default_factory=dict, compare=False)
@@ -217,6 +219,7 @@ class State:
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
         del self.topics[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
+        self.resent.pop(change["n"].removeprefix("%DLQ%"), None)
 
     def _topic_copy(self, change: Json, place: object) -> None:
         expect(change["n"] not in self.topics, place, f"topic {change['n']} is there already")
@@ -266,6 +269,9 @@ class State:
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
+
+    def _resent(self, change: Json, _: object) -> None:
+        self.resent[change["n"]] = change["o"]
 
     def _streams(self, change: Json, _: object) -> None:
         for name in change.get("x", []):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.changes import (
     Change,
+    DeadLettersResent,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
@@ -28,9 +29,10 @@ from cometmq.messaging.changes import (
     decode,
     encode,
 )
-from cometmq.messaging.dedup import Interval, StoredRun, StreamEntry
+from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.intervals import Interval
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import FlushMode, Position, TopicConfig
 from tests.unit.messaging.strategies import CHANGES
@@ -61,6 +63,9 @@ GOLDEN: dict[str, Change] = {
         )
     ),
     '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
+    '{"k":"resent","n":"billing","o":[[0,7],[9,12]]}': DeadLettersResent(
+        "billing", (Interval(0, 7), Interval(9, 12))
+    ),
     '{"k":"streams","s":{"01A0B1C2D3E4F50001160F3C2A":[[[0,7],[9,12]],[[4,3,880],[9,3,4096]]]},'
     '"x":["01A0B1C2D3E4F50001160F3C29"]}': StreamsReached(
         (

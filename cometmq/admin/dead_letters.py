@@ -1,0 +1,125 @@
+"""Dead letters of consumer groups: read, sent to their group again, deleted.
+
+They lie in the topic ``%DLQ%group`` of each broker group, in one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from cometmq.admin.connection import (
+    CHANGE_DEADLINE_S,
+    Connection,
+    call,
+    each_that_knows,
+)
+from cometmq.admin.topic_reader import open_reader
+from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
+from cometmq.errors import AlreadyResent, CometError, TopicNotFound
+from cometmq.messaging.intervals import Interval, holds
+from cometmq.model import DLQ_PREFIX
+from cometmq.rpc.interceptors import from_proto
+from cometmq.v1 import broker_pb2, namesrv_pb2
+
+OFFSETS_PER_CALL = 256
+PREVIEW_CHARACTERS = 60
+
+
+async def read_dead_letters(
+    connection: Connection, group: str, *, sql: str = "", broker_group: str = ""
+) -> AsyncIterator[tuple[DeadLetterView, MessageView]]:
+    """The dead letters of a group that are there now, by store time. TopicNotFound: it has none."""
+    reader = await open_reader(connection, DLQ_PREFIX + group, sql=sql, broker_group=broker_group)
+    resent = await _resent(connection, group)
+    while messages := await reader.read():
+        for message in messages:
+            yield _view(message, resent), message
+
+
+def _view(message: MessageView, resent: dict[str, list[Interval]]) -> DeadLetterView:
+    owner = message.message_id.rpartition("/")[0]
+    return DeadLetterView(
+        broker_group=owner,
+        offset=message.queue_offset,
+        topic=message.properties.get("RETRY_TOPIC", ""),
+        unique_id=message.unique_id,
+        keys=message.keys,
+        tries=message.reconsume_times,
+        store_time_ms=message.store_time_ms,
+        resent=holds(resent.get(owner, []), message.queue_offset),
+        body_bytes=message.body_bytes,
+        body=(message.body_text or "")[:PREVIEW_CHARACTERS],
+    )
+
+
+async def _resent(connection: Connection, group: str) -> dict[str, list[Interval]]:
+    """By broker group, which offsets were sent again."""
+    request = broker_pb2.DescribeDeadLettersRequest(group=group)
+    found: dict[str, list[Interval]] = {}
+    for name, member in (await connection.writers()).items():
+        method = connection.admin(member).DescribeDeadLetters
+        answer = await call(member.internal_address, method, request)
+        found[name] = [Interval(one.first, one.end) for one in answer.resent]
+    return found
+
+
+async def resend(
+    connection: Connection,
+    group: str,
+    wanted: list[DeadLetterView],
+    *,
+    again: bool = False,
+    rate: float = 0.0,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> ResentView:
+    """Send dead letters to their group again, ``rate`` a second; 0: as fast as it goes. Raises the
+    first refusal that is not AlreadyResent.
+    """
+    writers = await connection.writers()
+    sent = before = 0
+    at_once = min(OFFSETS_PER_CALL, max(1, int(rate))) if rate else OFFSETS_PER_CALL
+    for broker_group in sorted({one.broker_group for one in wanted}):
+        member = writers[broker_group]
+        offsets = sorted(one.offset for one in wanted if one.broker_group == broker_group)
+        for first in range(0, len(offsets), at_once):
+            some = offsets[first : first + at_once]
+            for error in await _resend_at(connection, member, group, some, again=again):
+                if error is None:
+                    sent += 1
+                elif isinstance(error, AlreadyResent):
+                    before += 1
+                else:
+                    raise error
+            if rate and first + at_once < len(offsets):
+                await sleep(len(some) / rate)
+    return ResentView(group=group, resent_count=sent, resent_before_count=before)
+
+
+async def _resend_at(
+    connection: Connection,
+    member: namesrv_pb2.Member,
+    group: str,
+    offsets: list[int],
+    *,
+    again: bool,
+) -> list[CometError | None]:
+    request = broker_pb2.ResendDeadLettersRequest(group=group, offsets=offsets, again=again)
+    method = connection.admin(member).ResendDeadLetters
+    answer = await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
+    return [from_proto(one.error) if one.HasField("error") else None for one in answer.results]
+
+
+async def purge(
+    connection: Connection, group: str, *, broker_groups: tuple[str, ...] = ()
+) -> list[PurgedView]:
+    """Delete the dead letters of a group. TopicNotFound when it has none."""
+    writers = await connection.writers(broker_groups)
+    request = broker_pb2.PurgeDeadLettersRequest(group=group)
+
+    async def ask(member: namesrv_pb2.Member) -> broker_pb2.PurgeDeadLettersResponse:
+        method = connection.admin(member).PurgeDeadLetters
+        return await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
+
+    none = TopicNotFound(f"group {group} has no dead letters")
+    return [PurgedView(group, name) for name in await each_that_knows(writers, ask, none)]

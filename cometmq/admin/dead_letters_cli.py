@@ -1,0 +1,121 @@
+"""``cometmq dlq``."""
+
+from __future__ import annotations
+
+import click
+
+from cometmq.admin import dead_letters
+from cometmq.admin.commandline import Group, broker_groups_option, cluster_command
+from cometmq.admin.connection import Connection
+from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
+from cometmq.errors import MessageNotFound
+
+_sql_option = click.option("--sql", default="", help="Only those for which this SQL92 is true.")
+
+
+@click.group("dlq", cls=Group)
+def dlq_group() -> None:
+    """Dead letters: messages that a group gave up."""
+
+
+@cluster_command(dlq_group, "list")
+@click.argument("group")
+@_sql_option
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True)
+async def dlq_list(
+    connection: Connection, group: str, sql: str, count: int
+) -> list[DeadLetterView]:
+    """List the dead letters of GROUP, oldest first."""
+    found: list[DeadLetterView] = []
+    async for view, _ in dead_letters.read_dead_letters(connection, group, sql=sql):
+        found.append(view)
+        if len(found) == count:
+            break
+    return found
+
+
+@cluster_command(dlq_group, "show")
+@click.argument("group")
+@click.argument("place", metavar="BROKER_GROUP/OFFSET")
+async def dlq_show(connection: Connection, group: str, place: str) -> MessageView:
+    """Show one dead letter of GROUP, whole."""
+    for owner, offset in _places([place]):
+        found = dead_letters.read_dead_letters(connection, group, broker_group=owner)
+        async for view, message in found:
+            if view.offset == offset:
+                return message
+    raise MessageNotFound(f"group {group} has no dead letter {place}")
+
+
+@cluster_command(dlq_group, "export")
+@click.argument("group")
+@_sql_option
+async def dlq_export(connection: Connection, group: str, sql: str) -> list[MessageView]:
+    """Print the dead letters of GROUP, whole; with --output json as one document."""
+    found = dead_letters.read_dead_letters(connection, group, sql=sql)
+    return [message async for _, message in found]
+
+
+@cluster_command(dlq_group, "resend")
+@click.argument("group")
+@click.argument("places", nargs=-1, metavar="[BROKER_GROUP/OFFSET]...")
+@click.option("--all", "everything", is_flag=True, help="All that were not sent again before.")
+@_sql_option
+@click.option("--again", is_flag=True, help="Also those that were sent again before.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Messages a second; 0 = as fast as it goes.",
+)
+async def dlq_resend(
+    connection: Connection,
+    group: str,
+    places: tuple[str, ...],
+    everything: bool,
+    sql: str,
+    again: bool,
+    rate: float,
+) -> ResentView:
+    """Send dead letters of GROUP to it again, as if they had never been tried.
+
+    Names one by one, --sql chooses some, --all takes all. Only this group gets them. What was sent
+    again once is left out, unless --again. mqadmin has no such verb.
+    """
+    if (bool(places) + everything + bool(sql)) != 1:
+        raise click.UsageError("name dead letters, or choose them with --sql, or take --all")
+    named = set(_places(places))
+    wanted = [
+        view
+        async for view, _ in dead_letters.read_dead_letters(connection, group, sql=sql)
+        if not named or (view.broker_group, view.offset) in named
+    ]
+    if missing := named - {(view.broker_group, view.offset) for view in wanted}:
+        owner, offset = min(missing)
+        raise MessageNotFound(f"group {group} has no dead letter {owner}/{offset}")
+    if not again and not named:
+        wanted = [view for view in wanted if not view.resent]
+    return await dead_letters.resend(connection, group, wanted, again=again, rate=rate)
+
+
+@cluster_command(dlq_group, "purge")
+@click.argument("group")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_groups_option
+async def dlq_purge(
+    connection: Connection, group: str, yes: bool, broker_groups: tuple[str, ...]
+) -> list[PurgedView]:
+    """Delete all dead letters of GROUP."""
+    if not yes:
+        click.confirm(f"Delete all dead letters of group {group}?", abort=True, err=True)
+    return await dead_letters.purge(connection, group, broker_groups=broker_groups)
+
+
+def _places(texts: tuple[str, ...] | list[str]) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for text in texts:
+        owner, _, offset = text.rpartition("/")
+        if not owner or not offset.isdecimal():
+            raise click.UsageError(f"{text!r} is not BROKER_GROUP/OFFSET")
+        found.append((owner, int(offset)))
+    return found
