@@ -439,6 +439,25 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("queues", lambda v: v.queue_count),
         ("idle h", lambda v: None if v.idle_ms is None else f"{v.idle_ms / 3_600_000:.1f}"),
     ),
+    views.DeadLetterView: (
+        ("dead letter", lambda v: f"{v.broker_group}/{v.offset}"),
+        ("topic", lambda v: v.topic),
+        ("keys", lambda v: v.keys),
+        ("tries", lambda v: v.tries),
+        ("given up", lambda v: _time(v.store_time_ms)),
+        ("resent", lambda v: v.resent),
+        ("bytes", lambda v: v.body_bytes),
+        ("body", lambda v: v.body),
+    ),
+    views.ResentView: (
+        ("group", lambda v: v.group),
+        ("resent", lambda v: v.resent_count),
+        ("resent before", lambda v: v.resent_before_count),
+    ),
+    views.PurgedView: (
+        ("purged group", lambda v: v.group),
+        ("broker group", lambda v: v.broker_group),
+    ),
     views.DeletedGroupView: (
         ("deleted group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),

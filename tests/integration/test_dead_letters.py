@@ -71,7 +71,7 @@ async def test_what_is_sent_again_comes_to_its_group_once_and_is_marked(tmp_path
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    async with dead(tmp_path, 5) as (namesrv, broker), Connection(namesrv) as connection:
+    async with dead(tmp_path, 5) as (namesrv, _), Connection(namesrv) as connection:
         found = await listed(connection)
         assert [(one.offset, one.topic, one.tries, one.body) for one in found] == [
             (n, "T", 1, str(n)) for n in range(5)

@@ -81,6 +81,7 @@ USUAL: dict[str, Any] = {
     "EpochStart.epoch": 1,
     "TopicConfig.name": "made",
     "DeleteTopicRequest.topic": "never",
+    "offsets": 0,
     "StepDownRequest.member_id": 999,
 }
 # What would change who writes, which is no matter of ranges.
