@@ -15,6 +15,7 @@ from cometmq.format import delayed, properties
 from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
+from cometmq.messaging.groups import GroupSettings
 from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, TOPIC_NAME
 
 FIRST_LEVEL = 3
@@ -43,6 +44,16 @@ def _topic_of(prefix: str, group: str) -> str:
     if not TOPIC_NAME.fullmatch(topic):
         raise GroupNameInvalid(f"a topic {topic[:200]!r}, for messages given back, cannot be")
     return topic
+
+
+def queue_count_of(settings: GroupSettings) -> int:
+    """How many queues the group's retry topic has: RocketMQ's tables may say 0."""
+    return max(1, settings.retry_queue_count)
+
+
+def queue_id_of(settings: GroupSettings, source: Record) -> int:
+    """The queue of the group's retry topic in which a message comes again."""
+    return source.queue_offset % queue_count_of(settings)
 
 
 def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) -> int | None:

@@ -60,7 +60,7 @@ class GroupCoordinator(GroupReads):
         """Whether the group is known; False: it may be created. Raises GroupNameInvalid,
         GroupNotFound (not allowed here).
         """
-        if group in self._state.groups and group not in self._keeper.closing_groups:
+        if self._keeper.find_group(group) is not None:
             return True
         check_name(group)
         if not self._auto_create_groups:

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cometmq.errors import (
-    CometError,
-    GroupNotFound,
-    MessageNotFound,
-    NoPermission,
-    OffsetInvalid,
-    StoreDamaged,
-)
-from cometmq.format import delayed, queueunit, record
+from cometmq.errors import CometError, NoPermission
+from cometmq.format import delayed
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.records import read_each, span_of
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
-from cometmq.messaging.groups import GroupSettings, check_name
+from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
-from cometmq.store.base import BaseStore
+from cometmq.store.log.commitlog import Span
 
 ITEMS_MAX = 1_024
 SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ class RetryService:
         """Take messages back, each decided on its own; returns when all that was taken is as safe
         as its topic asks. Raises GroupNameInvalid, GroupNotFound, and what appending raises.
         """
-        settings = self._settings(group)
+        settings = self._keeper.group(group)
         await self._make_topics(settings)
         answers: list[Taken | CometError] = []
         end = 0  # of the log, behind all that was taken
@@ -120,39 +111,27 @@ class RetryService:
                 self._attempts.add(attempt, end)
         return answers, end
 
-    def _settings(self, group: str) -> GroupSettings:
-        check_name(group)
-        settings = self._keeper.state.groups.get(group)
-        if settings is None or group in self._keeper.closing_groups:
-            raise GroupNotFound(f"there is no consumer group {group} here")
-        return settings
-
     async def _make_topics(self, settings: GroupSettings) -> None:
         name = settings.name
         await self._keeper.create_system_topic(SCHEDULE_TOPIC, DELAY_LEVEL_MAX)
-        queue_count = max(1, settings.retry_queue_count)
-        await self._keeper.create_system_topic(retry.retry_topic(name), queue_count)
+        await self._keeper.create_system_topic(
+            retry.retry_topic(name), retry.queue_count_of(settings)
+        )
         await self._keeper.create_system_topic(retry.dlq_topic(name), 1)
 
     async def _originals(self, group: str, items: Sequence[GiveBack]) -> list[Record | CometError]:
         """The records that the items name."""
-        units: list[bytes | CometError] = []
+        spans: list[Span | CometError] = []
         for item in items:
             try:
-                units.append(self._unit(group, item))
+                spans.append(self._span(group, item))
             except CometError as error:
-                units.append(error)
-        spans = [queueunit.unit_at(unit, 0)[:2] for unit in units if isinstance(unit, bytes)]
-        store = self._storage.store
-        read: Iterator[Record | CometError]
-        try:
-            read = iter(record.decode_all(store.read_records(spans, nowait=True)))
-        except (BlockingIOError, StoreDamaged, MessageNotFound):
-            read = iter(await asyncio.to_thread(_read_each, store, spans))
-        assert len(spans) == sum(isinstance(unit, bytes) for unit in units)
-        return [next(read) if isinstance(unit, bytes) else unit for unit in units]
+                spans.append(error)
+        good = [span for span in spans if not isinstance(span, CometError)]
+        found = iter(await read_each(self._storage.store, good))
+        return [span if isinstance(span, CometError) else next(found) for span in spans]
 
-    def _unit(self, group: str, item: GiveBack) -> bytes:
+    def _span(self, group: str, item: GiveBack) -> Span:
         """Where the log has the message that an item names."""
         topic, queue_id = item.topic, item.queue_id
         is_foreign = topic.startswith(RETRY_PREFIX) and topic != retry.retry_topic(group)
@@ -161,13 +140,8 @@ class RetryService:
         state = self._keeper.state
         state.topics.for_read(topic, queue_id)
         offset = state.generations.of(topic, queue_id).validate(item.position).offset
-        low, readable, _ = self._storage.bounds((topic, queue_id))
-        if offset >= readable:
-            raise OffsetInvalid(f"nobody can have read {offset} of a queue that ends at {readable}")
-        if offset < low:
-            raise MessageNotFound(f"the queue begins at {low}: message {offset} is gone")
         # In memory: it was read a moment ago.
-        return self._storage.store.read_units(topic, queue_id, offset, 1)
+        return span_of(self._storage, (topic, queue_id), offset)
 
     def _made(
         self, settings: GroupSettings, item: GiveBack, original: Record
@@ -187,7 +161,7 @@ class RetryService:
                 original, topic, 0, host, properties=properties, reconsume_times=times + 1
             ), 0
         topic = retry.retry_topic(settings.name)
-        queue_id = original.queue_offset % max(1, settings.retry_queue_count)
+        queue_id = retry.queue_id_of(settings, original)
         properties = retry.retry_properties(original, level, topic, queue_id, origin)
         self._metrics.sent_back(original.topic, settings.name)
         made = relay(
@@ -200,13 +174,3 @@ class RetryService:
             delay_ms=delayed.delay_ms(level),
         )
         return made, level
-
-
-def _read_each(store: BaseStore, spans: Sequence[Span]) -> list[Record | CometError]:
-    found: list[Record | CometError] = []
-    for span in spans:
-        try:
-            found += record.decode_all(store.read_records([span]))
-        except (StoreDamaged, MessageNotFound) as error:
-            found.append(error)
-    return found

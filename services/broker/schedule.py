@@ -9,24 +9,17 @@ import logging
 from collections.abc import Sequence
 
 from cometmq.clock import Clock
-from cometmq.errors import (
-    BrokerDraining,
-    CometError,
-    MessageNotFound,
-    Shortage,
-    StoreDamaged,
-    StoreFailed,
-)
-from cometmq.format import delayed, queueunit, record
+from cometmq.errors import BrokerDraining, Shortage, StoreDamaged
+from cometmq.format import delayed, queueunit
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.records import read_each
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.delay import LevelProgress, Now, target_of
-from cometmq.store.base import BaseStore
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -36,8 +29,6 @@ RETRY_S = 1.0  # after the disk took no more
 # Of one turn, so that a producer hardly waits for it.
 TURN_COUNT_MAX = 256
 TURN_BYTES_MAX = 1 << 20
-
-Span = tuple[int, int]
 
 
 class ScheduleService:
@@ -111,13 +102,13 @@ class ScheduleService:
     async def _records(self, units: bytes) -> list[Record]:
         """What the units name, but for messages that are damaged or gone."""
         spans = [(offset, size) for offset, size, _ in queueunit.iterate(units)]
-        store = self._storage.store
-        try:
-            return record.decode_all(store.read_records(spans, nowait=True))
-        except BlockingIOError:
-            return await asyncio.to_thread(_read_good, store, spans)
-        except (StoreDamaged, MessageNotFound):
-            return _read_good(store, spans)
+        records: list[Record] = []
+        for span, found in zip(spans, await read_each(self._storage.store, spans), strict=True):
+            if isinstance(found, Record):
+                records.append(found)
+            else:
+                log.error("a delayed message is lost", extra=fields(at=span[0], reason=str(found)))
+        return records
 
     def _deliver(
         self, due: list[tuple[LevelProgress, bytes]], records: Sequence[Record], now: Now
@@ -151,19 +142,6 @@ class ScheduleService:
             "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
         )
         return None
-
-
-def _read_good(store: BaseStore, spans: Sequence[Span]) -> list[Record]:
-    """The records of these spans, one by one, without those that cannot be read."""
-    found: list[Record] = []
-    for span in spans:
-        try:
-            found += record.decode_all(store.read_records([span]))
-        except CometError as error:
-            if isinstance(error, StoreFailed):
-                raise
-            log.error("a delayed message is lost", extra=fields(at=span[0], reason=str(error)))
-    return found
 
 
 class _Room:

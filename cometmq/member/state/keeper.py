@@ -14,12 +14,12 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, SlaveNotAvailable, TopicNotFound
+from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import Change, DeadLettersResent, DelaysReached, TopicPut
 from cometmq.messaging.delay import DelayProgress
-from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
     STATE_TOPIC,
@@ -150,11 +150,10 @@ class StateKeeper:
             return created
 
     @to_its_end
-    async def drop_topic(self, topic: str) -> None:
-        """Delete a topic. Raises what ``plan_drop`` raises."""
-        await self._drop_topic(topic)
-
-    async def _drop_topic(self, topic: str, *, by_system: bool = False) -> None:
+    async def drop_topic(self, topic: str, *, by_system: bool = False) -> None:
+        """Delete a topic; ``by_system``: one that the broker itself writes. Raises what
+        ``plan_drop`` raises.
+        """
         async with self._one_at_a_time:
             change = self.state.plan_drop(topic, by_system=by_system)
             # Nothing may follow the deletion into the old queues: at recovery everything after it
@@ -221,11 +220,6 @@ class StateKeeper:
         self.state.apply(change)
         return end
 
-    @to_its_end
-    async def drop_dead_letters(self, topic: str) -> None:
-        """Delete the topic of a group's dead letters. Raises what ``plan_drop`` raises."""
-        await self._drop_topic(topic, by_system=True)
-
     async def settled(self) -> None:
         """Wait until no change is on its way."""
         async with self._one_at_a_time:
@@ -245,6 +239,18 @@ class StateKeeper:
         """Raises TopicNotFound for a topic that is being deleted."""
         if topic in self.closing:
             raise TopicNotFound(f"topic {topic} is being deleted")
+
+    def find_group(self, name: str) -> GroupSettings | None:
+        """Settings of a group; None: there is none, or it is being deleted."""
+        return None if name in self.closing_groups else self.state.groups.get(name)
+
+    def group(self, name: str) -> GroupSettings:
+        """As :meth:`find_group`. Raises GroupNameInvalid, GroupNotFound."""
+        check_name(name)
+        settings = self.find_group(name)
+        if settings is None:
+            raise GroupNotFound(f"there is no consumer group {name} here")
+        return settings
 
     def write_offsets(self) -> None:
         """Append what groups have committed since the last time. May raise DiskFull; then the next

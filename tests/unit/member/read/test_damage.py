@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from cometmq.errors import StoreDamaged
+from cometmq.errors import DescriptorsExhausted, StoreDamaged
 from cometmq.filters import sql
 from cometmq.format import queueunit, record
 from cometmq.format.taghash import tags_code
 from cometmq.member.read.reader import PullAnswer, PullQuery
+from cometmq.member.read.records import read_each, span_of
 from cometmq.messaging.pull import PullStatus
 from cometmq.model import Position
 from tests.support.cluster.members import NEVER, Member, living_member
@@ -143,3 +144,25 @@ async def test_an_sql_filter_sees_all_before_the_damage_and_names_what_follows(
     with pytest.raises(StoreDamaged, match=r"message 3 of queue 0 of T.* is 4: go on"):
         await pull(member, 3, expression="TAGS = 'x'")
     assert numbers(await pull(member, 4, expression="TAGS = 'x'")) == [4, 6]
+
+
+async def test_a_shortage_among_single_messages_is_no_damage(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes it for damage loses a message that the disk has."""
+    damage(member, 3)
+    spans = [span_of(member.storage, ("T", 0), offset) for offset in range(5)]
+    found = await read_each(member.store, spans)
+    bodies = [one.body if isinstance(one, record.Record) else type(one) for one in found]
+    assert bodies == [b"body 0", b"body 1", b"body 2", StoreDamaged, b"body 4"]
+
+    read_records = member.store.read_records
+
+    def without_descriptors(wanted: Sequence[tuple[int, int]], *, nowait: bool = False) -> bytes:
+        if wanted == spans[4:]:
+            raise DescriptorsExhausted("no file can be opened")
+        return read_records(wanted, nowait=nowait)
+
+    monkeypatch.setattr(member.store, "read_records", without_descriptors)
+    with pytest.raises(DescriptorsExhausted):
+        await read_each(member.store, spans)

@@ -1,0 +1,57 @@
+"""Reads single messages: each has an answer of its own, so damage takes no neighbour along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from cometmq.errors import MessageNotFound, OffsetInvalid, StoreDamaged
+from cometmq.format import queueunit, record
+from cometmq.format.record import Record
+from cometmq.member.storage.member_storage import BaseStorage
+from cometmq.model import QueueKey
+from cometmq.store.base import BaseStore
+from cometmq.store.log.commitlog import Span
+
+
+def span_of(storage: BaseStorage, queue: QueueKey, offset: int) -> Span:
+    """Where the log has message ``offset`` of a queue. Blocking, unless the message is new. Raises
+    OffsetInvalid (consumers cannot have read it), MessageNotFound (retention has removed it),
+    StoreDamaged.
+    """
+    low, readable, _ = storage.bounds(queue)
+    topic, queue_id = queue
+    if not 0 <= offset < readable:
+        raise OffsetInvalid(
+            f"queue {queue_id} of {topic} ends at {readable}: nobody can have read {offset}"
+        )
+    if offset < low:
+        raise MessageNotFound(
+            f"queue {queue_id} of {topic} begins at {low}: message {offset} is gone"
+        )
+    log_offset, size, _ = queueunit.unit_at(storage.store.read_units(*queue, offset, 1), 0)
+    return log_offset, size
+
+
+async def read_each(
+    store: BaseStore, spans: Sequence[Span]
+) -> list[Record | StoreDamaged | MessageNotFound]:
+    """The record at each span, or why it cannot be read: from memory at once, else in a thread.
+    Raises StoreFailed, Shortage.
+    """
+    try:
+        return list(record.decode_all(store.read_records(spans, nowait=True)))
+    except (BlockingIOError, StoreDamaged, MessageNotFound):
+        return await asyncio.to_thread(_read_one_by_one, store, spans)
+
+
+def _read_one_by_one(
+    store: BaseStore, spans: Sequence[Span]
+) -> list[Record | StoreDamaged | MessageNotFound]:
+    found: list[Record | StoreDamaged | MessageNotFound] = []
+    for span in spans:
+        try:
+            found.append(record.decode(store.read_records([span])))
+        except (StoreDamaged, MessageNotFound) as error:
+            found.append(error)
+    return found
