@@ -17,7 +17,8 @@ from cometmq.admin.connection import (
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
 from cometmq.errors import AlreadyResent, CometError, TopicNotFound
-from cometmq.messaging.intervals import Interval, holds
+from cometmq.format.properties import RETRY_TOPIC
+from cometmq.messaging.intervals import Interval, holds_any
 from cometmq.model import DLQ_PREFIX
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2, namesrv_pb2
@@ -38,16 +39,16 @@ async def read_dead_letters(
 
 
 def _view(message: MessageView, resent: dict[str, list[Interval]]) -> DeadLetterView:
-    owner = message.message_id.rpartition("/")[0]
+    owner, offset = message.message_id.rpartition("/")[0], message.queue_offset
     return DeadLetterView(
         broker_group=owner,
-        offset=message.queue_offset,
-        topic=message.properties.get("RETRY_TOPIC", ""),
+        offset=offset,
+        topic=message.properties.get(RETRY_TOPIC, ""),
         unique_id=message.unique_id,
         keys=message.keys,
         tries=message.reconsume_times,
         store_time_ms=message.store_time_ms,
-        resent=holds(resent.get(owner, []), message.queue_offset),
+        resent=holds_any(resent.get(owner, []), offset, offset + 1),
         body_bytes=message.body_bytes,
         body=(message.body_text or "")[:PREVIEW_CHARACTERS],
     )
@@ -76,24 +77,24 @@ async def resend(
     """Send dead letters to their group again, ``rate`` a second; 0: as fast as it goes. Raises the
     first refusal that is not AlreadyResent.
     """
-    writers = await connection.writers()
-    sent = before = 0
+    offsets_of: dict[str, list[int]] = {}
+    for one in sorted(wanted, key=lambda one: one.offset):
+        offsets_of.setdefault(one.broker_group, []).append(one.offset)
+    writers = await connection.writers(tuple(sorted(offsets_of)))
+    sent = 0
     at_once = min(OFFSETS_PER_CALL, max(1, int(rate))) if rate else OFFSETS_PER_CALL
-    for broker_group in sorted({one.broker_group for one in wanted}):
+    for broker_group, offsets in sorted(offsets_of.items()):
         member = writers[broker_group]
-        offsets = sorted(one.offset for one in wanted if one.broker_group == broker_group)
         for first in range(0, len(offsets), at_once):
             some = offsets[first : first + at_once]
-            for error in await _resend_at(connection, member, group, some, again=again):
-                if error is None:
-                    sent += 1
-                elif isinstance(error, AlreadyResent):
-                    before += 1
-                else:
+            errors = await _resend_at(connection, member, group, some, again=again)
+            for error in errors:
+                if error is not None and not isinstance(error, AlreadyResent):
                     raise error
+            sent += errors.count(None)
             if rate and first + at_once < len(offsets):
                 await sleep(len(some) / rate)
-    return ResentView(group=group, resent_count=sent, resent_before_count=before)
+    return ResentView(group=group, resent_count=sent, resent_before_count=len(wanted) - sent)
 
 
 async def _resend_at(

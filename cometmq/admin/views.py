@@ -226,9 +226,8 @@ class GroupMemberView:
     """A live client of a consumer group."""
 
     client_id: str
-    subscriptions: dict[
-        str, list[str]
-    ]  # topic → tags or one SQL92 expression; none = every message
+    # Topic → tags, or one SQL92 expression; none = every message.
+    subscriptions: dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,11 @@ class RecordForm:
     ``prefix`` is what the properties begin with, in the stored form of delayed messages.
     """
 
-    __slots__ = ("_id_start", "middles", "prefix", "topic")
+    __slots__ = ("_id_start", "_topic", "middles", "prefix")
 
     def __init__(self, topic: str, stream: str, prefix: bytes = b"") -> None:
-        self.topic = topic.encode()
+        name = topic.encode()
+        self._topic = bytes((len(name),)) + name
         self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
         self.use(stream)
@@ -110,8 +111,7 @@ class RecordForm:
                 f"The properties have {size} bytes with those of the delay; "
                 f"{PROPERTIES_BYTES_MAX} are allowed."
             )
-        length = size.to_bytes(2, "big")
-        return b"".join((bytes((len(self.topic),)), self.topic, length, properties, self._id_start))
+        return b"".join((self._topic, size.to_bytes(2, "big"), properties, self._id_start))
 
 
 class RecordEncoder:

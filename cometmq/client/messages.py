@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.model import Position, QueueRef, SendStatus
 
@@ -104,7 +105,7 @@ class ReceivedMessage:
     def topic(self) -> str:
         """The topic that it was sent to, also when it comes again from the group's retry topic."""
         topic = self.queue.topic
-        return self.properties.get("RETRY_TOPIC", topic) if topic.startswith("%") else topic
+        return self.properties.get(RETRY_TOPIC, topic) if topic.startswith("%") else topic
 
     @property
     def reconsume_times(self) -> int:

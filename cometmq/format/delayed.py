@@ -53,6 +53,15 @@ def level_named(properties: Mapping[str, str]) -> int:
     """The delay level that a record of the schedule topic names, by RocketMQ's rule: one above the
     last counts as the last. 0: it names none.
     """
-    level = properties.get(DELAY, "")
-    is_number = level.isascii() and level.isdigit() and len(level) < 10  # as many as Java's int has
-    return min(int(level), DELAY_LEVEL_MAX) if is_number else 0
+    return min(_number(properties.get(DELAY, "")) or 0, DELAY_LEVEL_MAX)
+
+
+def target_of(properties: Mapping[str, str]) -> tuple[str, int] | None:
+    """The topic and queue that a delayed message is meant for; None: it names none."""
+    topic, queue_id = properties.get(REAL_TOPIC, ""), _number(properties.get(REAL_QID, ""))
+    return None if not topic or queue_id is None else (topic, queue_id)
+
+
+def _number(text: str) -> int | None:
+    """None: it is no number of so few digits that Java's int holds it."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

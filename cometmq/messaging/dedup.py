@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from cometmq.messaging.intervals import Interval, add_interval
+from cometmq.messaging.intervals import Interval, add_interval, holds_any
 
 STREAMS_MAX = 10_000
 RUNS_MAX = 64  # of a stream, the newest
@@ -33,6 +33,11 @@ class Ids(NamedTuple):
     stream: bytes
     first: int
     id_count: int
+
+    @property
+    def end(self) -> int:
+        """The counter behind the last."""
+        return self.first + self.id_count
 
 
 class StoredRun(NamedTuple):
@@ -83,10 +88,6 @@ class Stream:
         self.runs.append(run)
         self.intervals = add_interval(self.intervals, run.first, run.end, INTERVALS_MAX)
 
-    def holds_any(self, first: int, end: int) -> bool:
-        """Whether any counter of ``first`` to ``end`` is stored."""
-        return any(one.first < end and first < one.end for one in self.intervals)
-
     def validate(self) -> None:
         """Assert the invariant and the bounds."""
         assert len(self.intervals) <= INTERVALS_MAX
@@ -114,7 +115,6 @@ class StreamTable:
         self._streams: OrderedDict[bytes, Stream] = OrderedDict()
         self._unwritten: dict[bytes, int] = {}  # how many runs the state log does not know
         self._gone: list[bytes] = []  # left since the last change
-        self.evicted_count = 0  # left though in use: there were too many
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -130,7 +130,7 @@ class StreamTable:
         for run in reversed(stream.runs):
             if run.first <= ids.first < run.end:
                 return run
-        if stream.holds_any(ids.first, ids.first + ids.id_count):
+        if holds_any(stream.intervals, ids.first, ids.end):
             raise LookupError(ids)
         return None
 
@@ -158,7 +158,6 @@ class StreamTable:
 
     def _limit(self) -> None:
         while len(self._streams) > STREAMS_MAX:
-            self.evicted_count += 1
             self._drop(next(iter(self._streams)))
 
     def _drop(self, name: bytes) -> None:
@@ -207,7 +206,7 @@ class StreamTable:
     def observe(self, ids: Ids, log_offset: int) -> None:
         """Takes a run that the log's end holds, which the state may know or not."""
         stream = self._streams.get(ids.stream)
-        if stream is None or not stream.holds_any(ids.first, ids.first + ids.id_count):
+        if stream is None or not holds_any(stream.intervals, ids.first, ids.end):
             self.add(ids, log_offset, 0.0)
 
     def validate(self) -> None:

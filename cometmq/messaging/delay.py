@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from cometmq.format import delayed, queueunit
-from cometmq.format.delayed import REAL_QID, REAL_TOPIC
-from cometmq.format.record import Record
 from cometmq.model import DELAY_LEVEL_MAX
 
 LEVELS = range(1, DELAY_LEVEL_MAX + 1)
@@ -88,10 +86,3 @@ class DelayProgress:
 
     def __iter__(self) -> Iterator[tuple[int, LevelProgress]]:
         return iter(self.levels.items())
-
-
-def target_of(found: Record) -> tuple[str, int] | None:
-    """The topic and queue that a delayed message is meant for; None: it names none."""
-    topic, queue_id = found.properties.get(REAL_TOPIC, ""), found.properties.get(REAL_QID, "")
-    is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10
-    return (topic, int(queue_id)) if topic and is_number else None

@@ -35,6 +35,6 @@ def add_interval(intervals: list[Interval], first: int, end: int, most: int) -> 
     return result
 
 
-def holds(intervals: Iterable[Interval], number: int) -> bool:
-    """Whether the number is in one of them."""
-    return any(one.first <= number < one.end for one in intervals)
+def holds_any(intervals: Iterable[Interval], first: int, end: int) -> bool:
+    """Whether any number from ``first`` to before ``end`` is in them."""
+    return any(one.first < end and first < one.end for one in intervals)

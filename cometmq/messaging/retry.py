@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
 from cometmq.format import delayed, properties
 from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
+from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.groups import GroupSettings
@@ -22,7 +23,7 @@ FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
 ATTEMPTS_KNOWN_MAX = 10_000
 
-RETRY_TOPIC, ORIGIN_MESSAGE_ID = "RETRY_TOPIC", "ORIGIN_MESSAGE_ID"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
 _OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
 RESENT_INTERVALS_MAX = 1_000  # of a group: which dead letters were sent again

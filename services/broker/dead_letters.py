@@ -16,7 +16,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.changes import DeadLettersResent
 from cometmq.messaging.groups import GroupSettings, check_name
-from cometmq.messaging.intervals import add_interval, holds
+from cometmq.messaging.intervals import add_interval, holds_any
 from cometmq.messaging.retry import RESENT_INTERVALS_MAX
 from cometmq.replication.watermarks import DurabilityClass
 
@@ -52,7 +52,7 @@ class DeadLetters:
         for offset, one in found.items():
             if isinstance(one, CometError):
                 continue
-            if holds(resent, offset) and not again:
+            if holds_any(resent, offset, offset + 1) and not again:
                 answers[offset] = AlreadyResent(
                     f"dead letter {offset} of group {group} was sent again before"
                 )

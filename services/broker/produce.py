@@ -184,10 +184,9 @@ class ProduceHandler:
         record_count = sum([claim.record_count for claim in claims])
         ids = ids_of(records, record_count) if dedup and records else None
         if ids is not None:
-            known = self._known(ids, records, segments)
+            known = self._known(ids, records, segments, came_s)
             if known is not None:
-                answer_by_s = came_s + self._patience_s(known.ticket.demands)
-                return known._replace(answer_by_s=answer_by_s)
+                return known
         self._storage.check_room(len(records))
         for_copies = any(segment.demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
@@ -209,7 +208,9 @@ class ProduceHandler:
             self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
         return Accepted(ticket, came_s + self._patience_s(ticket.demands), record_count)
 
-    def _known(self, ids: Ids, records: bytes, segments: Sequence[Segment]) -> Accepted | None:
+    def _known(
+        self, ids: Ids, records: bytes, segments: Sequence[Segment], came_s: float
+    ) -> Accepted | None:
         """The batch as it was stored when it came before; None: it is new."""
         try:
             run = self._keeper.state.streams.find(ids)
@@ -227,7 +228,8 @@ class ProduceHandler:
         self._storage.check_open()
         ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
         self._observer.known(len(found.segment_bytes))
-        return Accepted(ticket, 0.0, len(found.segment_bytes), is_known=True)
+        answer_by_s = came_s + self._patience_s(demands)
+        return Accepted(ticket, answer_by_s, len(found.segment_bytes), is_known=True)
 
     def _patience_s(self, demands: DurabilityClass) -> float:
         policy = self._policy

@@ -19,7 +19,7 @@ from cometmq.member.read.records import read_each
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.delay import LevelProgress, Now, target_of
+from cometmq.messaging.delay import LevelProgress, Now
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class ScheduleService:
 
     def _target(self, found: Record) -> tuple[str, int] | None:
         """Where a message goes; None: nowhere, because its topic is gone."""
-        target = target_of(found)
+        target = delayed.target_of(found.properties)
         topics, reason = self._keeper.state.topics, "it names no topic"
         if target is not None:
             topic, queue_id = target

@@ -115,14 +115,15 @@ def open_writer(
                 adoption.adopt_tables(store, store.adoption, approval.tables, state, config, common)
             else:
                 _raise_generations(store, state, common)
-        if SCHEDULE_TOPIC in (t for t, _ in store.queues()) and SCHEDULE_TOPIC not in state.topics:
+        stored = {topic for topic, _ in store.queues()}
+        if SCHEDULE_TOPIC in stored and SCHEDULE_TOPIC not in state.topics:
             # RocketMQ wrote it; its tables need not name it.
             schedule = TopicConfig(SCHEDULE_TOPIC, DELAY_LEVEL_MAX, DELAY_LEVEL_MAX)
             state.apply(state.plan_topic(schedule, by_system=True))
         delays, attempts = progress_of(store, state)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
-        orphans = {topic for topic, _ in store.queues() if not _is_known(topic, state)}
+        orphans = {topic for topic in stored if not _is_known(topic, state)}
         records = state.snapshot_records(
             next_offset_of=lambda *queue: store.queue_bounds(*queue)[1]
         )

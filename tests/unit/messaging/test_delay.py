@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.format import delayed, queueunit, record
-from cometmq.messaging.delay import DelayProgress, LevelProgress, Now, target_of
+from cometmq.messaging.delay import DelayProgress, LevelProgress, Now
 from tests.support.stores.small_stores import START_MS
 from tests.unit.format.test_batch import make
 
@@ -64,7 +64,7 @@ def test_a_progress_beyond_the_end_of_its_queue_begins_at_the_end() -> None:
 
 def test_a_target_is_read_as_any_program_may_have_written_it() -> None:
     def of(raw: bytes) -> tuple[str, int] | None:
-        return target_of(record.decode(make(raw=raw)))
+        return delayed.target_of(record.decode(make(raw=raw)).properties)
 
     assert of(delayed.prefix(3, "T", 7)) == ("T", 7)
     assert of(b"REAL_QID\x012\x02a\x01b\x02REAL_TOPIC\x01T") == ("T", 2)
