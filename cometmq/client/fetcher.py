@@ -103,7 +103,7 @@ async def start_position(
     bounds = (await calls.bounds([queue]))[queue]
     if isinstance(bounds, CometError):
         raise bounds
-    # A message that the group gave back was for it, whenever the group began.
+    # A message that the group sent back was for it, whenever the group began.
     first = consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
     return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
 

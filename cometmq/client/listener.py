@@ -25,8 +25,8 @@ from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
 
 Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | Later | None]]
-# Gives messages `start` to `stop` of a work back to the broker, for a delay level.
-GiveBack = Callable[["Work", int, int, int], None]
+# Sends messages `start` to `stop` of a work back to the broker, for a delay level.
+SendBack = Callable[["Work", int, int, int], None]
 
 _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
 
@@ -94,7 +94,7 @@ class Workers:
         self._concurrency = concurrency
         self._batch_count = batch_count
         self._redelivery = redelivery
-        self.give_back: GiveBack | None = None  # None: what failed comes again here, in its place
+        self.send_back: SendBack | None = None  # None: what failed comes again here, in its place
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
@@ -161,10 +161,10 @@ class Workers:
         first = start + later.done
         if work.queue.closed or first == stop:
             return first
-        if self.give_back is None:
+        if self.send_back is None:
             self.redeliver(work, first, stop)
         else:
-            self.give_back(work, first, stop, later.delay_level)
+            self.send_back(work, first, stop, later.delay_level)
         return first
 
     def _failed(self, work: Work, start: int, stop: int, error: BaseException) -> None:

@@ -91,7 +91,7 @@ class ReceivedMessage:
     """A message as an application reads it. Properties are parsed when first asked for.
 
     ``attempt`` counts this process's deliveries to the listener, from 1; ``reconsume_times`` how
-    often the group gave the message back before.
+    often the group sent the message back before.
     """
 
     __slots__ = ("attempt", "queue", "record")
@@ -109,7 +109,7 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often the group gave it back; 0 = it comes for the first time."""
+        """How often the group sent it back; 0 = it comes for the first time."""
         return self.record.reconsume_times
 
     @property

@@ -226,7 +226,7 @@ class PushConsumerOptions(ConsumerOptions):
         -1,
         -1,
         1_000_000,
-        "Tries of a message that was given back, before it is a dead letter; -1 = the group's, 16.",
+        "Tries of a message that was sent back, before it is a dead letter; -1 = the group's, 16.",
         "maxReconsumeTimes",
     )
     retry_in_place: bool = field(

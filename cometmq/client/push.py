@@ -96,7 +96,7 @@ class PushConsumer:
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
         if self._retries is not None:
-            self._workers.give_back = SendBacks(
+            self._workers.send_back = SendBacks(
                 self._calls, self._tasks, self._options.retry_times_max, self._workers.redeliver
             ).put
             self._subscriptions[self._retries] = Filter()

@@ -1,4 +1,4 @@
-"""Gives messages back to the brokers that have them: those of one turn of the event loop, and all
+"""Sends messages back to the brokers that have them: those of one turn of the event loop, and all
 that fail while a call is on its way, travel together.
 """
 
@@ -53,7 +53,7 @@ class SendBacks:
         self._sending: set[str] = set()  # broker groups with a call on its way
 
     def put(self, work: Work, start: int, stop: int, delay_level: int) -> None:
-        """Give messages ``start`` to ``stop`` back. Until that is answered they count as running,
+        """Send messages ``start`` to ``stop`` back. Until that is answered they count as running,
         so that their queue is not handed over meanwhile.
         """
         broker_group = work.messages[start].queue.broker_group

@@ -45,7 +45,7 @@ _FIXED_FIELDS: Final = (
     ("born_host", ""),  # the producer's address and port
     ("store_time_ms", "q"),  # the broker's clock; never decreases within a log
     ("store_host", ""),  # the broker's address and port
-    ("reconsume_times", "i"),  # times the message was given back; 0 = first delivery
+    ("reconsume_times", "i"),  # times the message was sent back; 0 = first delivery
     ("prepared_offset", "q"),  # log offset of the half message of a committed transaction; 0 = none
     (
         "body_bytes",

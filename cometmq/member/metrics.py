@@ -155,12 +155,12 @@ class MemberMetrics:
             "cometmq_send_seconds",
             "Time from a batch's arrival to its acknowledgement, as its topics demand it.",
         )
-        given_back = (*NODE, "topic", "consumer_group")
+        sent_back = (*NODE, "topic", "consumer_group")
         self._sent_back = counter(
-            "rocketmq_send_back_messages", "Messages that a group gave back.", given_back
+            "rocketmq_send_back_messages", "Messages that a group sent back.", sent_back
         )
         self._sent_to_dlq = counter(
-            "rocketmq_send_to_dlq_messages", "Messages that became dead letters.", given_back
+            "rocketmq_send_to_dlq_messages", "Messages that became dead letters.", sent_back
         )
         self._given_back: set[tuple[str, str]] = set()  # topic and group of these series
         self.delay_latency_s = seconds(
@@ -207,12 +207,12 @@ class MemberMetrics:
             self._delivery.answered(first_store_time_ms(records))
 
     def sent_back(self, topic: str, group: str) -> None:
-        """A message of ``topic`` was given back and comes again."""
+        """A message of ``topic`` was sent back and comes again."""
         self._given_back.add((topic, group))
         self._sent_back.labels(*self.node, topic, group).inc()
 
     def sent_to_dlq(self, topic: str, group: str) -> None:
-        """A message of ``topic`` was given back and is a dead letter."""
+        """A message of ``topic`` was sent back and is a dead letter."""
         self._given_back.add((topic, group))
         self._sent_to_dlq.labels(*self.node, topic, group).inc()
 

@@ -1,6 +1,6 @@
-"""Messages that a consumer group gives back: when they come again, and when they are dead letters.
+"""Messages that a consumer group sends back: when they come again, and when they are dead letters.
 
-RocketMQ's rules: a message that was given back for the n-th time waits in the schedule topic for
+RocketMQ's rules: a message that was sent back for the n-th time waits in the schedule topic for
 level 2 + n (10 s to 2 h), then comes to the group in its topic ``%RETRY%group``. After the group's
 number of tries it goes to ``%DLQ%group``, at once. Pure.
 """
@@ -43,7 +43,7 @@ def dlq_topic(group: str) -> str:
 def _topic_of(prefix: str, group: str) -> str:
     topic = prefix + group
     if not TOPIC_NAME.fullmatch(topic):
-        raise GroupNameInvalid(f"a topic {topic[:200]!r}, for messages given back, cannot be")
+        raise GroupNameInvalid(f"a topic {topic[:200]!r}, for messages sent back, cannot be")
     return topic
 
 
@@ -58,7 +58,7 @@ def queue_id_of(settings: GroupSettings, source: Record) -> int:
 
 
 def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) -> int | None:
-    """The delay level of a message that was given back ``reconsume_times`` before; None: it is a
+    """The delay level of a message that was sent back ``reconsume_times`` before; None: it is a
     dead letter.
 
     ``delay_level``: what the consumer asks for; 0 = as the number of tries says, :data:`DEAD`.
@@ -69,7 +69,7 @@ def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) ->
     if delay_level:
         if not 1 <= delay_level <= DELAY_LEVEL_MAX:
             raise DelayLevelInvalid(
-                f"a message is given back for a level of 1 to {DELAY_LEVEL_MAX}, 0 (as its tries "
+                f"a message is sent back for a level of 1 to {DELAY_LEVEL_MAX}, 0 (as its tries "
                 f"say) or {DEAD} (a dead letter), not {delay_level}"
             )
         return delay_level
@@ -108,7 +108,7 @@ def _with_origin(source: Record, origin: str) -> bytes:
 
 
 class Attempt(NamedTuple):
-    """One give-back: who, of which record, for the how manieth time."""
+    """One send-back: the group, the record that it sends back, and the number of the try."""
 
     group: str
     source: int  # log offset
@@ -116,10 +116,10 @@ class Attempt(NamedTuple):
 
 
 def attempt_of(found: Record) -> Attempt | None:
-    """The give-back that has made a relayed record; None: it was made for another reason."""
+    """The send-back that has made a relayed record; None: it was made for another reason."""
     for topic in (found.topic, found.properties.get(REAL_TOPIC, "")):
         for prefix in (RETRY_PREFIX, DLQ_PREFIX):
-            # A record in the retry topic itself was made from the delayed one, not by a give-back.
+            # A record in the retry topic itself was made from the delayed one, not by a send-back.
             is_due = topic == found.topic and prefix == RETRY_PREFIX
             if topic.startswith(prefix) and not is_due:
                 group = topic.removeprefix(prefix)
@@ -128,7 +128,7 @@ def attempt_of(found: Record) -> Attempt | None:
 
 
 class AttemptTable:
-    """The last give-backs, each with the end of the log behind its record: one that is sent twice
+    """The last send-backs, each with the end of the log behind its record: one that is sent twice
     is stored once (RocketMQ stores it twice: #1589).
     """
 
@@ -136,7 +136,7 @@ class AttemptTable:
         self._ends: OrderedDict[Attempt, int] = OrderedDict()
 
     def end_of(self, attempt: Attempt) -> int | None:
-        """Log offset behind the record; None: this give-back is new."""
+        """Log offset behind the record; None: this send-back is new."""
         return self._ends.get(attempt)
 
     def add(self, attempt: Attempt, end: int) -> None:

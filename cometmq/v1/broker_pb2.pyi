@@ -762,7 +762,7 @@ class StoredMessage(_message.Message):
     store_host: _builtins.str
     """host:port of the broker that stored it."""
     reconsume_times: _builtins.int
-    """How often the message was given back and delivered again, from 0."""
+    """How often the message was sent back and delivered again, from 0."""
     unique_id: _builtins.str
     """The producer's unique id (property UNIQ_KEY); empty = none."""
     @_builtins.property

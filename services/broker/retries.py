@@ -28,7 +28,7 @@ SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
+class SendBackItem:
     """One message that a group could not consume. ``retry_times_max`` None: the group's."""
 
     topic: str
@@ -39,7 +39,7 @@ class GiveBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SentBack:
     """What became of it: ``delay_level`` 0 = it is a dead letter."""
 
     delay_level: int
@@ -62,13 +62,15 @@ class RetryService:
         self._attempts = attempts
         self._metrics = metrics
 
-    async def send_back(self, group: str, items: Sequence[GiveBack]) -> list[Taken | CometError]:
+    async def send_back(
+        self, group: str, items: Sequence[SendBackItem]
+    ) -> list[SentBack | CometError]:
         """Take messages back, each decided on its own; returns when all that was taken is as safe
         as its topic asks. Raises GroupNameInvalid, GroupNotFound, and what appending raises.
         """
         settings = self._keeper.group(group)
         await self._make_topics(settings)
-        answers: list[Taken | CometError] = []
+        answers: list[SentBack | CometError] = []
         end = 0  # of the log, behind all that was taken
         for first in range(0, len(items), SLICE_MAX):
             some = items[first : first + SLICE_MAX]
@@ -84,11 +86,11 @@ class RetryService:
     def _take(
         self,
         settings: GroupSettings,
-        items: Sequence[GiveBack],
+        items: Sequence[SendBackItem],
         originals: Sequence[Record | CometError],
-    ) -> tuple[list[Taken | CometError], int]:
+    ) -> tuple[list[SentBack | CometError], int]:
         """Append what is new, at once, so that nobody takes it twice."""
-        answers: list[Taken | CometError] = []
+        answers: list[SentBack | CometError] = []
         fresh: dict[Attempt, Relayed] = {}
         end = 0
         for item, original in zip(items, originals, strict=True):
@@ -104,7 +106,7 @@ class RetryService:
             if known is None:
                 fresh[attempt] = made
             end = max(end, known or 0)
-            answers.append(Taken(level))
+            answers.append(SentBack(level))
         if fresh:
             end = self._relays.append(list(fresh.values())).appended.end_offset
             for attempt in fresh:
@@ -119,7 +121,9 @@ class RetryService:
         )
         await self._keeper.create_system_topic(retry.dlq_topic(name), 1)
 
-    async def _originals(self, group: str, items: Sequence[GiveBack]) -> list[Record | CometError]:
+    async def _originals(
+        self, group: str, items: Sequence[SendBackItem]
+    ) -> list[Record | CometError]:
         """The records that the items name."""
         spans: list[Span | CometError] = []
         for item in items:
@@ -131,12 +135,12 @@ class RetryService:
         found = iter(await read_each(self._storage.store, good))
         return [span if isinstance(span, CometError) else next(found) for span in spans]
 
-    def _span(self, group: str, item: GiveBack) -> Span:
+    def _span(self, group: str, item: SendBackItem) -> Span:
         """Where the log has the message that an item names."""
         topic, queue_id = item.topic, item.queue_id
         is_foreign = topic.startswith(RETRY_PREFIX) and topic != retry.retry_topic(group)
         if is_foreign or topic.startswith(DLQ_PREFIX):
-            raise NoPermission(f"group {group} cannot give back messages of {topic}")
+            raise NoPermission(f"group {group} cannot send back messages of {topic}")
         state = self._keeper.state
         state.topics.for_read(topic, queue_id)
         offset = state.generations.of(topic, queue_id).validate(item.position).offset
@@ -144,7 +148,7 @@ class RetryService:
         return span_of(self._storage, (topic, queue_id), offset)
 
     def _made(
-        self, settings: GroupSettings, item: GiveBack, original: Record
+        self, settings: GroupSettings, item: SendBackItem, original: Record
     ) -> tuple[Relayed, int]:
         """The record that is made from the original, and its delay level; 0: a dead letter."""
         times = original.reconsume_times

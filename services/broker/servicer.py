@@ -23,7 +23,7 @@ from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import MemberStream
 from services.broker.produce import Accepted, Claim, ProduceHandler
-from services.broker.retries import ITEMS_MAX, GiveBack, RetryService, Taken
+from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
 from services.broker.structured import StructuredEncoder
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -59,7 +59,7 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
     return Claim(topic, queue_id, count)
 
 
-def _taken_back(answer: Taken | CometError) -> broker_pb2.SendBackResult:
+def _taken_back(answer: SentBack | CometError) -> broker_pb2.SendBackResult:
     if isinstance(answer, CometError):
         return broker_pb2.SendBackResult(error=to_proto(answer))
     return broker_pb2.SendBackResult(delay_level=answer.delay_level)
@@ -266,7 +266,7 @@ class BrokerServicer(ReadServicer):
             raise LimitExceeded(f"{len(request.items)} messages, {ITEMS_MAX} are allowed")
         self._gate.check()
         items = [
-            GiveBack(
+            SendBackItem(
                 item.queue.topic,
                 item.queue.queue_id,
                 convert.position(item.position),

@@ -1,4 +1,4 @@
-"""Messages that a group gives back, over real gRPC: they come again, die, and are stored once."""
+"""Messages that a group sends back, over real gRPC: they come again, die, and are stored once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def item(
     )
 
 
-async def give_back(broker: BrokerClient, *items: pb.SendBackItem) -> list[int | CometError]:
+async def send_back(broker: BrokerClient, *items: pb.SendBackItem) -> list[int | CometError]:
     """The levels after which the messages come again; 0: a dead letter."""
     answer = await broker.stub.SendBack(pb.SendBackRequest(group="G", items=items))
     return [from_proto(r.error) if r.HasField("error") else r.delay_level for r in answer.results]
@@ -58,14 +58,14 @@ async def ends(broker: BrokerClient, topic: str, count: int) -> bool:
 async def test_a_message_comes_again_and_dies_as_it_was_sent(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         await prepare(broker, b"0", b"1")
-        assert await give_back(broker, item(1, delay_level=1)) == [1]
+        assert await send_back(broker, item(1, delay_level=1)) == [1]
         await until_async(lambda: ends(broker, RETRY, 1))
         [again] = await broker.read_queue(RETRY, 0)
         original = (await broker.read_queue("T", 0))[1]
         assert (again.body, again.unique_id) == (b"1", original.unique_id)
         assert (again.reconsume_times, again.properties["RETRY_TOPIC"]) == (1, "T")
         again_item = item(0, RETRY, retry_times_max=1)
-        assert await give_back(broker, again_item, item(0, delay_level=-1)) == [0, 0]
+        assert await send_back(broker, again_item, item(0, delay_level=-1)) == [0, 0]
         await until_async(lambda: ends(broker, DLQ, 2))
         dead = await broker.read_queue(DLQ, 0)
         assert [(one.body, one.reconsume_times) for one in dead] == [(b"1", 2), (b"0", 1)]
@@ -76,16 +76,16 @@ async def test_a_message_comes_again_and_dies_as_it_was_sent(tmp_path: Path) -> 
                 assert one.unique_id == first.unique_id
 
 
-async def test_a_give_back_that_is_sent_twice_is_stored_once(tmp_path: Path) -> None:
+async def test_a_send_back_that_is_sent_twice_is_stored_once(tmp_path: Path) -> None:
     """Also when the writer dies between the two."""
     async with running_broker(tmp_path) as broker:
         await prepare(broker, *(b"%d" % n for n in range(300)))
         items = [item(n) for n in range(300)]
-        assert await give_back(broker, *items) == [3] * 300
-        assert await give_back(broker, *items, item(0, delay_level=-1)) == [3] * 300 + [0]
+        assert await send_back(broker, *items) == [3] * 300
+        assert await send_back(broker, *items, item(0, delay_level=-1)) == [3] * 300 + [0]
         broker.crash()
     async with running_broker(tmp_path) as broker:
-        assert await give_back(broker, *items[:5], items[4]) == [3] * 6
+        assert await send_back(broker, *items[:5], items[4]) == [3] * 6
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 300
         assert (await broker.status(DLQ, 0)).appended_offset == 0
 
@@ -110,7 +110,7 @@ async def test_a_wrong_item_is_refused_alone(
 ) -> None:
     async with running_broker(tmp_path) as broker:
         await prepare(broker, b"0", b"1")
-        first, refused, last = await give_back(broker, item(0), wrong, item(1))
+        first, refused, last = await send_back(broker, item(0), wrong, item(1))
         assert (first, last) == (3, 3)
         assert isinstance(refused, error | PositionFenced)
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 2

@@ -1,4 +1,4 @@
-"""A push consumer gives back what its listener cannot do: against a real broker."""
+"""A push consumer sends back what its listener cannot do: against a real broker."""
 
 from __future__ import annotations
 

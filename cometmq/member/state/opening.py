@@ -57,7 +57,7 @@ NewState: TypeAlias = Callable[[], BrokerState]
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open store, the state that its log tells, and how long it took. ``delays``: how far each
-    level of delayed messages was delivered, ``attempts``: the newest messages that groups gave
+    level of delayed messages was delivered, ``attempts``: the newest messages that groups sent
     back; both up to the log's last record.
     """
 

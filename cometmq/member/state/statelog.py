@@ -205,8 +205,9 @@ def keep_from(store: BaseStore) -> int:
 
 
 def newest_progress(store: Source) -> int:
-    """Log offset of the newest record that tells how far delayed messages were delivered: a change,
-    or the begin of the newest complete snapshot. What the log has done since stands behind it.
+    """Log offset of the newest record that tells how far the log was looked through, and how far
+    delayed messages were delivered: a change, or the begin of the newest complete snapshot. What
+    the log has done since stands behind it.
     """
     low, high = store.queue_bounds(STATE_TOPIC, STATE_QUEUE_ID)
     if low == high:

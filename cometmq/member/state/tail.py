@@ -20,7 +20,7 @@ TAIL_BYTES_MAX = 128 * 1024 * 1024
 
 def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress, AttemptTable]:
     """How far the levels of delayed messages were delivered, by the state and the log's end; and
-    the newest messages that groups gave back. What producers sent goes into the state's streams.
+    the newest messages that groups sent back. What producers sent goes into the state's streams.
     """
 
     def end_of(level: int) -> int:

@@ -57,7 +57,7 @@ def test_properties_through_two_tries_to_the_dead_letters() -> None:
     assert dead.endswith(own)
 
 
-def test_a_give_back_is_known_by_its_group_source_and_try() -> None:
+def test_a_send_back_is_known_by_its_group_source_and_try() -> None:
     prefix = delayed.prefix(3, "%RETRY%G", 0)
     scheduled = found("SCHEDULE_TOPIC_XXXX", prefix, prepared_offset=70, reconsume_times=2)
     assert attempt_of(scheduled) == Attempt("G", 70, 2)
@@ -66,7 +66,7 @@ def test_a_give_back_is_known_by_its_group_source_and_try() -> None:
     assert attempt_of(found("orders", delayed.prefix(3, "orders", 0), prepared_offset=70)) is None
 
 
-def test_the_last_give_backs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_send_backs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "ATTEMPTS_KNOWN_MAX", 3)
     table = AttemptTable()
     attempts = [Attempt("G", source, 1) for source in range(5)]
