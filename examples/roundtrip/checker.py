@@ -90,8 +90,9 @@ def check_messages(
     produced_ms = max(born_ms, default=1) - min(born_ms, default=0) or 1
     report.figures += [
         f"{len(files):,} files, {sent:,} messages",
-        f"{again['sent']:,} sent again because the killed writer had not answered, "
-        f"{again['delivered']:,} delivered again because the group's commit was lost with it",
+        f"{again['sent']:,} stored twice: sent again, to the other broker group, because the "
+        "killed writer had not answered",
+        f"{again['delivered']:,} delivered again: the group's commit was lost with that writer",
         f"{1000 * sent / produced_ms:,.0f} messages/s, end to end "
         f"{latencies[len(latencies) // 2]:,} ms (p50), "
         f"{latencies[len(latencies) * 99 // 100]:,} ms (p99)",
@@ -109,8 +110,8 @@ def explain(
     counts those without a reason.
 
     From the same place of a queue a line was delivered again: the group's commit was lost with the
-    writer. From another place it was sent again: its producer got no answer. Both happen when a
-    writer is killed, and at no other time.
+    writer. From another broker group it was sent again: its producer got no answer. Both happen
+    when a writer is killed, and at no other time. One broker group never stores a line twice.
     """
     came: dict[tuple[str, int], list[Arrival]] = {line: [] for line in doubled}
     for one in read_spools(spools if doubled else ()):
@@ -125,6 +126,7 @@ def explain(
                 why, known = "delivered", later.received_ms >= killed.from_ms
             else:
                 why, known = "sent", older.stored_ms <= killed.from_ms <= newer.stored_ms
+                known = known and newer.broker_group != older.broker_group
             found[why if known and older.broker_group == killed.broker_group else None] += 1
     return found
 
@@ -236,6 +238,8 @@ def check_metrics(
         good = min(rises, default=0) > 0 and sum(rises) >= least
         report.expect(good, f"{what}, at least {least:,} was expected and some in each of them")
         report.figures.append(what)
+    known = sum(rise(scrapes, process, "cometmq_messages_known_total") for process in members)
+    report.figures.append(f"{known:,.0f} messages were sent again, and were stored already")
     late = sum(rise(scrapes, process, "cometmq_hold_safety_finds_total") for process in holds)
     report.expect(not late, f"pull-holds found {late:,.0f} messages that nobody had announced")
 

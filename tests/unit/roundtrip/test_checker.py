@@ -55,7 +55,7 @@ def test_falsified_messages_are_refused(files: dict[str, list[bytes]], tmp_path:
     (one,) = [arrival for arrival in came if (arrival.file, arrival.line) == ("many.py", 1)]
     others = [arrival for arrival in came if arrival != one]
     again = one._replace(received_ms=1_300)
-    sent_again = again._replace(stored_ms=1_250, queue_offset=9)
+    sent_again = again._replace(stored_ms=1_250, broker_group="g2", queue_offset=9)
     assert judged([*came, again]) == [], "delivered again after the kill"
     assert judged([*came, sent_again]) == [], "sent again after the kill"
     after_hand_over = [arrival._replace(stored_ms=120) for arrival in came[:-1]]
@@ -63,6 +63,7 @@ def test_falsified_messages_are_refused(files: dict[str, list[bytes]], tmp_path:
         "1 messages did not come back, of many.py": others,
         "came twice for no known reason": [*came, one],
         "1 messages came twice for no known": [*came, sent_again._replace(stored_ms=990)],
+        "1 messages came twice for": [*came, sent_again._replace(broker_group="g1")],
         "messages came twice": [
             *others,
             one._replace(broker_group="g2"),
