@@ -17,14 +17,18 @@ from typing import Any, Protocol, TypeGuard, cast
 
 from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
 from cometmq.client.names import of
+from cometmq.client.options import CONCURRENCY_MAX
 from cometmq.client.progress import Run
+from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
 
-Listener = Callable[[list[ReceivedMessage]], Awaitable[ConsumeResult | Later | None]]
+Verdict = ConsumeResult | Later | None
+Listener = Callable[[list[ReceivedMessage]], Awaitable[Verdict] | Verdict]
+AsyncListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
 # Sends messages `start` to `stop` of a work back to the broker, for a delay level.
 SendBack = Callable[["Work", int, int, int], None]
 
@@ -39,15 +43,12 @@ _log = logger(__name__)
 def check_listener(listener: object) -> Listener:
     """The listener itself; InvalidRequest when it cannot be one."""
     if not callable(listener) or inspect.isclass(listener):
-        raise InvalidRequest(f"The listener must be an async function, not {listener!r}.")
+        raise InvalidRequest(f"The listener must be a function, not {listener!r}.")
     function = inspect.unwrap(listener)
-    method = type(function).__call__  # of an object that can be called
-    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(method):
-        name = getattr(function, "__name__", type(function).__name__)
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise InvalidRequest(
-            f"The listener {name} is a plain function and would hold up the event loop: write "
-            f"`async def {name}(messages)`, and in it `await asyncio.to_thread(…)` for work that "
-            "blocks."
+            f"The listener {function.__name__} is a generator: its body would never run. Use "
+            "`return` instead of `yield`."
         )
     try:
         inspect.signature(listener).bind([])
@@ -56,6 +57,12 @@ def check_listener(listener: object) -> Listener:
             f"The listener gets one argument, the list of messages; {listener!r} wants others."
         ) from None
     return cast(Listener, listener)
+
+
+def _is_async(listener: Listener) -> bool:
+    function = inspect.unwrap(listener)
+    method = type(function).__call__  # of an object that can be called
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
 class Queue(Protocol):
@@ -84,14 +91,17 @@ class Work:
 
 class Workers:
     """``concurrency`` listener calls at a time, each with at most ``batch_count`` messages of one
-    queue.
+    queue. Calls of a plain function have a thread each.
     """
 
     def __init__(
         self, listener: Listener, concurrency: int, batch_count: int, redelivery: BackoffPolicy
     ) -> None:
-        self._listener = listener
+        self._threads = None if _is_async(listener) else ListenerThreads(listener, CONCURRENCY_MAX)
+        self._listener = self._threads or cast(AsyncListener, listener)
         self._concurrency = concurrency
+        self._count = 0  # workers that there are; more than `concurrency` until they have noticed
+        self._is_suspended = False
         self._batch_count = batch_count
         self._redelivery = redelivery
         self.send_back: SendBack | None = None  # None: what failed comes again here, in its place
@@ -101,11 +111,28 @@ class Workers:
         self._traced_s: dict[str, float] = {}  # kinds of failures, when their traceback was logged
 
     def start(self, tasks: Tasks) -> None:
-        for number in range(self._concurrency):
-            tasks.start(self._run(), f"listener {number}")
+        self.resize(self._concurrency, tasks)
+
+    def resize(self, concurrency: int, tasks: Tasks) -> None:
+        """So many calls at a time from now on. Calls that run go on to their end."""
+        self._concurrency = concurrency
+        while self._count < concurrency:
+            tasks.start(self._run(), f"listener {self._count}")
+            self._count += 1
+        self._wake(len(self._idle))  # those that are too many end
+
+    def suspend(self) -> None:
+        """No call begins before :meth:`resume`."""
+        self._is_suspended = True
+
+    def resume(self) -> None:
+        self._is_suspended = False
+        self._wake(len(self._idle))
 
     def close(self) -> None:
         """Nothing comes again."""
+        if self._threads is not None:
+            self._threads.close()
         for timer in self._delayed.values():
             timer.cancel()
         self._delayed.clear()
@@ -114,16 +141,18 @@ class Workers:
     def push(self, work: Work) -> None:
         """Takes work; wakes as many workers as it can feed."""
         self._work.append(work)
-        calls = -(-(work.stop - work.cursor) // self._batch_count)
-        while calls > 0 and self._idle:
+        self._wake(-(-(work.stop - work.cursor) // self._batch_count))
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._idle:
             waiter = self._idle.pop()
             if not waiter.done():
                 waiter.set_result(None)
-                calls -= 1
+                count -= 1
 
     async def _run(self) -> None:
         listener, batch_count, calls = self._listener, self._batch_count, 0
-        while True:
+        while self._count <= self._concurrency:
             work = self._next()
             if work is None:
                 await self._wait()
@@ -151,6 +180,7 @@ class Workers:
             if calls >= _CALLS_PER_TURN_MAX:
                 calls = 0
                 await asyncio.sleep(0)
+        self._count -= 1
 
     def _not_done(self, work: Work, start: int, stop: int, answer: object) -> int:
         """Lets messages come again that the listener has not done; index of the first of them."""
@@ -198,7 +228,7 @@ class Workers:
     def _next(self) -> Work | None:
         """The oldest work that has something left to do."""
         queued = self._work
-        while queued:
+        while queued and not self._is_suspended:
             work = queued[0]
             if work.stop > work.run.limit:
                 work.stop = work.run.limit  # a rewind has cut the run

@@ -20,6 +20,7 @@ Options = TypeVar("Options")
 QueueSelector = Callable[[Message, Sequence[QueueRef]], QueueRef]
 
 _MIB = 1024 * 1024
+CONCURRENCY_MAX = 10_000
 
 
 def _about(help: str, rocketmq: str = "", limits: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class PushConsumerOptions(ConsumerOptions):
         metadata=_about("Unique within the group; default host@pid@random.", "clientId"),
     )
     concurrency: int = _option(
-        20, 1, 10_000, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
+        20, 1, CONCURRENCY_MAX, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
     )
     batch_count: int = _option(
         1,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -46,8 +47,9 @@ class PushConsumer:
         options: PushConsumerOptions | None = None,
     ) -> None:
         """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
-        COMETMQ_NAMESRV says. ``listener``, an async function, gets messages of one queue, in the
-        queue's order, at most ``options.batch_count``. None or SUCCESS = done. LATER, a
+        COMETMQ_NAMESRV says. ``listener`` gets messages of one queue, in the queue's order, at most
+        ``options.batch_count``. It is an async function, or a plain one, which is called in a
+        thread. None or SUCCESS = done. LATER, a
         :class:`Later` or any exception = they come again: the broker takes them back, and delivers
         them after 10 s to 2 h; after 16 tries they are dead letters. Raises ConfigInvalid,
         GroupNameInvalid, InvalidRequest.
@@ -143,6 +145,25 @@ class PushConsumer:
         self._subscriptions[topic] = wanted
         await self._revoke(changed)
         self._unbalanced.set()
+
+    def suspend(self) -> None:
+        """No listener call begins before :meth:`resume`; those that run go on. Queues are kept, and
+        read until they have as many unfinished messages as the options allow.
+        """
+        self._workers.suspend()
+
+    def resume(self) -> None:
+        """Listener calls begin again."""
+        self._workers.resume()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """So many listener calls at a time from now on (RocketMQ's updateCorePoolSize). Raises
+        ConfigInvalid, ClientClosed.
+        """
+        if not self._open:
+            raise ClientClosed("The consumer is not open.")
+        self._options = replace(self._options, concurrency=concurrency)
+        self._workers.resize(concurrency, self._tasks)
 
     @property
     def assigned(self) -> list[QueueRef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,7 +21,13 @@ from cometmq.client import (
     ReceivedMessage,
     membership,
 )
-from cometmq.errors import ClientClosed, FilterInvalid, FlowControl, GroupNameInvalid
+from cometmq.errors import (
+    ClientClosed,
+    ConfigInvalid,
+    FilterInvalid,
+    FlowControl,
+    GroupNameInvalid,
+)
 from cometmq.v1 import common_pb2
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
 from tests.support.waiting import until
@@ -355,3 +362,30 @@ async def test_bad_names_and_filters_are_refused_at_once() -> None:
         async with push:
             with pytest.raises(FilterInvalid):
                 await push.subscribe("T", "* || A")
+
+
+async def test_a_blocking_listener_is_suspended_and_gets_more_threads() -> None:
+    """The calls have to meet, which needs as many threads."""
+    together = threading.Barrier(3, timeout=10)
+    got: list[bytes] = []
+
+    def listener(messages: list[ReceivedMessage]) -> None:
+        together.wait()
+        got.append(messages[0].body)
+
+    async with fake_cluster() as (namesrv, _):
+        await fill(namesrv, 6)
+        async with consumer(namesrv, listener, concurrency=1) as consuming:
+            consuming.suspend()
+            await consuming.subscribe("T")
+            await until(lambda: consuming.assigned)
+            with pytest.raises(ConfigInvalid, match="concurrency must be a whole number from 1"):
+                consuming.set_concurrency(0)
+            consuming.set_concurrency(3)
+            await asyncio.sleep(0.05)
+            assert together.n_waiting == 0
+            consuming.resume()
+            await until(lambda: len(got) == 6)
+        with pytest.raises(ClientClosed):
+            consuming.set_concurrency(3)
+    assert sorted(got) == [b"%05d" % n for n in range(6)]

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import pytest
 
 from cometmq.client.listener import Listener, Work, Workers
 from cometmq.client.messages import ConsumeResult, ReceivedMessage
@@ -11,6 +14,7 @@ from cometmq.format.record import decode, encode
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks
+from tests.support.waiting import until
 
 QUEUE = QueueRef("T", 0, "g")
 HOST = bytes(8)
@@ -116,3 +120,98 @@ async def test_a_closed_queue_and_a_cut_run_give_no_work() -> None:
         await whole.done.wait()
     assert got == [0, 1, 2, 0, 1]
     assert closed.finished == []
+
+
+async def test_plain_functions_run_in_threads_and_may_block_while_others_go_on() -> None:
+    """All calls have to meet: none ends before all have begun."""
+    together = threading.Barrier(4, timeout=10)
+    threads: set[int] = set()
+
+    def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        threads.add(threading.get_ident())
+        together.wait()
+        return ConsumeResult.SUCCESS
+
+    queue = FakeQueue(4)
+    async with workers(listener, concurrency=4) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("error", [ValueError, StopIteration, asyncio.CancelledError])
+async def test_what_a_plain_function_raises_means_not_done(error: type[BaseException]) -> None:
+    def listener(messages: list[ReceivedMessage]) -> None:
+        if messages[0].attempt == 1:
+            raise error
+
+    queue = FakeQueue(1)
+    async with workers(listener) as made:
+        made.push(queue.work())
+        await asyncio.wait_for(queue.done.wait(), 10)
+    assert queue.finished == [(0, 0), (0, 1)]
+
+
+async def test_what_a_lambda_returns_is_awaited() -> None:
+    got: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.append(messages[0].queue_offset)
+
+    queue = FakeQueue(1)
+    async with workers(lambda messages: listener(messages)) as made:
+        made.push(queue.work())
+        await queue.done.wait()
+    assert got == [0]
+
+
+async def test_the_number_of_calls_at_a_time_changes_while_they_run() -> None:
+    running, most, go_on = 0, 0, asyncio.Semaphore(0)
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.acquire()
+        running -= 1
+
+    queue = FakeQueue(30)
+    tasks = Tasks("test")
+    made = Workers(listener, 2, 1, BackoffPolicy(0.001, 0.001))
+    made.start(tasks)
+    made.push(queue.work())
+    await until(lambda: running == 2)
+    made.resize(5, tasks)
+    await until(lambda: running == 5)
+    made.resize(1, tasks)
+    for _ in range(10):
+        go_on.release()
+    await until(lambda: len(tasks) == 1 and running == 1)
+    most = 0
+    made.resize(3, tasks)
+    for _ in range(30):
+        go_on.release()
+    await queue.done.wait()
+    assert 1 <= most <= 3
+    made.close()
+    await tasks.stop()
+
+
+async def test_no_call_begins_while_calls_are_suspended() -> None:
+    got: list[int] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.append(messages[0].queue_offset)
+
+    first, second = FakeQueue(3), FakeQueue(3)
+    async with workers(listener) as made:
+        made.suspend()
+        made.push(first.work())
+        await asyncio.sleep(0.05)
+        assert got == []
+        made.resume()
+        await first.done.wait()
+        made.push(second.work())
+        await second.done.wait()
+    assert got == [0, 1, 2, 0, 1, 2]
