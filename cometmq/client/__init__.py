@@ -23,9 +23,11 @@ from cometmq.client.options import (
 from cometmq.client.producer import Producer
 from cometmq.client.pull import PullConsumer
 from cometmq.client.push import PushConsumer
+from cometmq.client.rebalance import Allocation
 from cometmq.model import Message, Position, QueueRef, SendStatus
 
 __all__ = [
+    "Allocation",
     "Bounds",
     "ConsumeFrom",
     "ConsumeResult",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from cometmq.client.messages import ConsumeFrom
+from cometmq.client.rebalance import Allocation
 from cometmq.errors import ConfigInvalid
 from cometmq.model import Message, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
@@ -55,6 +56,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "consume_from": (
         lambda value: isinstance(value, ConsumeFrom),
         "ConsumeFrom.FIRST or ConsumeFrom.LAST",
+    ),
+    "allocation": (
+        lambda value: isinstance(value, Allocation),
+        "a member of Allocation, as Allocation.AVERAGE",
     ),
     "client_id": (
         lambda value: isinstance(value, str) and value.isprintable() and value != "",
@@ -187,6 +192,13 @@ class PushConsumerOptions(ConsumerOptions):
         4096,
         "Messages of one queue in a listener call, at most.",
         "consumeMessageBatchMaxSize",
+    )
+    allocation: Allocation = field(
+        default=Allocation.AVERAGE,
+        metadata=_about(
+            "How the members of the group divide the queues; the same at all of them.",
+            "allocateMessageQueueStrategy",
+        ),
     )
     hold_ms: int = _option(
         15_000,

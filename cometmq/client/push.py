@@ -218,6 +218,7 @@ class PushConsumer:
         members = {topic: self._membership.members(topic, groups[topic]) for topic in known}
         decided = {topic: clients for topic, clients in members.items() if clients is not None}
         mine = allocate_topics(
+            self._options.allocation,
             self._options.client_id,
             {topic: readable_queues(known[topic]) for topic in decided},
             decided,

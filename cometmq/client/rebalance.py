@@ -1,31 +1,66 @@
 """Which member of a consumer group reads which queues. Every member computes the same answer from
-the same lists.
-
-RocketMQ's default rule (average allocation): queues and members are sorted; each member gets one
-contiguous range, and the first ``len(queues) % len(members)`` members get one queue more.
+the same lists, by RocketMQ's strategies and in RocketMQ's order: members by name, queues by topic,
+broker group and number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from hashlib import md5
 
 from cometmq.model import QueueRef
 
+VIRTUAL_NODES = 10  # of a member on the ring, RocketMQ's default
 
-def allocate_average(
-    client_id: str, members: Collection[str], queues: Collection[QueueRef]
+
+class Allocation(Enum):
+    """How the members of a group divide the queues of a topic. All members have to use the same."""
+
+    AVERAGE = "average"  # one contiguous range each
+    CIRCLE = "circle"  # in turn
+    CONSISTENT_HASH = "consistent_hash"  # few queues move when a member comes or goes
+
+
+def allocate(
+    strategy: Allocation, client_id: str, members: Collection[str], queues: Collection[QueueRef]
 ) -> list[QueueRef]:
     """The queues of ``client_id``, in order. Who is not among the members gets nothing."""
-    ordered = sorted(set(members))
-    if client_id not in ordered:
+    ordered_members = sorted(set(members))
+    if client_id not in ordered_members:
         return []
-    index = ordered.index(client_id)
-    share, rest = divmod(len(set(queues)), len(ordered))
+    ordered = sorted(set(queues), key=lambda queue: (queue.topic, queue.broker_group, queue))
+    index, count = ordered_members.index(client_id), len(ordered_members)
+    if strategy is Allocation.CIRCLE:
+        return ordered[index::count]
+    if strategy is Allocation.CONSISTENT_HASH:
+        owners = _owners_by_hash(ordered_members, ordered)
+        return [queue for queue, owner in zip(ordered, owners, strict=True) if owner == client_id]
+    share, rest = divmod(len(ordered), count)
     start = index * share + min(index, rest)
-    return sorted(set(queues))[start : start + share + (index < rest)]
+    return ordered[start : start + share + (index < rest)]
+
+
+def _owners_by_hash(members: Sequence[str], queues: Iterable[QueueRef]) -> Iterable[str]:
+    """The owner of each queue: whose virtual node is the next on the ring."""
+    ring = {_ring_hash(f"{name}-{n}"): name for name in members for n in range(VIRTUAL_NODES)}
+    nodes = sorted(ring)
+    for queue in queues:
+        key = (
+            f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_group}, "
+            f"queueId={queue.queue_id}]"
+        )
+        yield ring[nodes[bisect_left(nodes, _ring_hash(key)) % len(nodes)]]
+
+
+def _ring_hash(key: str) -> int:
+    """The first four bytes of the MD5 digest, as RocketMQ has it."""
+    return int.from_bytes(md5(key.encode(), usedforsecurity=False).digest()[:4])
 
 
 def allocate_topics(
+    strategy: Allocation,
     client_id: str,
     queues_by_topic: Mapping[str, Collection[QueueRef]],
     members_by_topic: Mapping[str, Iterable[str]],
@@ -35,5 +70,6 @@ def allocate_topics(
     """
     mine: set[QueueRef] = set()
     for topic, queues in queues_by_topic.items():
-        mine.update(allocate_average(client_id, list(members_by_topic.get(topic, ())), queues))
+        members = list(members_by_topic.get(topic, ()))
+        mine.update(allocate(strategy, client_id, members, queues))
     return mine

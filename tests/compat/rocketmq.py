@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cometmq.client import Allocation, QueueRef
+
 SOURCES = Path(__file__).parent / "java"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "compat"
 VERSIONS = ("v4", "v5")  # 4.9.8 and 5.5.1
@@ -187,8 +189,6 @@ def filter_verdicts(cases: Iterable[tuple[str, dict[str, str]]]) -> list[str]:
     """What RocketMQ's SQL92 filter says of each expression and a message with these properties:
     true, false, null, error, or refused.
     """
-    folder = SOURCES / "filter"
-    classpath = _build("filter", folder / "pom.xml", [folder / "FilterCheck.java"])
     lines = [
         "\t".join(
             text.encode().hex()
@@ -196,17 +196,48 @@ def filter_verdicts(cases: Iterable[tuple[str, dict[str, str]]]) -> list[str]:
         )
         for expression, properties in cases
     ]
+    return _check("filter", "FilterCheck", lines)
+
+
+def allocations(
+    cases: Iterable[tuple[Allocation, str, Sequence[str], Sequence[QueueRef]]],
+) -> list[list[QueueRef]]:
+    """The queues that RocketMQ's strategy gives a member, of these members and queues."""
+    lines = [
+        "\t".join(
+            (
+                strategy.value,
+                member,
+                ",".join(members),
+                ",".join(f"{one.topic}/{one.broker_group}/{one.queue_id}" for one in queues),
+            )
+        )
+        for strategy, member, members, queues in cases
+    ]
+    return [
+        [
+            QueueRef(topic, int(queue_id), broker_group)
+            for topic, broker_group, queue_id in (one.split("/") for one in line.split(",") if one)
+        ]
+        for line in _check("allocation", "AllocationCheck", lines)
+    ]
+
+
+def _check(name: str, program: str, lines: Sequence[str]) -> list[str]:
+    """What a Java program answers, a line for each line."""
+    folder = SOURCES / name
+    classpath = _build(name, folder / "pom.xml", [folder / f"{program}.java"])
     done = subprocess.run(
-        [*JAVA, "-cp", classpath, "FilterCheck"],
+        [*JAVA, "-cp", classpath, program],
         input="".join(f"{line}\n" for line in lines),
         capture_output=True,
         text=True,
         timeout=RUN_S_MAX,
         check=True,
     )
-    verdicts = done.stdout.split()
-    assert len(verdicts) == len(lines), done.stderr
-    return verdicts
+    answers = done.stdout.splitlines()
+    assert len(answers) == len(lines), done.stderr
+    return answers
 
 
 def _build(name: str, pom: Path, sources: Sequence[Path]) -> str:
