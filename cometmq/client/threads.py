@@ -13,11 +13,13 @@ from cometmq.client.messages import ReceivedMessage
 
 
 class ListenerThreads:
-    """Awaiting it calls the function in a thread. A thread is made when no other is free: the
-    caller bounds the number of calls, ``threads_max`` is the bound of all.
+    """Awaiting it calls the function in a thread. A thread is made when no other is free: there are
+    as many as calls at a time, at most ``threads_max``.
     """
 
-    def __init__(self, function: Callable[[list[ReceivedMessage]], object], threads_max: int):
+    def __init__(
+        self, function: Callable[[list[ReceivedMessage]], object], threads_max: int
+    ) -> None:
         self._function = function
         self._pool = ThreadPoolExecutor(threads_max, "listener")
 
