@@ -73,7 +73,8 @@ async def resend(connection: Connection, listener: Listener, report: Report) -> 
     counts = (first.resent_count, second.resent_count)
     report.expect(counts == (1, 0), f"{counts} dead letters were sent again, not (1, 0)")
     await until(came, WAIT_S_MAX)
-    report.expect(len(listener.failed) == 2, f"the order failed {len(listener.failed)} times")
+    # A third time when the commit was lost with the killed writer: it stays one dead letter.
+    report.expect(len(listener.failed) >= 2, f"the order failed {len(listener.failed)} times")
     report.expect(len(listener.done) == 1, f"the order was done {len(listener.done)} times")
     marks = [one.resent for one in await listed(connection)]
     report.expect(marks == [True], f"dead letters that are marked as sent again: {marks}")
