@@ -17,7 +17,6 @@ from typing import Any, Protocol, TypeGuard, cast
 
 from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
 from cometmq.client.names import of
-from cometmq.client.options import CONCURRENCY_MAX
 from cometmq.client.progress import Run
 from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
@@ -46,8 +45,9 @@ def check_listener(listener: object) -> Listener:
         raise InvalidRequest(f"The listener must be a function, not {listener!r}.")
     function = inspect.unwrap(listener)
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        name = getattr(function, "__name__", repr(function))
         raise InvalidRequest(
-            f"The listener {function.__name__} is a generator: its body would never run. Use "
+            f"The listener {name} is a generator: its body would never run. Use "
             "`return` instead of `yield`."
         )
     try:
@@ -97,10 +97,10 @@ class Workers:
     def __init__(
         self, listener: Listener, concurrency: int, batch_count: int, redelivery: BackoffPolicy
     ) -> None:
-        self._threads = None if _is_async(listener) else ListenerThreads(listener, CONCURRENCY_MAX)
+        self._threads = None if _is_async(listener) else ListenerThreads(listener)
         self._listener = self._threads or cast(AsyncListener, listener)
         self._concurrency = concurrency
-        self._count = 0  # workers that there are; more than `concurrency` until they have noticed
+        self._count = 0  # running workers; above `concurrency` until the surplus has ended
         self._is_suspended = False
         self._batch_count = batch_count
         self._redelivery = redelivery

@@ -49,10 +49,9 @@ class PushConsumer:
         """``namesrv``: ``host:port`` of the name servers, ``;`` between them; None = what
         COMETMQ_NAMESRV says. ``listener`` gets messages of one queue, in the queue's order, at most
         ``options.batch_count``. It is an async function, or a plain one, which is called in a
-        thread. None or SUCCESS = done. LATER, a
-        :class:`Later` or any exception = they come again: the broker takes them back, and delivers
-        them after 10 s to 2 h; after 16 tries they are dead letters. Raises ConfigInvalid,
-        GroupNameInvalid, InvalidRequest.
+        thread. None or SUCCESS = done. LATER, a :class:`Later` or any exception = they come again:
+        the broker takes them back, and delivers them after 10 s to 2 h; after 16 tries they are
+        dead letters. Raises ConfigInvalid, GroupNameInvalid, InvalidRequest.
         """
         self._options = options_of(PushConsumerOptions, options)
         self._connections = Connections(namesrv)

@@ -26,7 +26,7 @@ class Allocation(Enum):
 def allocate(
     strategy: Allocation, client_id: str, members: Collection[str], queues: Collection[QueueRef]
 ) -> list[QueueRef]:
-    """The queues of ``client_id``, in order. Who is not among the members gets nothing."""
+    """The queues of ``client_id``, in order. A client that is not a member gets nothing."""
     ordered_members = sorted(set(members))
     if client_id not in ordered_members:
         return []
@@ -43,7 +43,7 @@ def allocate(
 
 
 def _owners_by_hash(members: Sequence[str], queues: Iterable[QueueRef]) -> Iterable[str]:
-    """The owner of each queue: whose virtual node is the next on the ring."""
+    """The owner of each queue: the member with the next virtual node on the ring."""
     ring = {_ring_hash(f"{name}-{n}"): name for name in members for n in range(VIRTUAL_NODES)}
     nodes = sorted(ring)
     for queue in queues:

@@ -10,18 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from cometmq.client.messages import ReceivedMessage
+from cometmq.client.options import CONCURRENCY_MAX
 
 
 class ListenerThreads:
-    """Awaiting it calls the function in a thread. A thread is made when no other is free: there are
-    as many as calls at a time, at most ``threads_max``.
+    """Each call runs the function in a thread of the pool. The pool makes a thread when none is
+    idle, so that there are as many threads as calls at a time.
     """
 
-    def __init__(
-        self, function: Callable[[list[ReceivedMessage]], object], threads_max: int
-    ) -> None:
+    def __init__(self, function: Callable[[list[ReceivedMessage]], object]) -> None:
         self._function = function
-        self._pool = ThreadPoolExecutor(threads_max, "listener")
+        self._pool = ThreadPoolExecutor(CONCURRENCY_MAX, "listener")
 
     async def __call__(self, messages: list[ReceivedMessage]) -> object:
         call = partial(contextvars.copy_context().run, self._call, messages)

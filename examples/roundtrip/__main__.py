@@ -87,49 +87,49 @@ async def run(arguments: argparse.Namespace) -> Report:
     print(f"{len(files):,} text files below {root}: {message_count:,} lines")
     report = Report()
     held_ms, progress, lag = math.inf, None, None
-    async with cluster_in(folder / "cluster", arguments.keep) as cluster:
+    async with (
+        cluster_in(folder / "cluster", arguments.keep) as cluster,
+        Connection(cluster.namesrv) as connection,
+    ):
         print(f"up: {', '.join(process.name for process in cluster.processes)}")
-        async with Connection(cluster.namesrv) as connection:
-            await ops.wait_for_brokers(connection, cluster.broker_groups, deadline_s=READY_S_MAX)
-            scrapes = [await scrape(cluster)]
-            await ops.create_topic(
-                connection, TOPIC, read_queue_count=QUEUES, write_queue_count=QUEUES
-            )
-            async with failing.failing_order(connection, cluster.namesrv) as listener:
-                with closing(Traffic(cluster.namesrv, folder, message_count)) as traffic:
-                    await traffic.start_consumers(cluster)
-                    traffic.start_producers(root, arguments.rate)
+        await ops.wait_for_brokers(connection, cluster.broker_groups, deadline_s=READY_S_MAX)
+        scrapes = [await scrape(cluster)]
+        await ops.create_topic(connection, TOPIC, read_queue_count=QUEUES, write_queue_count=QUEUES)
+        async with failing.failing_order(connection, cluster.namesrv) as listener:
+            with closing(Traffic(cluster.namesrv, folder, message_count)) as traffic:
+                await traffic.start_consumers(cluster)
+                traffic.start_producers(root, arguments.rate)
 
-                    await traffic.until(HAND_OVER_AT)
-                    scrapes.append(await scrape(cluster))
-                    hand_over = await step_down(connection)
+                await traffic.until(HAND_OVER_AT)
+                scrapes.append(await scrape(cluster))
+                hand_over = await step_down(connection)
 
-                    await traffic.until(KILL_AT, stored_after_ms=hand_over.to_ms)
-                    scrapes.append(await scrape(cluster))
-                    fail_over = await kill_writer(connection, cluster)
+                await traffic.until(KILL_AT, stored_after_ms=hand_over.to_ms)
+                scrapes.append(await scrape(cluster))
+                fail_over = await kill_writer(connection, cluster)
 
-                    if not arguments.no_lag:
-                        await traffic.until(HOLD_AT)
-                        held_ms = now_ms()
-                        traffic.signal_consumers(signal.SIGUSR1)
-                        await traffic.until(1.0)
-                        progress = await export_offsets(connection, folder)
-                        traffic.signal_consumers(signal.SIGUSR2)
-                    cluster = await local.up(folder / "cluster")
-                    print(f"{CHANGING}: the killed member is back, a follower")
-                    if progress:
-                        lag = await lag_by_spark(folder)
+                if not arguments.no_lag:
+                    await traffic.until(HOLD_AT)
+                    held_ms = now_ms()
+                    traffic.signal_consumers(signal.SIGUSR1)
                     await traffic.until(1.0)
-                    await traffic.stop_consumers(connection)
-                await failing.resend(connection, listener, report)
-            left = await uncommitted(connection)
-            steady = sum(
-                queue.message_count
-                for queue in await ops.topic_status(connection, TOPIC)
-                if queue.broker_group != CHANGING
-            )
-            views = await checksums(connection)
-            scrapes.append(await scrape(cluster))
+                    progress = await export_offsets(connection, folder)
+                    traffic.signal_consumers(signal.SIGUSR2)
+                cluster = await local.up(folder / "cluster")
+                print(f"{CHANGING}: the killed member is back, a follower")
+                if progress:
+                    lag = await lag_by_spark(folder)
+                await traffic.until(1.0)
+                await traffic.stop_consumers(connection)
+            await failing.resend(connection, listener, report)
+        left = await uncommitted(connection)
+        steady = sum(
+            queue.message_count
+            for queue in await ops.topic_status(connection, TOPIC)
+            if queue.broker_group != CHANGING
+        )
+        views = await checksums(connection)
+        scrapes.append(await scrape(cluster))
 
     body_bytes = sum(len(line) for lines in files.values() for line in lines)
     checker.check_metrics(report, scrapes, cluster, CHANGING, steady, body_bytes)

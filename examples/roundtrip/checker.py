@@ -125,8 +125,9 @@ def explain(
             if first[-3:] == later[-3:]:  # its place: broker group, queue, queue offset
                 why, known = "delivered", later.received_ms >= killed.from_ms
             else:
-                why, known = "sent", older.stored_ms <= killed.from_ms <= newer.stored_ms
-                known = known and newer.broker_group != older.broker_group
+                is_moved = newer.broker_group != older.broker_group
+                why = "sent"
+                known = is_moved and older.stored_ms <= killed.from_ms <= newer.stored_ms
             found[why if known and older.broker_group == killed.broker_group else None] += 1
     return found
 

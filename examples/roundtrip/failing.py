@@ -28,7 +28,7 @@ WAIT_S_MAX = 60.0
 
 
 class Listener:
-    """Does no order before it is mended."""
+    """Answers LATER until ``is_mended``."""
 
     def __init__(self) -> None:
         self.is_mended = False
@@ -37,7 +37,7 @@ class Listener:
 
     async def __call__(self, messages: list[ReceivedMessage]) -> Later | None:
         calls = self.done if self.is_mended else self.failed
-        calls += [message.reconsume_times for message in messages]
+        calls.extend(message.reconsume_times for message in messages)
         return None if self.is_mended else Later()
 
 
@@ -80,7 +80,7 @@ async def resend(connection: Connection, listener: Listener, report: Report) -> 
     report.expect(marks == [True], f"dead letters that are marked as sent again: {marks}")
     report.figures.append(
         f"an order failed {len(listener.failed)} times and became a dead letter; it was listed, "
-        f"sent again, and done"
+        "sent again, and done"
     )
 
 

@@ -59,7 +59,7 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
     return Claim(topic, queue_id, count)
 
 
-def _taken_back(answer: SentBack | CometError) -> broker_pb2.SendBackResult:
+def _send_back_result(answer: SentBack | CometError) -> broker_pb2.SendBackResult:
     if isinstance(answer, CometError):
         return broker_pb2.SendBackResult(error=to_proto(answer))
     return broker_pb2.SendBackResult(delay_level=answer.delay_level)
@@ -276,7 +276,9 @@ class BrokerServicer(ReadServicer):
             for item in request.items
         ]
         answers = await self._retries.send_back(request.group, items)
-        return broker_pb2.SendBackResponse(results=[_taken_back(answer) for answer in answers])
+        return broker_pb2.SendBackResponse(
+            results=[_send_back_result(answer) for answer in answers]
+        )
 
     def _unreal(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult | None:
         """Why no group is made for a commit; None: one is."""

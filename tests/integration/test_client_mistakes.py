@@ -106,6 +106,7 @@ def wrapper(messages: list[ReceivedMessage]) -> Any:
     ("given", "words"),
     [
         (generator, "generator is a generator"),
+        (functools.partial(generator), "is a generator"),
         (two, "one argument, the list of messages"),
         (Handler, "must be a function"),
         (None, "must be a function, not None"),

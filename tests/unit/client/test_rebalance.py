@@ -56,7 +56,7 @@ def test_queues_are_in_the_order_of_rocketmq() -> None:
 
 
 @given(st.sets(NAMES, min_size=2, max_size=12), st.sets(QUEUES, max_size=50))
-def test_by_hash_only_the_queues_of_who_leaves_move(
+def test_by_hash_only_the_queues_of_the_member_that_leaves_move(
     members: set[str], all_queues: set[QueueRef]
 ) -> None:
     _, *stay = sorted(members)

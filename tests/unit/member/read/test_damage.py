@@ -149,7 +149,7 @@ async def test_an_sql_filter_sees_all_before_the_damage_and_names_what_follows(
 async def test_a_shortage_among_single_messages_is_no_damage(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who takes it for damage loses a message that the disk has."""
+    """Taken for damage, it would lose a message that the disk has."""
     damage(member, 3)
     spans = [span_of(member.storage, ("T", 0), offset) for offset in range(5)]
     found = await read_each(member.store, spans)
