@@ -179,7 +179,8 @@ class BrokerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def QueryQueues(self, request, context):
-        """Bounds of many queues at once, all read at the same instant. A read. Errors inside an item: TOPIC_NOT_FOUND,
+        """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
+        yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

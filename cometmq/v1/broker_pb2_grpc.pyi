@@ -82,7 +82,8 @@ class BrokerServiceStub:
     Deadline 3 s.
     """
     QueryQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryQueuesRequest, _broker_pb2.QueryQueuesResponse]
-    """Bounds of many queues at once, all read at the same instant. A read. Errors inside an item: TOPIC_NOT_FOUND,
+    """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
+    yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND. Deadline 3 s.
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]
@@ -154,7 +155,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     Deadline 3 s.
     """
     QueryQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryQueuesRequest, _broker_pb2.QueryQueuesResponse]  # type: ignore[assignment]
-    """Bounds of many queues at once, all read at the same instant. A read. Errors inside an item: TOPIC_NOT_FOUND,
+    """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
+    yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND. Deadline 3 s.
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_broker_pb2.GetMessageRequest, _broker_pb2.GetMessageResponse]  # type: ignore[assignment]
@@ -271,7 +273,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.QueryQueuesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.QueryQueuesResponse, _abc.Awaitable[_broker_pb2.QueryQueuesResponse]]:
-        """Bounds of many queues at once, all read at the same instant. A read. Errors inside an item: TOPIC_NOT_FOUND,
+        """Bounds of many queues at once, all read at the same instant, with what was acknowledged before: what is not readable
+        yet is waited for, 0.2 s at most. A read. Errors inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND. Deadline 3 s.
         """
 

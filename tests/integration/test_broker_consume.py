@@ -31,6 +31,25 @@ async def send_tagged(broker: BrokerClient, tags: str) -> None:
     assert not result.HasField("error"), result.error
 
 
+async def test_bounds_tell_of_what_was_acknowledged_before(tmp_path: Path) -> None:
+    """Nobody reads, and the log is synced seldom: the question itself makes it readable."""
+    async with running_broker(tmp_path, **SELDOM) as broker:
+        await broker.put_topic("T", 1)
+        await send_tagged(broker, "a")
+        assert (await broker.status("T", 0)).max_offset == 1
+        await send_tagged(broker, "b")
+        by_time = pb.QueryOffsetsByTimeRequest(
+            queues=[common.QueueRef(topic="T", queue_id=0)], time_ms=1 << 42
+        )
+        [answer] = (await broker.stub.QueryOffsetsByTime(by_time)).queues
+        assert answer.position.offset == 2
+        await broker.commit("G", ("T", 0, 0, 0))
+        await send_tagged(broker, "c")
+        group = pb.DescribeGroupRequest(group="G")
+        [progress] = (await broker.admin.DescribeGroup(group)).progress
+        assert progress.max_offset == 3
+
+
 # --- pull ---------------------------------------------------------------------------------------
 
 
@@ -127,11 +146,13 @@ async def test_a_cold_read_does_not_hold_up_a_producer(
         assert (await pulling).count == 1
 
 
+SELDOM = {"flush_interval_commit_log": 60_000, "flush_commit_log_thorough_interval": 60_000}
+
+
 async def test_query_queues_answers_each_on_its_own(tmp_path: Path) -> None:
-    async with running_broker(tmp_path) as broker:
+    async with running_broker(tmp_path, **SELDOM) as broker:
         await broker.put_topic("T", 2)
         await send_tagged(broker, "abc")
-        await broker.read_queue("T", 0)
         names = [("T", 0), ("unknown", 0), ("T", 9), ("T", 1)]
         queues = [common.QueueRef(topic=t, queue_id=q) for t, q in names]
         answer = await broker.stub.QueryQueues(pb.QueryQueuesRequest(queues=queues))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cometmq.errors import GroupNotFound, TopicNotFound
+from cometmq.errors import GroupNotFound
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.groups import MemberTable, check_name
@@ -47,7 +47,7 @@ class GroupReads:
         """The member that the group is to pull from next; None = the writer."""
         return self._selector.member(self._state.groups, group, backlog_bytes)
 
-    def progress(self, group: str, topic: str = "") -> list[Progress]:
+    async def progress(self, group: str, topic: str = "") -> list[Progress]:
         """The group in every queue that it committed for or that its members read, in order of
         topic and queue.
 
@@ -65,10 +65,7 @@ class GroupReads:
                 (name, queue_id) for queue_id in range(config.read_queue_count if config else 0)
             )
         wanted = sorted(key for key in keys if topic in ("", key[0]))
-        return [self._progress(key, committed.get(key)) for key in wanted]
-
-    def _progress(self, key: QueueKey, committed: Position | None) -> Progress:
-        try:
-            return Progress(key, self._reader.queue(*key), committed)
-        except TopicNotFound:
-            raise AssertionError("offsets are forgotten together with their topic") from None
+        await self._reader.show_appended(wanted)
+        committed = self._state.offsets.of_group(group)
+        there = (key for key in wanted if self._state.topics.find(key[0]))  # still
+        return [Progress(key, self._reader.queue(*key), committed.get(key)) for key in there]

@@ -9,7 +9,8 @@ and the same read is done again in a thread, so that a consumer far behind never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ Room: TypeAlias = Callable[[int], Awaitable[None]]
 
 COLD_READ_THREADS = 4
 SEARCH_THREADS = 2
+SHOW_S_MAX = 0.2  # that a question about bounds waits for the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,25 @@ class Reader:
         history = self._state.generations.of(topic, queue_id)
         low, readable, appended = self._storage.bounds((topic, queue_id))
         return QueueView(history.current, low, readable, appended)
+
+    async def show_appended(self, queues: Iterable[QueueKey]) -> None:
+        """Waits until all that these queues have now is readable, at most SHOW_S_MAX: a client that
+        asks for bounds after an acknowledgement expects to see its message.
+        """
+        targets = []
+        for key in queues:
+            _, readable, appended = self._storage.bounds(key)
+            if readable < appended:
+                targets.append((key, appended))
+        if not targets:
+            return
+        moved = asyncio.Event()
+        self._storage.flusher.flush_promptly()
+        with self._storage.moved.subscribed(moved), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHOW_S_MAX):
+                while any(self._storage.bounds(key)[1] < end for key, end in targets):
+                    await moved.wait()
+                    moved.clear()
 
     def tag_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int]:
         """Low 32 bits of the tag hashes of these readable messages; empty when the kernel does not

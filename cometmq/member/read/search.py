@@ -97,6 +97,7 @@ class Finder:
         """One answer for each queue, in their order: TopicNotFound and QueueNotFound are answers,
         too.
         """
+        await self._reader.show_appended(queues)
         views = [(key, self._view(*key)) for key in queues]
         answers: list[TimeAnswer | CometError] = []
         while some := views[len(answers) : len(answers) + QUEUES_AT_ONCE]:

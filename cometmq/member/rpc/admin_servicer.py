@@ -78,6 +78,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DescribeTopicResponse:
         config = self._state.topics.get(request.topic)
         count = len(self._state.generations.topic(config.name))
+        await self._reader.show_appended((config.name, queue_id) for queue_id in range(count))
         return broker_pb2.DescribeTopicResponse(
             topic=convert.topic_proto(config),
             queues=[await self._queue(config.name, queue_id) for queue_id in range(count)],
@@ -103,7 +104,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self, request: broker_pb2.DescribeGroupRequest, context: Context
     ) -> broker_pb2.DescribeGroupResponse:
         check_name(request.group)
-        progress = self._group_reads.progress(request.group, request.topic)
+        progress = await self._group_reads.progress(request.group, request.topic)
         return broker_pb2.DescribeGroupResponse(
             members=convert.members_proto(self._members.view(request.group)),
             progress=[_progress(entry) for entry in progress],

@@ -78,6 +78,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.QueryQueuesRequest, context: Context
     ) -> broker_pb2.QueryQueuesResponse:
         check_items(request.queues)
+        await self._reader.show_appended((q.topic, q.queue_id) for q in request.queues)
         return broker_pb2.QueryQueuesResponse(queues=[self._bounds(q) for q in request.queues])
 
     def _bounds(self, queue: common_pb2.QueueRef) -> broker_pb2.QueueBounds:

@@ -1,0 +1,173 @@
+"""The small programs of examples/, each as its first lines say to run it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.processes import Processes
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_RUN_HERE = {"__init__", "stub_python"}  # test_stubs.py
+RUN_S_MAX = 60
+
+# What each prints; lines in any order.
+PRINTED = {
+    "send_many": [
+        r"stored 10000, as safe as the topic asks 10000, failed 0",
+        r"[\d,]+ messages a second",
+        r"not sent: 1004",
+    ],
+    "blocking": [r"12 images in \d\.\d s by 4 threads"],
+    "idempotent": [r"4 messages, 2 payments, balance 750 cents"],
+    "retries": [
+        r"invoice without an address: try 1",
+        r"invoice 7: try 1",
+        r"invoice 7: try 2",
+    ],
+    "reminders": [
+        r"order-1 is cancelled after 1\d{3} ms",
+        r"order-2 is paid after 1\d{3} ms",
+    ],
+    "filters": [
+        r"refused: .*",
+        r"Sellers: sell 40 in eu",
+        r"LargeInEurope: buy 90 in eu",
+    ],
+}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Runs the programs against a cluster, in a folder of their own."""
+
+    namesrv: str
+    folder: Path
+
+    def start(self, name: str, *words: str) -> subprocess.Popen[str]:
+        return self._start(f"examples.{name}", *words)
+
+    def run(self, name: str, *words: str) -> list[str]:
+        return ended(self.start(name, *words))
+
+    def cometmq(self, *words: str) -> list[str]:
+        return ended(self._start("cometmq.admin", *words))
+
+    def committed(self, group: str) -> int:
+        """Messages that the group is done with, in a topic that only it has read."""
+        lines = self.cometmq("group", "progress", group, "--output", "json")
+        queues = json.loads("".join(lines))["queues"]
+        return sum(queue["committed_offset"] or 0 for queue in queues)
+
+    def _start(self, module: str, *words: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"COMETMQ_NAMESRV": self.namesrv, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            [sys.executable, "-u", "-m", module, *words],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def ended(process: subprocess.Popen[str]) -> list[str]:
+    """The lines that it printed; it has to end well."""
+    try:
+        printed, errors = process.communicate(timeout=RUN_S_MAX)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    return printed.splitlines()
+
+
+def topics() -> set[str]:
+    """Those that the programs tell their reader to create."""
+    texts = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    return {
+        name for text in texts for name in re.findall(r"cometmq topic create (\w+)$", text, re.M)
+    }
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Example]:
+    folder = tmp_path_factory.mktemp("examples")
+    with Processes(folder) as processes:
+        namesrv = processes.service("namesrv", "namesrv", kv_config_path=folder / "namesrv.kv")
+        processes.service(
+            "g1",
+            "broker",
+            broker_group="g1",
+            namesrv=namesrv.address,
+            internal_port=0,
+            store_path=folder / "store",
+            mapped_file_size_commit_log=32 * 1024 * 1024,
+            max_hash_slot_num=1_000,
+            max_index_num=4_000,
+        )
+        processes.service("pullhold", "pullhold", namesrv=namesrv.address)
+        example = Example(namesrv.address, folder)
+        for topic in sorted(topics()):
+            example.cometmq("topic", "create", topic, "--queues", "4")
+        yield example
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    names = {path.stem for path in (ROOT / "examples").glob("*.py")} - NOT_RUN_HERE
+    assert names == PRINTED.keys() | {"service", "exactly_once", "dump"}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_prints_what_it_promises(example: Example, name: str) -> None:
+    lines = example.run(name)
+    wanted = PRINTED[name]
+    assert len(lines) == len(wanted), lines
+    for pattern in wanted:
+        assert any(re.fullmatch(pattern, line) for line in lines), (pattern, lines)
+
+
+def test_the_count_is_exact_after_a_second_run(example: Example) -> None:
+    runs = [example.run("exactly_once", "clicks.db") for _ in range(2)]
+    assert runs == [["1000 clicks"], ["2000 clicks"]]
+
+
+def test_the_service_ends_with_its_work_committed(example: Example) -> None:
+    services = [example.start("service") for _ in range(2)]
+    try:
+        for service in services:
+            assert service.stdout is not None
+            assert service.stdout.readline() == "ready\n"
+        orders = [f"order-{number}" for number in range(10)]
+        for order in orders:
+            example.cometmq("message", "send", "Orders", order)
+        wait_until("all is committed", lambda: example.committed("OrderService") == len(orders))
+    finally:
+        for service in services:
+            service.send_signal(signal.SIGTERM)
+    printed = [ended(service) for service in services]
+    assert [lines.pop() for lines in printed] == ["committed", "committed"]
+    done = [line.split()[1] for lines in printed for line in lines]
+    assert sorted(done) == sorted(orders)
+
+
+def test_the_dump_has_every_message_once(example: Example) -> None:
+    example.cometmq("topic", "create", "Dumped", "--queues", "2")
+    sent = [f"line {number}" for number in range(5)]
+    for line in sent:
+        example.cometmq("message", "send", "Dumped", line, "--tag", "a", "--key", "k")
+    rows = [json.loads(line) for line in example.run("dump", "Dumped")]
+    assert sorted(base64.b64decode(row["body_base64"]).decode() for row in rows) == sent
+    assert {(row["tag"], *row["keys"]) for row in rows} == {("a", "k")}
