@@ -4,7 +4,8 @@
 //     node examples/stub_node.mjs --namesrv 127.0.0.1:9876 --topic Hello
 //
 // Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more, commits, reads
-// the commit back, and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
+// the commit back, sends one message back until it is a dead letter, and shows what a refusal says. The topic has to
+// exist (`cometmq topic create Hello`).
 // stub_python.py is the same in Python; docs/protocol.md tells what the messages of the contract share.
 
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -129,7 +130,7 @@ async function read(place, queue, position, tags = []) {
 /** Wait at a pullhold until the pull finds something; null: it cannot be asked, so we slept. */
 async function hold(place, pull) {
   if (place.pullhold) {
-    console.log(`hold: queue ${pull.queue.queue_id} @ ${pull.position.offset} has nothing yet`)
+    console.log(`hold: ${pull.queue.topic} queue ${pull.queue.queue_id} @ ${pull.position.offset} has nothing yet`)
     const request = { broker_group: place.broker_group, pull, hold_ms: HOLD_MS }
     try {
       // The deadline is longer than the hold, else the call fails at its end.
@@ -190,6 +191,35 @@ const committed = async (place, group, queue) =>
 const commit = async (place, group, queue, position) =>
   only((await call(place.broker, 'CommitOffsets', { group, commits: [{ queue, position }] })).results)
 
+// --- what a group cannot do now --------------------------------------------------------------------------------------
+
+/**
+ * The broker delivers the message again after the delay: 0 = 10 s, 30 s … by the number of its tries, 1 (1 s) to 18
+ * (2 h), -1 = never, it is a dead letter now. Commit only after the answer.
+ */
+const sendBack = async (place, group, queue, position, delay_level) =>
+  only((await call(place.broker, 'SendBack', { group, items: [{ queue, position, delay_level }] })).results)
+
+/** One message fails, comes again after a second, fails again, and is a dead letter then. */
+async function failTwice(place, group, { queue, queue_offset }, { generation }) {
+  await sendBack(place, group, queue, { generation, offset: queue_offset }, 1)
+  // It comes in a topic of the group's own, which the group reads like the others.
+  const retries = { topic: `%RETRY%${group}`, queue_id: 0 }
+  let found = { messages: [], position: (await committed(place, group, retries)) ?? { generation: 0, offset: 0 } }
+  while (!found.messages.length) found = await read(place, retries, found.position)
+  const [again] = found.messages
+  console.log(`again: ${again.body} of ${again.properties.RETRY_TOPIC}, sent back ${again.reconsume_times} times`)
+
+  const failed = { generation: found.position.generation, offset: again.queue_offset }
+  await sendBack(place, group, retries, failed, -1)
+  await commit(place, group, retries, found.position)
+  const dead = { topic: `%DLQ%${group}`, queue_id: 0 }
+  const [bounds] = (await call(place.broker, 'QueryQueues', { queues: [dead] })).queues
+  const newest = { generation: bounds.generation, offset: BigInt(bounds.max_offset) - 1n + '' }
+  const { messages } = await read(place, dead, newest)
+  console.log(`dead letter: ${messages[0].body}`)
+}
+
 // --- the tour --------------------------------------------------------------------------------------------------------
 
 async function tour({ namesrv, topic, group }) {
@@ -216,6 +246,8 @@ async function tour({ namesrv, topic, group }) {
   await commit(place, group, queue, position)
   const kept = await committed(place, group, queue)
   console.log(`committed: ${group} at generation ${kept.generation}, offset ${kept.offset}`)
+
+  await failTwice(place, group, found.messages[0], position)
 
   try {
     await call(place.broker, 'Send', { messages: [{ topic: '../x' }] })

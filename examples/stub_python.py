@@ -3,7 +3,8 @@
     python -m examples.stub_python --namesrv 127.0.0.1:9876 --topic Hello
 
 Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more,
-commits, reads the commit back, and shows what a refusal says. The topic has to exist
+commits, reads the commit back, sends one message back until it is a dead letter, and shows what a
+refusal says. The topic has to exist
 (``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
 ``proto/cometmq/v1``, and docs/protocol.md tells what its messages share. In a project of your own
 generate the stubs with ``python -m grpc_tools.protoc`` from those files.
@@ -164,7 +165,8 @@ async def read(
 async def hold(place: Place, pull: broker_pb2.PullRequest) -> broker_pb2.PullResponse | None:
     """Wait at a pullhold until the pull finds something; None: it cannot be asked, so we slept."""
     if place.pullhold is not None:
-        print(f"hold: queue {pull.queue.queue_id} @ {pull.position.offset} has nothing yet")
+        where = f"{pull.queue.topic} queue {pull.queue.queue_id} @ {pull.position.offset}"
+        print(f"hold: {where} has nothing yet")
         request = hold_pb2.HoldRequest(broker_group=place.broker_group, pull=pull, hold_ms=HOLD_MS)
         try:  # the deadline is longer than the hold, else the call fails at its end
             held = await place.pullhold.Hold(request, timeout=HOLD_MS / 1000 + TIMEOUT_S)
@@ -235,6 +237,53 @@ async def commit(
         raise RuntimeError(f"{result.error.name}: {result.error.message}")
 
 
+# --- what a group cannot do now -------------------------------------------------------------------
+
+
+async def send_back(
+    place: Place,
+    group: str,
+    queue: common_pb2.QueueRef,
+    position: common_pb2.Position,
+    delay_level: int,
+) -> None:
+    """The broker delivers the message again after the delay: 0 = 10 s, 30 s … by the number of its
+    tries, 1 (1 s) to 18 (2 h), -1 = never, it is a dead letter now. Commit only after the answer.
+    """
+    item = broker_pb2.SendBackItem(queue=queue, position=position, delay_level=delay_level)
+    request = broker_pb2.SendBackRequest(group=group, items=[item])
+    [result] = (await place.broker.SendBack(request, timeout=TIMEOUT_S)).results
+    if result.HasField("error"):
+        raise RuntimeError(f"{result.error.name}: {result.error.message}")
+
+
+async def fail_twice(
+    place: Place, group: str, message: broker_pb2.StoredMessage, generation: int
+) -> None:
+    """One message fails, comes again after a second, fails again, and is a dead letter then."""
+    failed = common_pb2.Position(generation=generation, offset=message.queue_offset)
+    await send_back(place, group, message.queue, failed, 1)
+    # It comes in a topic of the group's own, which the group reads like the others.
+    retries = common_pb2.QueueRef(topic=f"%RETRY%{group}")
+    position = await committed(place, group, retries) or common_pb2.Position()
+    found: Messages = []
+    while not found:
+        found, position = await read(place, retries, position)
+    again = found[0]
+    first_topic = again.properties["RETRY_TOPIC"]
+    print(f"again: {again.body.decode()} of {first_topic}, sent back {again.reconsume_times} times")
+
+    failed = common_pb2.Position(generation=position.generation, offset=again.queue_offset)
+    await send_back(place, group, retries, failed, -1)
+    await commit(place, group, retries, position)
+    dead = common_pb2.QueueRef(topic=f"%DLQ%{group}")
+    request = broker_pb2.QueryQueuesRequest(queues=[dead])
+    [bounds] = (await place.broker.QueryQueues(request, timeout=TIMEOUT_S)).queues
+    newest = common_pb2.Position(generation=bounds.generation, offset=bounds.max_offset - 1)
+    found, _ = await read(place, dead, newest)
+    print(f"dead letter: {found[0].body.decode()}")
+
+
 # --- the tour -------------------------------------------------------------------------------------
 
 
@@ -267,6 +316,8 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
         kept = await committed(place, group, last.queue)
         assert kept is not None
         print(f"committed: {group} at generation {kept.generation}, offset {kept.offset}")
+
+        await fail_twice(place, group, messages[0], position.generation)
 
         try:
             message = broker_pb2.OutgoingMessage(topic="../x", body=b"")

@@ -228,9 +228,9 @@ def test_the_broker_filters_by_hash(cluster: Cluster, stub: Stub) -> None:
 
 
 def test_it_was_held_until_the_second_task_sent(stub: Stub) -> None:
-    held = stub.first.found(r"hold: queue 0 @ (\d) has nothing yet")
+    held = stub.first.found(rf"hold: {stub.topic} queue 0 @ (\d) has nothing yet")
     assert held[-1] == "5"
-    assert stub.holds == len(held)
+    assert stub.holds == len(stub.first.found(r"hold: (.*) has nothing yet"))
     last = stub.first.found(r"sent: (g1/\d+) to .*")[-1]
     assert stub.first.found(r"held: woken by (.*)") == [f"{last}: {SENT[-1].decode()}"]
 
@@ -240,6 +240,14 @@ def test_it_committed_behind_the_last_message(stub: Stub, cluster: Cluster) -> N
     kept = cluster.ask(lambda client: client.committed(stub.group, stub.topic, 0))
     assert kept is not None
     assert said == [f"{kept.generation}, offset 6"]
+
+
+def test_it_sent_a_message_back_until_it_was_a_dead_letter(stub: Stub, cluster: Cluster) -> None:
+    text = SENT[-1].decode()
+    assert stub.first.found(r"again: (.*)") == [f"{text} of {stub.topic}, sent back 1 times"]
+    assert stub.first.found(r"dead letter: (.*)") == [text]
+    dead = cluster.ask(lambda client: client.bodies(f"%DLQ%{stub.group}", 0))
+    assert dead[0] == SENT[-1]
 
 
 def test_it_told_why_it_was_refused(stub: Stub) -> None:
