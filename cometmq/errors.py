@@ -261,6 +261,16 @@ class DelayLevelInvalid(RequestError):
     )
 
 
+class BodyCompressionInvalid(RequestError):
+    """A message's body is compressed, and cannot be decompressed within the limit."""
+
+    code = 1021
+    advice = (
+        "Look at the message's producer; `message.record.body` has the bytes as stored. Bodies of "
+        "LZ4 and Zstandard need the packages of `cometmq[compression]`."
+    )
+
+
 class Unauthenticated(RequestError):
     """The caller did not prove that it knows the cluster's secret."""
 

@@ -151,7 +151,7 @@ async function readUntil(place, position, last) {
   while (BigInt(position.offset) <= BigInt(last.position.offset)) {
     const found = await read(place, last.queue, position, ['greeting'])
     for (const { queue_offset, body } of found.messages) {
-      // bit 0 of sys_flag: another producer compressed the body, see docs/format/record.md
+      // bit 0 of sys_flag: the producer compressed the body, see docs/format/record.md
       console.log(`read: ${queue_offset}: ${body.subarray(0, 40)}`)
     }
     position = found.position

@@ -188,7 +188,7 @@ async def read_until(
     while position.offset <= last.position.offset:
         messages, position = await read(place, last.queue, position, "greeting")
         for message in messages:
-            # bit 0 of sys_flag: another producer compressed the body, see docs/format/record.md
+            # bit 0 of sys_flag: the producer compressed the body, see docs/format/record.md
             text = message.body[:40].decode(errors="replace")
             print(f"read: {message.queue_offset}: {text}")
     return position

@@ -6,10 +6,10 @@ import base64
 from contextlib import suppress
 
 from cometmq.admin.views import MessageView, TopicView
+from cometmq.errors import BodyCompressionInvalid
+from cometmq.format.compression import SYS_FLAG_COMPRESSED, decompress
 from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
-
-SYS_FLAG_COMPRESSED = 1
 
 
 def permission_name(bits: int) -> str:
@@ -56,9 +56,10 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
 
 
 def message_view(message: broker_pb2.StoredMessage) -> MessageView:
-    text = None
-    with suppress(UnicodeDecodeError):
-        text = message.body.decode()
+    body, text = message.body, None
+    with suppress(BodyCompressionInvalid, UnicodeDecodeError):
+        body = decompress(body, message.sys_flag)
+        text = body.decode()
     return MessageView(
         message_id=message.message_id,
         topic=message.queue.topic,
@@ -76,7 +77,7 @@ def message_view(message: broker_pb2.StoredMessage) -> MessageView:
         reconsume_times=message.reconsume_times,
         unique_id=message.unique_id,
         compressed=bool(message.sys_flag & SYS_FLAG_COMPRESSED),
-        body_bytes=len(message.body),
+        body_bytes=len(body),
         body_text=text,
-        body_base64=base64.b64encode(message.body).decode(),
+        body_base64=base64.b64encode(body).decode(),
     )

@@ -287,7 +287,7 @@ class MessageView:
     store_host: str
     reconsume_times: int
     unique_id: str
-    compressed: bool  # the body is as the producer compressed it
+    compressed: bool  # by the producer; the body is shown as it was before, where it can be
     body_bytes: int
     body_text: str | None  # None: not UTF-8
     body_base64: str = field(repr=False)

@@ -24,11 +24,13 @@ from cometmq.client.producer import Producer
 from cometmq.client.pull import PullConsumer
 from cometmq.client.push import PushConsumer
 from cometmq.client.rebalance import Allocation
+from cometmq.format.compression import Compression
 from cometmq.model import Message, Position, QueueRef, SendStatus
 
 __all__ = [
     "Allocation",
     "Bounds",
+    "Compression",
     "ConsumeFrom",
     "ConsumeResult",
     "Later",

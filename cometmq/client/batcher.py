@@ -16,6 +16,7 @@ from cometmq.client.encoder import RecordEncoder, RecordForm
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions
 from cometmq.clock import Clock
+from cometmq.format.compression import compress
 from cometmq.format.delayed import prefix, queue_id_of
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
@@ -91,6 +92,7 @@ class Batcher:
         self._loop = asyncio.get_running_loop()
         self._bytes_max = options.batch_bytes_max
         self._count_max = options.batch_count_max
+        self._plain_bytes_max = options.compress_above_bytes
         self._sequence = 0  # of the last batch
         self._in_turn = False  # messages were put in this turn of the event loop
         self._now_ms = 0  # when the turn's first message was put
@@ -101,6 +103,7 @@ class Batcher:
         """The form of a new stream. True when closed batches have to be encoded again."""
         self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
         self._count_max = min(self._options.batch_count_max, opened.batch_max_count)
+        self._plain_bytes_max = min(self._options.compress_above_bytes, opened.body_max_bytes)
         if self.encoder is None:
             self.encoder = RecordEncoder(opened, self._clock)
             return False
@@ -129,9 +132,11 @@ class Batcher:
         encoder, form = self.encoder, slot.form
         assert encoder is not None
         assert form is not None
-        body = message.body
-        if body.__class__ is not bytes or len(body) > encoder.body_bytes_max or message.flag:
+        body, sys_flag = message.body, 0
+        if body.__class__ is not bytes or len(body) > self._plain_bytes_max or message.flag:
             encoder.refuse(message)
+            if len(body) > self._plain_bytes_max:
+                body, sys_flag = compress(body, self._options.compression)
         # None unless the message has just a tag, and one that was met before.
         middle = form.middles.get(message.tag)
         if middle is None or message.keys or message.properties:
@@ -150,7 +155,9 @@ class Batcher:
         future: Future[SendReceipt] = self._loop.create_future()
         batch.futures.append(future)
         batch.starts.append(batch.size)
-        batch.parts += encoder.pieces(size, slot.stored_queue_id, message, middle, self._now_ms)
+        batch.parts += encoder.pieces(
+            size, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
+        )
         batch.size += size
         self._buffer.used += size
         if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:

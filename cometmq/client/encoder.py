@@ -14,6 +14,7 @@ from cometmq.errors import (
     PropertyReserved,
 )
 from cometmq.format import delayed
+from cometmq.format.compression import SYS_FLAG_COMPRESSION
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
 from cometmq.format.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQ_KEY, is_reserved
 from cometmq.format.properties import encode as encode_properties
@@ -187,15 +188,23 @@ class RecordEncoder:
         return form
 
     def pieces(
-        self, size: int, queue_id: int, message: Message, middle: bytes, born_time_ms: int
+        self,
+        size: int,
+        queue_id: int,
+        body: bytes,
+        flag: int,
+        sys_flag: int,
+        middle: bytes,
+        born_time_ms: int,
     ) -> tuple[bytes, ...]:
-        """A record of ``size`` bytes, to be joined with the batch's others; spends a unique id."""
-        body = message.body
+        """A record of ``size`` bytes, to be joined with the batch's others; spends a unique id.
+        ``body`` is as it is stored, ``sys_flag`` says how it is compressed.
+        """
         counter = self.counter
         self.counter = counter + 1
         if accelerator is not None:
             record = accelerator.encode(
-                queue_id, message.flag, self._host_flags, born_time_ms, body, middle, counter
+                queue_id, flag, sys_flag | self._host_flags, born_time_ms, body, middle, counter
             )
             assert len(record) == size, (len(record), size)
             return (record,)
@@ -204,10 +213,10 @@ class RecordEncoder:
             MAGIC_V1,
             crc32(body) & BODY_CRC_MASK,
             queue_id,
-            message.flag,
+            flag,
             0,  # queue offset
             0,  # log offset
-            self._host_flags,
+            sys_flag | self._host_flags,
             born_time_ms,
             self._born_host,
             0,  # store time
@@ -247,6 +256,7 @@ class RecordEncoder:
             born_host=self._born_host,
             store_host=self._store_host,
             flag=record.flag,
+            sys_flag=record.sys_flag & SYS_FLAG_COMPRESSION,
         )
 
     def refuse(self, message: Message) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from cometmq.format.compression import SYS_FLAG_COMPRESSED
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.model import Position, QueueRef, SendStatus
@@ -114,10 +115,11 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The payload as stored (compressed when a foreign producer set bit 0 of
-        ``record.sys_flag``).
+        """The payload as it was sent; ``record.body`` is as it was stored. Raises
+        BodyCompressionInvalid when its producer's compression cannot be undone.
         """
-        return self.record.body
+        record = self.record
+        return record.plain_body if record.sys_flag & SYS_FLAG_COMPRESSED else record.body
 
     @property
     def queue_offset(self) -> int:

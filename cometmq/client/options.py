@@ -9,11 +9,13 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from cometmq.client.messages import ConsumeFrom
 from cometmq.client.rebalance import Allocation
 from cometmq.errors import ConfigInvalid
+from cometmq.format.compression import Compression
 from cometmq.model import Message, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 
@@ -48,10 +50,21 @@ def _check(options: Any) -> None:
             raise ConfigInvalid(f"{option.name} must be {wanted}, not {value!r}.")
 
 
+def _is_compression(value: object) -> bool:
+    packages = {Compression.LZ4: "lz4", Compression.ZSTANDARD: "zstandard"}
+    if not isinstance(value, Compression):
+        return False
+    return value not in packages or find_spec(packages[value]) is not None
+
+
 # Options that are no numbers, and what they may be. consume_from="FIRST" would read as LAST.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
+    "compression": (
+        _is_compression,
+        "a member of Compression, and its package installed: pip install 'cometmq[compression]'",
+    ),
     "selector": (lambda value: value is None or callable(value), "a function or None"),
     "consume_from": (
         lambda value: isinstance(value, ConsumeFrom),
@@ -129,6 +142,20 @@ class ProducerOptions:
     retry_backoff_max_ms: int = _option(3_000, 1, 600_000, "Longest wait before a retry.")
     batch_checksum: bool = field(
         default=True, metadata=_about("Adds a CRC-32 over each batch to the one over each body.")
+    )
+    compress_above_bytes: int = _option(
+        4096,
+        0,
+        64 * _MIB,
+        "Larger bodies are compressed, unless that makes them larger.",
+        "compressMsgBodyOverHowmuch",
+    )
+    compression: Compression = field(
+        default=Compression.ZLIB,
+        metadata=_about(
+            "How: ZLIB (level 5), or LZ4 and ZSTANDARD with the packages of cometmq[compression].",
+            "compressType",
+        ),
     )
     selector: QueueSelector | None = field(
         default=None,

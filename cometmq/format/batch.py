@@ -28,13 +28,12 @@ from cometmq.errors import (
     TopicNameInvalid,
 )
 from cometmq.format import properties as property_codec
+from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.queueunit import UNIT
 from cometmq.format.record import (
     BODY_CRC_MASK,
     LAYOUTS,
     MAGIC_V1,
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_SHIFT,
     SYS_FLAG_HOSTS,
     Layout,
     layout_of_hosts,

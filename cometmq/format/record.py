@@ -15,17 +15,16 @@ from zlib import crc32
 
 from cometmq.errors import BatchMalformed, InvalidRequest, PropertiesTooLarge, TopicNameInvalid
 from cometmq.format import properties as property_codec
+from cometmq.format.compression import decompress
 from cometmq.model import PROPERTIES_BYTES_MAX, TOPIC_NAME, TOPIC_NAME_LENGTH_MAX
 from cometmq.native import accelerator
 
 MAGIC_V1: Final = -626843481  # 0xDAA320A7
 MAGIC_BLANK: Final = -875286124  # 0xCBD43194
 
-SYS_FLAG_COMPRESSED: Final = 1
 SYS_FLAG_BORN_HOST_V6: Final = 1 << 4
 SYS_FLAG_STORE_HOST_V6: Final = 1 << 5
 SYS_FLAG_HOSTS: Final = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
-SYS_FLAG_COMPRESSION_SHIFT: Final = 8  # three bits: 0 and 3 = zlib, 1 = LZ4, 2 = Zstandard
 
 HOST_V4_BYTES: Final = 8  # address and port
 HOST_V6_BYTES: Final = 20
@@ -292,6 +291,11 @@ class Record(_Fields):
     """One decoded record, immutable; fields as in docs/format/record.md. A tuple, because its
     creation is the hot path of a consumer (a class with 18 slots takes twice as long); its
     properties are parsed when first asked for."""
+
+    @cached_property
+    def plain_body(self) -> bytes:
+        """The body as the producer gave it. BodyCompressionInvalid."""
+        return decompress(self.body, self.sys_flag)
 
     @cached_property
     def properties(self) -> dict[str, str]:

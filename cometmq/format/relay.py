@@ -13,13 +13,12 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cometmq.errors import PropertiesTooLarge, StoreDamaged
+from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.properties import tag_of
 from cometmq.format.record import (
     BODY_CRC_MASK,
     LAYOUTS,
     MAGIC_V1,
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_SHIFT,
     SYS_FLAG_HOSTS,
     Record,
     layout_of_hosts,

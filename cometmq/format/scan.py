@@ -15,13 +15,12 @@ from typing import NamedTuple
 from zlib import crc32
 
 from cometmq.format import properties, queueunit, taghash
+from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.record import (
     BLANK_BYTES,
     BODY_CRC_MASK,
     LAYOUTS,
     MAGIC_V1,
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_COMPRESSION_SHIFT,
     SYS_FLAG_HOSTS,
 )
 from cometmq.model import TOPIC_NAME

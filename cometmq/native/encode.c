@@ -12,7 +12,7 @@
 #define COUNTER_DIGITS 8
 
 /* Writes the record, whose bytes are zero so far where the broker fills something in. */
-static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t flag, uint32_t host_flags,
+static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t flag, uint32_t sys_flag,
                          uint64_t born_time, span body, span middle, uint32_t counter)
 {
     size_t head = size - body.length - middle.length - COUNTER_DIGITS - 1;
@@ -22,7 +22,7 @@ static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t f
     store32(to + AT_BODY_CRC, crc32_of(body.start, body.length) & BODY_CRC_MASK);
     store32(to + AT_QUEUE_ID, queue_id);
     store32(to + AT_FLAG, flag);
-    store32(to + AT_SYS_FLAG, host_flags);
+    store32(to + AT_SYS_FLAG, sys_flag);
     store64(to + AT_BORN_TIME, born_time);
     store32(to + head - 4, (uint32_t)body.length);
     memcpy(to + head, body.start, body.length);
@@ -51,15 +51,15 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
         return PyErr_Format(PyExc_TypeError, "encode takes %d arguments, not %zd", ARGUMENTS, count);
     long long queue_id = PyLong_AsLongLong(arguments[0]);
     long long flag = PyLong_AsLongLong(arguments[1]);
-    long long host_flags = PyLong_AsLongLong(arguments[2]);
+    long long sys_flag = PyLong_AsLongLong(arguments[2]);
     long long born_time = PyLong_AsLongLong(arguments[3]);
     long long counter = PyLong_AsLongLong(arguments[6]);
     if (PyErr_Occurred() || !is_bytes(arguments[4], &body) || !is_bytes(arguments[5], &middle))
         return NULL;
-    size_t hosts = (host_flags & BORN_HOST_V6 ? 12 : 0) + (host_flags & STORE_HOST_V6 ? 12 : 0);
+    size_t hosts = (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
     size_t rest = RECORD_BYTES_MIN - 3 + hosts + COUNTER_DIGITS + 1; /* the middle has the two lengths */
-    if (queue_id < INT32_MIN || queue_id > INT32_MAX || flag < INT32_MIN || flag > INT32_MAX || (host_flags & ~HOSTS_V6)
-        || counter < 0 || counter > UINT32_MAX || body.length > INT32_MAX - rest
+    if (queue_id < INT32_MIN || queue_id > INT32_MAX || flag < INT32_MIN || flag > INT32_MAX
+        || (sys_flag & ~(COMPRESSION | HOSTS_V6)) || counter < 0 || counter > UINT32_MAX || body.length > INT32_MAX - rest
         || middle.length > INT32_MAX - rest - body.length) {
         PyErr_SetString(PyExc_ValueError, "encode: a field of the record does not fit");
         return NULL;
@@ -70,7 +70,7 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
         return NULL;
     uint8_t *to = (uint8_t *)PyBytes_AsString(result);
     BEGIN_WORK(size)
-    write_record(to, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)host_flags, (uint64_t)born_time, body, middle,
+    write_record(to, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)sys_flag, (uint64_t)born_time, body, middle,
                  (uint32_t)counter);
     END_WORK
     return result;

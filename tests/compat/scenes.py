@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cometmq.clock import SystemClock
-from cometmq.format import properties, record
+from cometmq.format import compression, properties, record
 from cometmq.store.follower import FollowerStore
 from cometmq.store.writer import MessageStore
 from tests.compat.listing import LOG_FILE_BYTES, OPTIONS, open_ours
@@ -19,7 +19,7 @@ from tests.support.stores.copies import Watcher
 
 V4 = record.host_bytes("127.0.0.1", 10911)
 V6 = record.host_bytes("2001:db8::7", 10911)
-ZLIB_NAMED = record.SYS_FLAG_COMPRESSED | 3 << record.SYS_FLAG_COMPRESSION_SHIFT
+ZLIB_NAMED = compression.SYS_FLAG_COMPRESSED | 3 << compression.SYS_FLAG_COMPRESSION_SHIFT
 
 Message = tuple[str, int, bytes]  # topic, queue, body
 
@@ -66,7 +66,7 @@ def fill(store: MessageStore) -> None:
     for number in range(30):
         append(store, [("wide", 0, b"six")], host=V6, TAGS="Größe 寸法 \U0001f4cf", flag=-number)
     packed = zlib.compress(b"long " * 100)
-    append(store, [("packed", 0, packed)], sys_flag=record.SYS_FLAG_COMPRESSED, KEYS="p q")
+    append(store, [("packed", 0, packed)], sys_flag=compression.SYS_FLAG_COMPRESSED, KEYS="p q")
     append(store, [("packed", 0, packed)], sys_flag=ZLIB_NAMED)
     append(store, [("%RETRY%group", 0, b"later"), ("a-b_c|d%e", 7, b"name")])
     append(store, [("orders", 0, bytes(LOG_FILE_BYTES - 500))], TAGS="Huge")
@@ -235,7 +235,7 @@ def everything_of_theirs() -> list[Command]:
         commands.append(put("many", number * 2, b"%d" % number, flag=-1))
     commands += [batch("orders", 1, [b"%d" % number for number in range(30)]) for _ in range(5)]
     commands += [
-        put("packed", 0, packed, sys=record.SYS_FLAG_COMPRESSED),
+        put("packed", 0, packed, sys=compression.SYS_FLAG_COMPRESSED),
         put("wide", 0, b"six", born=THEIR_V6, store=THEIR_V6, properties={"KEYS": "six"}),
         put("wide", 0, b"half", born=THEIR_V6),
         put("RMQ_SYS_TRANS_HALF_TOPIC", 0, b"half", properties={"TRAN_MSG": "true", "PGROUP": "p"}),

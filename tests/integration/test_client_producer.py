@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cometmq.client import (
+    Compression,
     Message,
     Producer,
     ProducerOptions,
@@ -31,6 +32,7 @@ from cometmq.errors import (
     SendTimeout,
     TopicNotFound,
 )
+from cometmq.format.compression import SYS_FLAG_COMPRESSED
 from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, SendBatchResult
 from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer, fake_cluster
 from tests.support.waiting import until
@@ -69,6 +71,20 @@ async def test_a_message_arrives_as_it_was_sent() -> None:
     assert receipt.message_id == f"g1/{record.log_offset}"
     assert receipt.queue == QueueRef("T", record.queue_id, "g1")
     assert receipt.queue_offset == record.queue_offset
+
+
+async def test_a_large_body_is_stored_compressed() -> None:
+    large, random_bytes = b"a line of a log\n" * 1_000, random.Random(1).randbytes(5_000)
+    for how in Compression:
+        async with sending(compression=how) as (producer, _, [broker]):
+            for body in (bytes(4096), large, random_bytes):
+                message = Message("T", body, delay_level=0, queue=QueueRef("T", 0, "g1"))
+                await producer.send_and_wait(message)
+            small, packed, loose = broker.stored("T")
+        assert (small.sys_flag, loose.sys_flag) == (0, 0), "not above the limit, or no smaller"
+        assert packed.sys_flag == SYS_FLAG_COMPRESSED | how.value << 8
+        assert len(packed.body) < 1_000
+        assert [r.plain_body for r in (small, packed, loose)] == [bytes(4096), large, random_bytes]
 
 
 async def test_every_receipt_names_its_own_message() -> None:

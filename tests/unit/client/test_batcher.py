@@ -69,7 +69,7 @@ async def test_a_batch_is_closed_by_count() -> None:
 
 
 async def test_a_batch_is_closed_before_it_grows_too_large() -> None:
-    made = Collected(batch_bytes_max=2048)
+    made = Collected(batch_bytes_max=2048, compress_above_bytes=HUGE)
     made.put(made.slot(), b"small", bytes(1900), bytes(900), bytes(900), bytes(5000), b"last")
     made.batcher.close()
     assert [len(bodies(batch)) for batch in made.closed] == [1] * 6

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import zlib
+from typing import Any
+
+import pytest
+
 from cometmq.client.messages import ReceivedMessage, SendReceipt, StoredRun
+from cometmq.errors import BodyCompressionInvalid
 from cometmq.format.record import decode, encode
 from cometmq.model import QueueRef
 
@@ -16,6 +22,24 @@ def test_a_receipt_counts_from_its_run() -> None:
     assert (receipt.queue, receipt.queue_offset, receipt.store_time_ms) == (QUEUE, 52, 9)
     assert receipt.unique_id == "AB" * 13 + "00000101"
     assert repr(receipt).startswith("SendReceipt('g1/1400'")
+
+
+def test_a_compressed_body_is_read_as_it_was_sent() -> None:
+    host = bytes(8)
+    fields: dict[str, Any] = {
+        "born_time_ms": 5,
+        "born_host": host,
+        "store_host": host,
+        "sys_flag": 1,
+    }
+    for stored in (zlib.compress(b"text"), b"not zlib"):
+        message = ReceivedMessage(decode(encode(b"T", 0, stored, b"", **fields)), QUEUE)
+        assert message.record.body == stored
+        if stored == b"not zlib":
+            with pytest.raises(BodyCompressionInvalid):
+                _ = message.body
+        else:
+            assert message.body == b"text"
 
 
 def test_a_received_message_reads_its_record() -> None:

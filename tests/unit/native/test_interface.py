@@ -367,25 +367,33 @@ def test_choosing_is_the_same(
     st.integers(0, 2**32 - 1),
     strategies.int64,
     st.sampled_from([0, 16, 32, 48]),
+    st.sampled_from([0, 1, 257, 513, 769]),
 )
 def test_encoding_is_the_same(
-    body: bytes, middle: bytes, flag: int, counter: int, born_time_ms: int, host_flags: int
+    body: bytes,
+    middle: bytes,
+    flag: int,
+    counter: int,
+    born_time_ms: int,
+    host_flags: int,
+    compression: int,
 ) -> None:
+    sys_flag = host_flags | compression
     layout = record.LAYOUTS[host_flags]
     born, store = 20 if host_flags & 16 else 8, 20 if host_flags & 32 else 8
     size = layout.head_bytes + len(body) + len(middle) + 9
     head = layout.head.pack(
-        *(size, record.MAGIC_V1, record.body_crc(body), 3, flag, 0, 0, host_flags, born_time_ms),
+        *(size, record.MAGIC_V1, record.body_crc(body), 3, flag, 0, 0, sys_flag, born_time_ms),
         *(bytes(born), 0, bytes(store), 0, 0, len(body)),
     )
-    made = accelerator().encode(3, flag, host_flags, born_time_ms, body, middle, counter)
+    made = accelerator().encode(3, flag, sys_flag, born_time_ms, body, middle, counter)
     assert made == head + body + middle + b"%08X\x02" % counter
 
 
 @needs_native
 @pytest.mark.parametrize(
     ("place", "value"),
-    [(0, 2**31), (0, -(2**31) - 1), (1, 2**31), (2, 1), (6, -1), (6, 2**32)],
+    [(0, 2**31), (0, -(2**31) - 1), (1, 2**31), (2, 2), (6, -1), (6, 2**32)],
 )
 def test_a_number_that_does_not_fit_is_refused(place: int, value: int) -> None:
     arguments: list[Any] = [0, 0, 0, 0, b"", b"", 0]
