@@ -119,6 +119,7 @@ class Message:
     flag: int
     queue: QueueRef | None  # None: the producer chooses
     delay_level: int  # 1 (1 s) to 18 (2 h): consumers read it after that time; 0 = at once
+    sharding_key: str  # messages of one key go to one queue, in order; empty = none
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class Message:
         flag: int = 0,
         queue: QueueRef | None = None,
         delay_level: int = 0,
+        sharding_key: str = "",
     ) -> None:
         self.topic = topic
         self.body = body
@@ -139,11 +141,13 @@ class Message:
         self.flag = flag
         self.queue = queue
         self.delay_level = delay_level
+        self.sharding_key = sharding_key
         if (
             keys
             or properties
             or flag
             or delay_level
+            or sharding_key
             or queue is not None
             or body.__class__ is not bytes
             or topic.__class__ is not str
@@ -163,6 +167,7 @@ class Message:
             or self.properties.__class__ is not dict
             or self.flag
             or self.delay_level
+            or self.sharding_key
             or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
@@ -184,6 +189,7 @@ class Message:
             how = "body.encode()" if isinstance(body, str) else "bytes(body)"
             raise InvalidRequest(f"The body must be bytes, not {type(body).__name__}: {how}.")
         _check_text("tag", self.tag)
+        _check_text("sharding_key", self.sharding_key)
         check_texts("keys", self.keys)
         _check_properties(self.properties)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:

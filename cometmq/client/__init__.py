@@ -24,6 +24,7 @@ from cometmq.client.producer import Producer
 from cometmq.client.pull import PullConsumer
 from cometmq.client.push import PushConsumer
 from cometmq.client.rebalance import Allocation
+from cometmq.client.selectors import at_random, by_hash
 from cometmq.format.compression import Compression
 from cometmq.model import Message, Position, QueueRef, SendStatus
 
@@ -48,4 +49,6 @@ __all__ = [
     "ReceivedMessage",
     "SendReceipt",
     "SendStatus",
+    "at_random",
+    "by_hash",
 ]

@@ -139,7 +139,7 @@ class Batcher:
                 body, sys_flag = compress(body, self._options.compression)
         # None unless the message has just a tag, and one that was met before.
         middle = form.middles.get(message.tag)
-        if middle is None or message.keys or message.properties:
+        if middle is None or message.keys or message.properties or message.sharding_key:
             middle = form.middle(message)
         size = encoder.fixed_bytes + len(body) + len(middle)
         batch = self.open

@@ -16,7 +16,7 @@ from cometmq.errors import (
 from cometmq.format import delayed
 from cometmq.format.compression import SYS_FLAG_COMPRESSION
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
-from cometmq.format.properties import KEY_SEPARATOR, KEYS, TAGS, UNIQ_KEY, is_reserved
+from cometmq.format.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, is_reserved
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
@@ -31,7 +31,8 @@ _COUNTER_BYTES = 9  # eight digits and the separator behind them
 _ID_PROPERTY = f"{UNIQ_KEY}\x01".encode()
 _ID_PROPERTY_BYTES = len(_ID_PROPERTY) + _UNIQUE_ID_DIGITS + 1
 _OWN_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - _ID_PROPERTY_BYTES
-_OWN_NAMES = frozenset((KEYS, TAGS, UNIQ_KEY))  # carried by fields of Message, or ours
+# Carried by fields of Message, or ours.
+_OWN_NAMES = frozenset((KEYS, SHARDING_KEY, TAGS, UNIQ_KEY))
 
 
 def encode_tag(tag: str) -> bytes:
@@ -62,6 +63,8 @@ def encode_application_properties(message: Message) -> bytes:
             if not key or key.split() != [key]:
                 raise PropertiesInvalid(f"Key {key!r}: a key is not empty and has no blanks.")
         pairs[KEYS] = KEY_SEPARATOR.join(message.keys)
+    if message.sharding_key:
+        pairs[SHARDING_KEY] = message.sharding_key
     encoded = encode_properties(pairs) + tag
     if len(encoded) > _OWN_PROPERTIES_BYTES_MAX:
         raise PropertiesTooLarge(
@@ -95,7 +98,7 @@ class RecordForm:
     def middle(self, message: Message) -> bytes:
         """Everything between the body and the counter. Raises what is wrong with the message."""
         message.check()  # again: it may have been changed since it was made
-        if message.keys or message.properties:
+        if message.keys or message.properties or message.sharding_key:
             return self._around(encode_application_properties(message))
         middle = self.middles.get(message.tag)
         if middle is None:

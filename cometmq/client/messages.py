@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cometmq.format.compression import SYS_FLAG_COMPRESSED
-from cometmq.format.properties import RETRY_TOPIC
+from cometmq.format.properties import RETRY_TOPIC, SHARDING_KEY
 from cometmq.format.record import Record
 from cometmq.model import Position, QueueRef, SendStatus
 
@@ -133,6 +133,11 @@ class ReceivedMessage:
     @property
     def keys(self) -> tuple[str, ...]:
         return tuple(self.record.keys)
+
+    @property
+    def sharding_key(self) -> str:
+        """Empty = none."""
+        return self.properties.get(SHARDING_KEY, "")
 
     @property
     def properties(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import Future
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +19,14 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
-from cometmq.client.routing import AUTO_CREATE_TOPIC, auto_created_queues, writable_queues, writers
+from cometmq.client.routing import (
+    AUTO_CREATE_TOPIC,
+    auto_created_queues,
+    queues_in_order,
+    writable_queues,
+    writers,
+)
+from cometmq.client.selectors import choose_by_hash
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
     ClientClosed,
@@ -42,19 +50,26 @@ class StickyPartitioner:
     take turns.
     """
 
-    __slots__ = ("batch", "now", "pinned", "queue_writers", "turn")
+    __slots__ = ("batch", "live", "now", "pinned", "queue_writers", "queues", "turn")
 
     def __init__(self) -> None:
         self.queue_writers: list[QueueWriter] = []
-        self.pinned: dict[QueueRef, QueueWriter] = {}  # the same queues, for messages that name one
+        # For messages that name a queue, in RocketMQ's order: the same queues, and those of broker
+        # groups that have no writer now.
+        self.pinned: dict[QueueRef, QueueWriter] = {}
+        self.queues: tuple[QueueRef, ...] = ()  # those of `pinned`
+        self.live: tuple[QueueRef, ...] = ()  # those of `queue_writers`, in RocketMQ's order too
         self.turn = random.randrange(1 << 16)  # producers do not all begin alike
         self.now: QueueWriter | None = None
         self.batch: Batch | None = None  # that `now` was chosen for
 
-    def use(self, queue_writers: list[QueueWriter]) -> None:
+    def use(self, queue_writers: list[QueueWriter], pinned: Iterable[QueueWriter]) -> None:
         """Other queues from now on."""
         self.queue_writers = queue_writers
-        self.pinned = {o.queue: QueueWriter(o.sender, o.queue, pinned=True) for o in queue_writers}
+        self.pinned = {writer.queue: writer for writer in pinned}
+        self.queues = tuple(self.pinned)
+        live = {writer.queue for writer in queue_writers}
+        self.live = tuple(queue for queue in self.queues if queue in live)
         self.now = self.batch = None
 
     def choose(self) -> QueueWriter | None:
@@ -173,6 +188,7 @@ class Producer:
         if (
             partitioner is None
             or message.queue is not None
+            or message.sharding_key
             or self._buffer.used >= self._buffer_bytes_max
         ):
             return await self._send_with_care(message)
@@ -210,8 +226,11 @@ class Producer:
         self._check_queues(message.topic, partitioner)
         queue = message.queue
         if queue is None and self._selector is not None:
-            queue = self._selector(message, list(partitioner.pinned))
+            queue = self._selector(message, partitioner.live)
             check_queue(queue)
+        elif queue is None and message.sharding_key:
+            # Also of a group without a writer: its messages wait, else their order would be lost.
+            queue = choose_by_hash(message.sharding_key, partitioner.queues)
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
         if queue is None:
             while (future := partitioner.put(message)) is None:
@@ -271,10 +290,14 @@ class Producer:
         route = self._route(topic)
         if route is None or (partitioner.queue_writers and not writers(route)):
             return
-        queues = writable_queues(route)
+        queues, in_order = writable_queues(route), queues_in_order(route)
         if route.topic != topic:
             queues = auto_created_queues(topic, queues)
-        partitioner.use([QueueWriter(self._sender(queue.broker_group), queue) for queue in queues])
+            in_order = auto_created_queues(topic, in_order)
+        partitioner.use(
+            [QueueWriter(self._sender(queue.broker_group), queue) for queue in queues],
+            [QueueWriter(self._sender(q.broker_group), q, pinned=True) for q in in_order],
+        )
 
     def _route(self, topic: str) -> namesrv_pb2.TopicRoute | None:
         route = self._routes.get(topic)

@@ -77,6 +77,18 @@ def writable_queues(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
     )
 
 
+def queues_in_order(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
+    """Queues that may be sent to, in RocketMQ's order: by broker group and number. Those of a group
+    without a live writer too, which has one again soon.
+    """
+    return [
+        QueueRef(route.topic, n, group.broker_group)
+        for group in sorted(route.groups, key=lambda group: group.broker_group)
+        if group.topic.permission & PERMISSION_WRITE
+        for n in range(group.topic.write_queue_count)
+    ]
+
+
 def auto_created_queues(topic: str, queues: Iterable[QueueRef]) -> list[QueueRef]:
     """Queues for a topic that the first message creates, by the queues of
     :data:`AUTO_CREATE_TOPIC`.

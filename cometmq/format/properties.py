@@ -17,6 +17,7 @@ from cometmq.model import PROPERTIES_BYTES_MAX
 KEYS = "KEYS"
 TAGS = "TAGS"
 UNIQ_KEY = "UNIQ_KEY"
+SHARDING_KEY = "__SHARDINGKEY"  # messages of one key go to one queue
 RETRY_TOPIC = "RETRY_TOPIC"  # of a message that comes again: the topic that it was sent to
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 

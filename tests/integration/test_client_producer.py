@@ -18,6 +18,8 @@ from cometmq.client import (
     QueueRef,
     SendReceipt,
     SendStatus,
+    at_random,
+    by_hash,
 )
 from cometmq.errors import (
     BodyTooLarge,
@@ -33,6 +35,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format.compression import SYS_FLAG_COMPRESSED
+from cometmq.v1 import common_pb2
 from cometmq.v1.broker_pb2 import SEND_STATUS_FLUSH_DISK_TIMEOUT, SendBatchResult
 from tests.support.cluster.fake_cluster import FakeBroker, FakeNameServer, fake_cluster
 from tests.support.waiting import until
@@ -339,6 +342,42 @@ async def test_the_application_chooses_the_queue() -> None:
         await producer.send_and_wait(Message("T", b"", queue=QueueRef("T", 3)))
     lengths = {n: [len(r.body) for r in broker.queues[("T", n)]] for n in range(4)}
     assert lengths == {0: [0, 4], 1: [1, 5], 2: [2, 6], 3: [3, 7, 0]}
+
+
+async def test_messages_of_one_key_go_to_one_queue_and_wait_for_its_broker_group() -> None:
+    """The queues of Java's clients: the hashes of these keys, modulo 8, are 6, 5 and 2."""
+    async with sending("g1", "g2") as (producer, namesrv, brokers):
+        keys = ["order-1", "order-2", "order-5"]
+        sent = [Message("T", b"%d" % n, sharding_key=key) for n in (0, 1) for key in keys]
+        receipts = [await producer.send_and_wait(message) for message in sent]
+        queues = [(r.queue.broker_group, r.queue.queue_id) for r in receipts]
+        assert queues == [("g2", 2), ("g2", 1), ("g1", 2)] * 2
+        [first, _] = brokers[1].queues["T", 1]
+        assert first.properties["__SHARDINGKEY"] == "order-2"
+        # g2 has no writer for a while. Messages without a key go elsewhere.
+        brokers[1].role = common_pb2.MEMBER_ROLE_FOLLOWER
+        await namesrv.put("T", *brokers)
+        brokers[1].break_streams()
+        others = [await producer.send_and_wait(Message("T", b"2")) for _ in range(8)]
+        assert {receipt.queue.broker_group for receipt in others} == {"g1"}
+        waiting = [
+            await producer.send(Message("T", b"%d" % n, sharding_key=keys[1])) for n in (3, 4)
+        ]
+        await producer.send_and_wait(Message("T", b"2", sharding_key=keys[2]))
+        assert not any(future.done() for future in waiting)
+        brokers[1].role = common_pb2.MEMBER_ROLE_WRITER
+        await namesrv.put("T", *brokers)
+        await asyncio.gather(*waiting)
+        assert [record.body for record in brokers[1].queues["T", 1]] == [b"0", b"1", b"3", b"4"]
+
+
+async def test_ready_made_selectors() -> None:
+    async with sending("g1", "g2", selector=by_hash(lambda m: m.keys[0])) as (producer, *_):
+        receipt = await producer.send_and_wait(Message("T", b"", keys=("order-2",)))
+    assert (receipt.queue.broker_group, receipt.queue.queue_id) == ("g2", 1)
+    async with sending("g1", "g2", selector=at_random) as (producer, *_):
+        receipts = [await producer.send_and_wait(Message("T", b"")) for _ in range(64)]
+    assert len({receipt.queue for receipt in receipts}) > 4
 
 
 @pytest.mark.parametrize(
