@@ -31,6 +31,11 @@ AsyncListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
 # Sends messages `start` to `stop` of a work back to the broker, for a delay level.
 SendBack = Callable[["Work", int, int, int], None]
 
+# A call of the listener: with messages `start` to `stop` of a work.
+Call = tuple["Work", int, int]
+
+LOOKS_PER_TIMEOUT = 10  # at the calls that run, to find those that take too long
+
 _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others want the loop too
 
 TRACEBACK_EVERY_S = 60.0
@@ -89,13 +94,30 @@ class Work:
         self.attempt = 1
 
 
+class _Worker:
+    """``call``: the one that runs, None when none does, or it does not count any more."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: Call | None = None
+
+
 class Workers:
     """``concurrency`` listener calls at a time, each with at most ``batch_count`` messages of one
     queue. Calls of a plain function have a thread each.
+
+    The messages of a call that takes longer than ``timeout_s`` are sent back; what it answers later
+    does not count.
     """
 
     def __init__(
-        self, listener: Listener, concurrency: int, batch_count: int, redelivery: BackoffPolicy
+        self,
+        listener: Listener,
+        concurrency: int,
+        batch_count: int,
+        redelivery: BackoffPolicy,
+        timeout_s: float,
     ) -> None:
         self._threads = None if _is_async(listener) else ListenerThreads(listener)
         self._listener = self._threads or cast(AsyncListener, listener)
@@ -104,6 +126,8 @@ class Workers:
         self._is_suspended = False
         self._batch_count = batch_count
         self._redelivery = redelivery
+        self._timeout_s = timeout_s
+        self._workers: set[_Worker] = set()
         self.send_back: SendBack | None = None  # None: what failed comes again here, in its place
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
@@ -112,6 +136,7 @@ class Workers:
 
     def start(self, tasks: Tasks) -> None:
         self.resize(self._concurrency, tasks)
+        tasks.start(self._send_back_late(), "consume timeout")
 
     def resize(self, concurrency: int, tasks: Tasks) -> None:
         """So many calls at a time from now on. Calls that run go on to their end."""
@@ -152,15 +177,19 @@ class Workers:
 
     async def _run(self) -> None:
         listener, batch_count, calls = self._listener, self._batch_count, 0
+        worker = _Worker()
+        self._workers.add(worker)
         while self._count <= self._concurrency:
             work = self._next()
             if work is None:
+                worker.call = None
                 await self._wait()
                 calls = 0
                 continue
             queue, start = work.queue, work.cursor
             work.cursor = stop = min(start + batch_count, work.stop)
             queue.running += 1
+            worker.call = call = work, start, stop
             try:
                 answer: object = await listener(work.messages[start:stop])
             except Exception as error:  # the application's: whatever it raises means "not done"
@@ -173,6 +202,8 @@ class Workers:
                 answer = _LATER
             finally:
                 queue.running -= 1
+            if worker.call is not call:
+                continue  # it took too long
             if answer is not None and answer is not ConsumeResult.SUCCESS:
                 stop = self._not_done(work, start, stop, answer)
             queue.finish(work.run, start, stop)
@@ -181,6 +212,33 @@ class Workers:
                 calls = 0
                 await asyncio.sleep(0)
         self._count -= 1
+        self._workers.remove(worker)
+
+    async def _send_back_late(self) -> None:
+        """A call whose messages were seen to be in work at so many looks takes too long. No timer
+        is set for a call: most are over before the next look.
+        """
+        seen: dict[_Worker, tuple[Call, int]] = {}
+        while True:
+            await asyncio.sleep(self._timeout_s / LOOKS_PER_TIMEOUT)
+            if self.send_back is None:
+                continue  # what fails comes again in its place: not before the call has ended
+            before, seen = seen, {}
+            for worker in self._workers:
+                if worker.call is None:
+                    continue
+                last, looks = before.get(worker, (worker.call, 0))
+                looks = looks + 1 if last is worker.call else 1
+                seen[worker] = worker.call, looks
+                if looks > LOOKS_PER_TIMEOUT:
+                    work, start, stop = worker.call
+                    worker.call = None  # it goes on, and its result does not count
+                    _log.warning(
+                        "listener call takes too long",
+                        extra=fields(**_call(work, start, stop), after_s=self._timeout_s),
+                    )
+                    if not work.queue.closed:
+                        self.send_back(work, start, stop, 0)
 
     def _not_done(self, work: Work, start: int, stop: int, answer: object) -> int:
         """Lets messages come again that the listener has not done; index of the first of them."""

@@ -262,6 +262,13 @@ class PushConsumerOptions(ConsumerOptions):
         "Offsets from the lowest unfinished message to the next pull.",
         "consumeConcurrentlyMaxSpan",
     )
+    consume_timeout_ms: int = _option(
+        900_000,
+        1,
+        86_400_000,
+        "A listener call that takes longer: its messages are sent back, its result is forgotten.",
+        "consumeTimeout",
+    )
     retry_times_max: int = _option(
         -1,
         -1,

@@ -80,6 +80,7 @@ class PushConsumer:
             self._options.concurrency,
             self._options.batch_count,
             _redelivery(self._options),
+            self._options.consume_timeout_ms / 1000,
         )
         self._retries = None if self._options.retry_in_place else RETRY_PREFIX + group
         self._subscriptions: dict[str, Filter] = {}  # by topic

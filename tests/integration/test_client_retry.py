@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,6 +95,29 @@ async def test_after_its_tries_a_message_is_a_dead_letter(tmp_path: Path) -> Non
 
 def stored(broker: LiveBroker, topic: str, queue_id: int = 0) -> int:
     return broker.store.queue_bounds(topic, queue_id)[1]
+
+
+async def test_a_call_that_takes_too_long_is_forgotten_and_its_messages_come_again(
+    tmp_path: Path,
+) -> None:
+    """The late call says that they are done; by then they have been sent back (#1600)."""
+    late, ended = asyncio.Event(), list[bytes]()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        if messages[0].body == b"0":
+            await late.wait()
+        ended.append(messages[0].body)
+
+    async with cluster(tmp_path, 3) as (namesrv, broker):
+        options = {"batch_count": 1, "concurrency": 2, "consume_timeout_ms": 100}
+        async with consumer(namesrv, listener, **options) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: stored(broker, SCHEDULE_TOPIC, 2) == 1 and len(ended) == 2)
+            late.set()
+            await until(lambda: len(ended) == 3)
+        assert ended == [b"1", b"2", b"0"]
+        assert await committed(broker, "T", 3)
+        assert stored(broker, SCHEDULE_TOPIC, 2) == 1
 
 
 async def test_no_commit_passes_a_message_that_no_broker_took_back(
