@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq.client.connections import Connections
@@ -15,6 +15,7 @@ from cometmq.rpc.streams import ask
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 QUEUES_PER_CALL_MAX = 4096
+ITEMS_PER_CALL_MAX = 1_024  # messages sent back
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,46 @@ class BrokerCalls:
             found.update(zip(part, map(_bounds, response.queues), strict=True))
         return found
 
+    async def positions_at(
+        self, queues: Collection[QueueRef], time_ms: int
+    ) -> dict[QueueRef, Position | CometError]:
+        """The first message of each queue that was stored at the time or later; behind the last
+        one when there is none.
+        """
+        found: dict[QueueRef, Position | CometError] = {}
+        for broker_group, part in _by_broker(queues):
+            request = broker_pb2.QueryOffsetsByTimeRequest(
+                queues=map(queue_to_proto, part), time_ms=time_ms
+            )
+            stub = self.broker(broker_group)
+            response = await ask(stub.QueryOffsetsByTime, request, self.timeout_s)
+            found.update(zip(part, map(_position_at, response.queues), strict=True))
+        return found
+
+    async def send_back(
+        self, broker_group: str, items: Sequence[broker_pb2.SendBackItem]
+    ) -> list[CometError | None]:
+        """What became of each message that the group could not do; None = it was taken back. All
+        get the error of a call that failed.
+        """
+        request = broker_pb2.SendBackRequest(group=self.group, items=items)
+        try:
+            response = await ask(self.broker(broker_group).SendBack, request, self.timeout_s)
+        except CometError as error:
+            self.doubt(broker_group, error)
+            return [error] * len(items)
+        return [from_proto(r.error) if r.HasField("error") else None for r in response.results]
+
+
+def send_back_item(
+    queue: QueueRef, position: Position, delay_level: int
+) -> broker_pb2.SendBackItem:
+    return broker_pb2.SendBackItem(
+        queue=queue_to_proto(queue),
+        position=position_to_proto(position),
+        delay_level=delay_level,
+    )
+
 
 def _by_broker(queues: Collection[QueueRef]) -> Iterator[tuple[str, list[QueueRef]]]:
     """Calls to make: (broker group, at most QUEUES_PER_CALL_MAX of its queues)."""
@@ -153,6 +194,10 @@ def _result(item: broker_pb2.OffsetResult) -> Position | CometError | None:
     if item.HasField("error"):
         return from_proto(item.error)
     return position_from_proto(item.position) if item.HasField("position") else None
+
+
+def _position_at(item: broker_pb2.OffsetByTime) -> Position | CometError:
+    return from_proto(item.error) if item.HasField("error") else position_from_proto(item.position)
 
 
 def _bounds(item: broker_pb2.QueueBounds) -> Bounds | CometError:

@@ -317,6 +317,14 @@ class PushConsumerOptions(ConsumerOptions):
 class PullConsumerOptions(ConsumerOptions):
     """Options of :class:`cometmq.client.PullConsumer`."""
 
+    commit_interval_ms: int = _option(
+        0,
+        0,
+        3_600_000,
+        "Time between commits of what earlier polls handed out; 0 = only commit() commits.",
+        "autoCommit, autoCommitIntervalMillis",
+    )
+
 
 def backoff_policy(options: ProducerOptions | ConsumerOptions) -> BackoffPolicy:
     """How calls that failed are tried again."""

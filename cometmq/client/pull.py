@@ -5,6 +5,7 @@ membership.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -21,22 +22,33 @@ from cometmq.client.names import (
     check_tags,
     check_topic,
     filter_of,
+    of,
 )
-from cometmq.client.offsets import Bounds, BrokerCalls
+from cometmq.client.offsets import ITEMS_PER_CALL_MAX, Bounds, BrokerCalls, send_back_item
 from cometmq.client.options import PullConsumerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
-from cometmq.errors import ClientClosed, CometError, InvalidRequest, QueueNotFound, Retry
-from cometmq.model import Position, QueueRef
+from cometmq.errors import (
+    ClientClosed,
+    CometError,
+    DelayLevelInvalid,
+    InvalidRequest,
+    QueueNotFound,
+    Retry,
+)
+from cometmq.model import DELAY_LEVEL_MAX, Position, QueueRef
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, stop_all
+from cometmq.telemetry import fields, logger
 
 Answer = TypeVar("Answer")
 
+_log = logger(__name__)
+
 
 class PullConsumer:
-    """Use it inside ``async with``; one event loop. Leaving the block commits nothing: call
-    :meth:`commit`.
+    """Use it inside ``async with``; one event loop. Without ``commit_interval_ms`` leaving the
+    block commits nothing: call :meth:`commit`.
     """
 
     def __init__(
@@ -64,12 +76,19 @@ class PullConsumer:
         # of assigned queues; the next to be polled comes first
         self._fetchers: dict[QueueRef, Fetcher] = {}
         self._fetching: dict[QueueRef, asyncio.Task[PullBatch]] = {}
-        # behind what poll has handed out, and not yet committed
+        self._begins: dict[QueueRef, Position] = {}  # of the fetch that runs or has ended
+        self._paused: set[QueueRef] = set()
+        self._resumed = asyncio.Event()
+        # Behind what poll has handed out; what of it earlier polls did, and what is committed.
         self._polled: dict[QueueRef, Position] = {}
+        self._done: dict[QueueRef, Position] = {}
+        self._committed: dict[QueueRef, Position] = {}
         self._open = False
 
     async def __aenter__(self) -> Self:
         self._routes.start(self._tasks)
+        if self._options.commit_interval_ms:
+            self._tasks.start(self._commit_loop(), "commit")
         self._open = True
         return self
 
@@ -78,7 +97,11 @@ class PullConsumer:
     ) -> None:
         self._open = False
         try:
-            await self.assign([])
+            if error is None:
+                self._done |= self._polled
+            if self._options.commit_interval_ms:
+                await self._commit_done()
+            await self._forget_all()
         finally:
             try:
                 await self._tasks.stop()
@@ -147,21 +170,82 @@ class PullConsumer:
             raise InvalidRequest(
                 f"positions is a dict of QueueRef to Position, or nothing, not {positions!r:.80}"
             )
-        positions = dict(self._polled if positions is None else positions)
+        positions = _changed(self._polled, self._committed) if positions is None else positions
         for position in positions.values():
             check_position(position)
         await self._know(positions)
-        answers = await self._calls.commit(positions)
+        answers = await self._commit_once(positions)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
         backoff = Backoff(backoff_policy(self._options), random.Random())
         while (again := _to_try_again(answers)) and loop.time() < deadline_s:
             await self._calls.wait(min(backoff.next_s(), deadline_s - loop.time()))
-            answers.update(await self._calls.commit({q: positions[q] for q in again}))
-        for queue, answer in answers.items():
-            if not isinstance(answer, CometError) and self._polled.get(queue) == positions[queue]:
-                del self._polled[queue]
+            answers.update(await self._commit_once({q: positions[q] for q in again}))
         return {queue: _good(answer) for queue, answer in answers.items()}
+
+    async def _commit_once(
+        self, positions: Mapping[QueueRef, Position]
+    ) -> dict[QueueRef, Position | CometError | None]:
+        answers = await self._calls.commit(positions)
+        for queue, answer in answers.items():
+            if not isinstance(answer, CometError):
+                self._committed[queue] = positions[queue]
+        return answers
+
+    async def _commit_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.commit_interval_ms / 1000)
+            await self._commit_done()
+
+    async def _commit_done(self) -> None:
+        """Commits what is done and new. What a retry can mend is tried the next time."""
+        answers = await self._commit_once(_changed(self._done, self._committed))
+        for queue, answer in answers.items():
+            if isinstance(answer, CometError):
+                will_retry = answer.retry is not Retry.NEVER
+                level = logging.INFO if will_retry else logging.WARNING
+                event = "commits wait" if will_retry else "commit refused"
+                _log.log(level, event, extra=fields(**of(queue), error=answer))
+                if not will_retry:
+                    self._done.pop(queue, None)
+
+    async def positions_at(
+        self, queues: Collection[QueueRef], time_ms: int
+    ) -> dict[QueueRef, Position]:
+        """The first message of each queue that was stored at the time or later, in milliseconds
+        since 1970; behind the last one when there is none. Raises the first queue's error.
+        """
+        if type(time_ms) is not int or not 0 <= time_ms < 2**63:
+            raise InvalidRequest(f"time_ms is milliseconds since 1970, not {time_ms!r}.")
+        await self._know(queues)
+        answers = await self._calls.positions_at(queues, time_ms)
+        return {queue: _good(answer) for queue, answer in answers.items()}
+
+    async def send_back(self, messages: Collection[ReceivedMessage], delay_level: int = 0) -> None:
+        """The brokers deliver these messages again after a delay, in the group's retry topic
+        ``%RETRY%`` and its name, which has to be read too: 0 = by the number of their tries, 1
+        (1 s) to 18 (2 h), -1 = never, they are dead letters. Commit afterwards. Raises the first
+        message's error.
+        """
+        if type(delay_level) is not int or not -1 <= delay_level <= DELAY_LEVEL_MAX:
+            raise DelayLevelInvalid(f"delay_level is -1 to {DELAY_LEVEL_MAX}, not {delay_level!r}.")
+        await self._know([message.queue for message in messages])
+        for broker_group in sorted({message.queue.broker_group for message in messages}):
+            items = [
+                send_back_item(message.queue, self._position_of(message), delay_level)
+                for message in messages
+                if message.queue.broker_group == broker_group
+            ]
+            for start in range(0, len(items), ITEMS_PER_CALL_MAX):
+                some = items[start : start + ITEMS_PER_CALL_MAX]
+                for error in await self._calls.send_back(broker_group, some):
+                    if error is not None:
+                        raise error
+
+    def _position_of(self, message: ReceivedMessage) -> Position:
+        """With the generation that was polled last; of messages that were pulled it is unknown."""
+        polled = self._polled.get(message.queue)
+        return Position(polled.generation if polled else 0, message.queue_offset)
 
     # --- assign and poll --------------------------------------------------------------------------
 
@@ -177,9 +261,11 @@ class PullConsumer:
         What was fetched and not polled is forgotten.
         """
         wanted, only = check_queues(queues), filter_of(check_tags(tags), sql)
-        await stop_fetching(self._fetching)
-        self._polled.clear()
-        self._fetchers.clear()
+        self._check_open()
+        if self._options.commit_interval_ms:
+            self._done |= self._polled
+            await self._commit_done()
+        await self._forget_all()
         if wanted:
             await self._know(wanted)
         for queue in wanted:
@@ -191,14 +277,52 @@ class PullConsumer:
         check_position(position)
         await stop_fetching(self._fetching, queue)
         fetcher.position = position
-        self._polled.pop(queue, None)
+        for known in (self._polled, self._done, self._begins):
+            known.pop(queue, None)
+
+    async def seek_to_begin(self, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these assigned queues, or of all, begin at the first message."""
+        for queue, bounds in (await self.bounds(self._some(queues))).items():
+            await self.seek(queue, Position(bounds.generation, bounds.min_offset))
+
+    async def seek_to_end(self, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these assigned queues, or of all, begin behind the last message."""
+        for queue, bounds in (await self.bounds(self._some(queues))).items():
+            await self.seek(queue, Position(bounds.generation, bounds.max_offset))
+
+    async def seek_to_time(self, time_ms: int, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these assigned queues, or of all, begin as :meth:`positions_at`
+        says.
+        """
+        for queue, position in (await self.positions_at(self._some(queues), time_ms)).items():
+            await self.seek(queue, position)
+
+    def pause(self, queues: Collection[QueueRef]) -> None:
+        """Polls hand out nothing of these assigned queues before :meth:`resume`. They stay
+        assigned. QueueNotFound.
+        """
+        self._paused |= set(self._some(queues))
+
+    def resume(self, queues: Collection[QueueRef]) -> None:
+        """Polls hand out messages of these queues again. QueueNotFound."""
+        self._paused -= set(self._some(queues))
+        self._resumed.set()
+
+    def _some(self, queues: Collection[QueueRef] | None) -> list[QueueRef]:
+        """Those, or all that are assigned."""
+        self._check_open()
+        some = sorted(self._fetchers) if queues is None else check_queues(queues)
+        for queue in some:
+            self._fetcher(queue)
+        return some
 
     async def position(self, queue: QueueRef) -> Position:
         """What the next poll of an assigned queue begins with. QueueNotFound when it is not
         assigned.
         """
-        fetched = self._polled.get(queue)
-        return fetched if fetched is not None else await self._fetcher(queue).locate()
+        fetcher = self._fetcher(queue)
+        known = self._polled.get(queue) or self._begins.get(queue)
+        return known if known is not None else await fetcher.locate()
 
     async def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
         """Messages of one assigned queue as soon as there are some; none when the time is over.
@@ -210,35 +334,58 @@ class PullConsumer:
             raise InvalidRequest(f"timeout_ms is a number of milliseconds, not {timeout_ms!r}.")
         if not self._fetchers:
             raise InvalidRequest("No queue is assigned.")
+        self._done |= self._polled  # the application has come back
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         while True:
-            for queue in self._fetchers:
+            self._resumed.clear()
+            wanted = [queue for queue in self._fetchers if queue not in self._paused]
+            for queue in wanted:
                 if queue not in self._fetching:
-                    self._fetching[queue] = loop.create_task(self._fetchers[queue].fetch())
-            done, _ = await asyncio.wait(
-                self._fetching.values(),
-                timeout=max(0.0, deadline_s - loop.time()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+                    self._start_fetching(queue)
+            resumed = loop.create_task(self._resumed.wait())
+            try:
+                done, _ = await asyncio.wait(
+                    [resumed, *(self._fetching[queue] for queue in wanted)],
+                    timeout=max(0.0, deadline_s - loop.time()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            finally:
+                resumed.cancel()
             if not done:
                 return []
             messages = self._take_turn()
             if messages:
                 return messages
 
+    def _start_fetching(self, queue: QueueRef) -> None:
+        async def fetch(fetcher: Fetcher) -> PullBatch:
+            self._begins[queue] = await fetcher.locate()
+            return await fetcher.fetch()
+
+        self._fetching[queue] = asyncio.create_task(fetch(self._fetchers[queue]))
+
     def _take_turn(self) -> list[ReceivedMessage]:
         """The messages of the first queue in turn that has an answer; its turn is over then."""
         for queue in list(self._fetchers):
+            if queue in self._paused:
+                continue
             if queue in self._fetching and self._fetching[queue].done():
-                self._fetchers[queue] = fetcher = self._fetchers.pop(queue)
+                self._fetchers[queue] = self._fetchers.pop(queue)
                 batch = self._fetching.pop(queue).result()
                 self._polled[queue] = batch.next_position
                 if self._open:
-                    self._fetching[queue] = asyncio.create_task(fetcher.fetch())
+                    self._start_fetching(queue)
                 if batch.messages:
                     return batch.messages
         return []
+
+    async def _forget_all(self) -> None:
+        await stop_fetching(self._fetching)
+        self._fetchers.clear()
+        self._paused.clear()
+        for known in (self._begins, self._polled, self._done, self._committed):
+            known.clear()
 
     def _fetcher(self, queue: QueueRef) -> Fetcher:
         if queue not in self._fetchers:
@@ -262,6 +409,12 @@ async def stop_fetching(
     """Cancels fetches that run and forgets those that ended."""
     queues = [queue for queue in fetching if only is None or queue == only]
     await stop_all([fetching.pop(queue) for queue in queues])
+
+
+def _changed(
+    positions: Mapping[QueueRef, Position], committed: Mapping[QueueRef, Position]
+) -> dict[QueueRef, Position]:
+    return {queue: at for queue, at in positions.items() if committed.get(queue) != at}
 
 
 def _to_try_again(answers: Mapping[QueueRef, Position | CometError | None]) -> list[QueueRef]:

@@ -146,6 +146,20 @@ class PushConsumer:
         await self._revoke(changed)
         self._unbalanced.set()
 
+    async def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more: listener calls with its messages end, what they did is
+        committed, and other members get its queues. A topic that is not read is no error. Raises
+        TopicNameInvalid, ClientClosed.
+        """
+        if not self._open:
+            raise ClientClosed("The consumer is not open.")
+        if check_topic(topic) == self._retries or topic not in self._subscriptions:
+            return
+        del self._subscriptions[topic]
+        self._absent.discard(topic)
+        await self._revoke([queue for queue in self._assigned if queue.topic == topic])
+        self._unbalanced.set()
+
     def suspend(self) -> None:
         """No listener call begins before :meth:`resume`; those that run go on. Queues are kept, and
         read until they have as many unfinished messages as the options allow.
@@ -215,7 +229,8 @@ class PushConsumer:
         await self._membership.update(
             self._subscriptions, {group for some in groups.values() for group in some}, self._tasks
         )
-        members = {topic: self._membership.members(topic, groups[topic]) for topic in known}
+        read = known.keys() & self._subscriptions  # still
+        members = {topic: self._membership.members(topic, groups[topic]) for topic in read}
         decided = {topic: clients for topic, clients in members.items() if clients is not None}
         mine = allocate_topics(
             self._options.allocation,

@@ -9,16 +9,11 @@ from typing import NamedTuple
 
 from cometmq.client.listener import Work
 from cometmq.client.names import of
-from cometmq.client.offsets import BrokerCalls, position_to_proto, queue_to_proto
+from cometmq.client.offsets import ITEMS_PER_CALL_MAX, BrokerCalls, send_back_item
 from cometmq.errors import CometError
 from cometmq.model import Position
-from cometmq.rpc.interceptors import from_proto
-from cometmq.rpc.streams import ask
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
-from cometmq.v1 import broker_pb2
-
-ITEMS_PER_CALL_MAX = 1_024
 
 _log = logger(__name__)
 
@@ -73,26 +68,15 @@ class SendBacks:
             self._sending.discard(broker_group)
 
     async def _call(self, broker_group: str, some: list[Failed]) -> None:
-        request = broker_pb2.SendBackRequest(group=self._calls.group)
+        items = []
         for work, place, delay_level in some:
             message = work.messages[place]
-            item = request.items.add(
-                queue=queue_to_proto(message.queue),
-                position=position_to_proto(Position(work.run.generation, message.queue_offset)),
-                delay_level=delay_level,
-            )
+            failed_at = Position(work.run.generation, message.queue_offset)
+            item = send_back_item(message.queue, failed_at, delay_level)
             if self._retry_times_max >= 0:
                 item.retry_times_max = self._retry_times_max
-        answers: list[CometError | None]
-        try:
-            stub = self._calls.broker(broker_group)
-            response = await ask(stub.SendBack, request, self._calls.timeout_s)
-            answers = [
-                from_proto(r.error) if r.HasField("error") else None for r in response.results
-            ]
-        except CometError as error:
-            self._calls.doubt(broker_group, error)
-            answers = [error] * len(some)
+            items.append(item)
+        answers = await self._calls.send_back(broker_group, items)
         for failed, answer in zip(some, answers, strict=True):
             self._answered(failed, answer)
 

@@ -275,10 +275,20 @@ class BrokerServicer(ReadServicer):
             )
             for item in request.items
         ]
+        if not self._coordinator.is_there(request.group) and any(map(self._is_real, items)):
+            await self._coordinator.ensure_group(request.group, address_of(context.peer()))
         answers = await self._retries.send_back(request.group, items)
         return broker_pb2.SendBackResponse(
             results=[_send_back_result(answer) for answer in answers]
         )
+
+    def _is_real(self, item: SendBackItem) -> bool:
+        """Whether a group is made for it: it names a message that is there."""
+        try:
+            view = self._reader.queue(item.topic, item.queue_id)
+        except CometError:
+            return False
+        return view.min_offset <= item.position.offset < view.max_offset
 
     def _unreal(self, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult | None:
         """Why no group is made for a commit; None: one is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
+from tests.support.waiting import until
 
 QUEUE = QueueRef("T", 0, "g1")
 FAST: dict[str, Any] = {
@@ -76,6 +78,66 @@ async def test_a_pull_says_what_it_did_not_find() -> None:
             await consumer.pull(QUEUE, Position(1, 3))
     assert outcomes == [PullOutcome.NOT_FOUND, PullOutcome.OFFSET_MOVED, PullOutcome.NO_MATCH]
     assert caught.value.fence == (2, 1)
+
+
+async def test_polling_commits_by_itself_what_the_application_has_done() -> None:
+    async with pulling(20, pull_count_max=8, commit_interval_ms=10) as (consumer, broker, _):
+        await consumer.assign([QUEUE])
+        first = await consumer.poll()
+        await asyncio.sleep(0.1)
+        assert not broker.committed, "nobody knows whether these are done"
+        second = await consumer.poll()
+        await until(lambda: broker.committed.get(("G", ("T", 0))) == (1, len(first)))
+        commits = len(broker.commits)
+        await asyncio.sleep(0.1)
+        assert len(broker.commits) == commits, "nothing new"
+        assert await consumer.position(QUEUE) == Position(1, len(first) + len(second))
+    assert broker.committed["G", ("T", 0)] == (1, len(first) + len(second))
+
+
+async def test_what_was_polled_before_a_failure_is_not_committed() -> None:
+    async with pulling(20, pull_count_max=8) as (_, broker, namesrv):
+        options = PullConsumerOptions(commit_interval_ms=60_000, pull_count_max=8)
+
+        async def fail_at_the_second() -> None:
+            async with PullConsumer(namesrv.address, "G", options=options) as consumer:
+                await consumer.assign([QUEUE])
+                assert len(await consumer.poll()) == 8
+                await consumer.poll()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail_at_the_second()
+        assert broker.committed["G", ("T", 0)] == (1, 8)
+
+
+async def test_seeking_to_both_ends_and_what_the_next_poll_begins_with() -> None:
+    async with pulling(5) as (consumer, _, _):
+        await consumer.assign([QUEUE])
+        await consumer.seek_to_end()
+        assert await consumer.position(QUEUE) == Position(1, 5)
+        assert await consumer.poll(timeout_ms=50) == []
+        await consumer.seek_to_begin([QUEUE])
+        assert len(await consumer.poll()) == 5
+        await consumer.commit()
+        assert await consumer.position(QUEUE) == Position(1, 5), "not where the prefetch is"
+        with pytest.raises(QueueNotFound):
+            await consumer.seek_to_begin([QueueRef("T", 3, "g1")])
+
+
+async def test_a_paused_queue_hands_out_nothing() -> None:
+    async with pulling(3) as (consumer, _, namesrv):
+        other = QueueRef("T", 1, "g1")
+        await consumer.assign([QUEUE, other])
+        consumer.pause([QUEUE])
+        assert await consumer.poll(timeout_ms=50) == []
+        async with Producer(namesrv.address) as producer:
+            await producer.send_and_wait(Message("T", b"other", queue=QueueRef("T", 1)))
+        assert [message.body for message in await consumer.poll()] == [b"other"]
+        polling = asyncio.create_task(consumer.poll(timeout_ms=20_000))
+        await asyncio.sleep(0.05)
+        consumer.resume([QUEUE])
+        assert len(await polling) == 3
 
 
 async def test_polling_reads_on_and_commits_what_was_handed_out() -> None:

@@ -105,6 +105,25 @@ def committed(broker: FakeBroker) -> dict[tuple[str, int], int]:
     return {key: offset for (_, key), (_, offset) in broker.committed.items() if offset}
 
 
+async def test_a_topic_is_unsubscribed_at_any_time() -> None:
+    async with consuming(0) as (push, listener, [broker], namesrv):
+        await namesrv.put("U", broker, queues=2)
+        await push.subscribe("U")
+        async with Producer(namesrv.address) as producer:
+            await producer.send_and_wait(Message("U", b"before", queue=QueueRef("U", 0)))
+            await until(lambda: listener.bodies == [b"before"])
+            await push.unsubscribe("U")
+            assert committed(broker) == {("U", 0): 1}
+            assert "U" not in {queue.topic for queue in push.assigned}
+            [member] = broker.members["G"]
+            joined = broker.members["G"]
+            await until(lambda: {s.topic for s in joined[member].subscriptions} == {"T"})
+            await producer.send_and_wait(Message("U", b"after", queue=QueueRef("U", 0)))
+            await producer.send_and_wait(Message("T", b"other"))
+            await until(lambda: listener.bodies == [b"before", b"other"])
+        await push.unsubscribe("nothing")
+
+
 async def test_every_message_comes_once_and_all_is_committed_at_the_end() -> None:
     async with consuming(5000, "g1", "g2") as (_, listener, brokers, _):
         await until(lambda: len(listener.got) >= 5000)

@@ -14,11 +14,13 @@ from cometmq.client import (
     Later,
     Message,
     Producer,
+    PullConsumer,
     PushConsumer,
     PushConsumerOptions,
+    QueueRef,
     ReceivedMessage,
 )
-from cometmq.errors import DiskFull
+from cometmq.errors import DelayLevelInvalid, DiskFull, InvalidRequest, QueueNotFound
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from services.broker.retries import RetryService
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
@@ -118,6 +120,39 @@ async def test_a_call_that_takes_too_long_is_forgotten_and_its_messages_come_aga
         assert ended == [b"1", b"2", b"0"]
         assert await committed(broker, "T", 3)
         assert stored(broker, SCHEDULE_TOPIC, 2) == 1
+
+
+async def test_a_pull_consumer_sends_back_and_reads_what_comes_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 2) as (namesrv, broker), PullConsumer(namesrv, "G") as pulling:
+        await pulling.assign(await pulling.queues("T"))
+        got: list[ReceivedMessage] = []
+        while len(got) < 2:
+            got += await pulling.poll()
+        await pulling.send_back(got[:1], delay_level=1)
+        await pulling.send_back(got[1:], delay_level=-1)
+        await pulling.commit()
+        assert [dead.body for dead in await broker.read_queue(DLQ, 0)] == [got[1].body]
+        await pulling.assign(await pulling.queues(RETRY))
+        [again] = await pulling.poll()
+        assert (again.topic, again.body, again.reconsume_times) == ("T", got[0].body, 1)
+        with pytest.raises(DelayLevelInvalid):
+            await pulling.send_back([again], delay_level=19)
+        again.queue = QueueRef(RETRY, 7, "g1")
+        with pytest.raises(QueueNotFound):
+            await pulling.send_back([again])
+
+
+async def test_a_pull_consumer_begins_at_a_time(tmp_path: Path) -> None:
+    async with cluster(tmp_path, 3) as (namesrv, broker), PullConsumer(namesrv, "G") as pulling:
+        [queue] = await pulling.queues("T")
+        stored_ms = [record.store_time_ms for record in await broker.read_queue("T", 0)]
+        at = await pulling.positions_at([queue], stored_ms[-1] + 1)
+        assert at[queue].offset == 3
+        await pulling.assign([queue])
+        await pulling.seek_to_time(stored_ms[0])
+        assert (await pulling.poll())[0].body == b"0"
+        with pytest.raises(InvalidRequest):
+            await pulling.positions_at([queue], -1)
 
 
 async def test_no_commit_passes_a_message_that_no_broker_took_back(
