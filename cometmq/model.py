@@ -146,7 +146,7 @@ class Message:
             keys
             or properties
             or flag
-            or delay_level
+            or (delay_level and not _is_delay_level(delay_level))
             or sharding_key
             or queue is not None
             or body.__class__ is not bytes
@@ -166,8 +166,8 @@ class Message:
             self.keys.__class__ is not tuple
             or self.properties.__class__ is not dict
             or self.flag
-            or self.delay_level
-            or self.sharding_key
+            or (self.delay_level and not _is_delay_level(self.delay_level))
+            or self.sharding_key.__class__ is not str
             or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
@@ -194,7 +194,7 @@ class Message:
         _check_properties(self.properties)
         if type(self.flag) is not int or not -(2**31) <= self.flag < 2**31:
             raise InvalidRequest(f"flag must be a whole number of 32 bits, not {self.flag!r}.")
-        if type(self.delay_level) is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
+        if self.delay_level.__class__ is not int or not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
             raise DelayLevelInvalid(
                 f"delay_level is 0 (none) to {DELAY_LEVEL_MAX}, not {self.delay_level!r}."
             )
@@ -204,6 +204,10 @@ class Message:
                 raise InvalidRequest(
                     f"The message is for topic {self.topic!r}, its queue of {self.queue.topic!r}."
                 )
+
+
+def _is_delay_level(level: int) -> bool:
+    return level.__class__ is int and 0 < level <= DELAY_LEVEL_MAX
 
 
 def check_queue(queue: object) -> None:

@@ -64,8 +64,17 @@ class Slot:
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
         self._delayed: dict[int, Slot] = {}  # by level
 
-    def delayed(self, level: int) -> Slot:
-        """The same queue, for messages that wait."""
+    def delayed(self, message: Message) -> Slot:
+        """The same queue, for messages that wait like this one. DelayLevelInvalid."""
+        level = message.delay_level
+        slot = self._delayed.get(level) if level.__class__ is int else None
+        if slot is None:
+            message.check()  # it may have been changed since it was made
+            slot = self.at_level(level)
+        return slot
+
+    def at_level(self, level: int) -> Slot:
+        """The same queue, for messages that wait so long."""
         slot = self._delayed.get(level)
         if slot is None:
             slot = self._delayed[level] = Slot(self.queue, pinned=self.pinned, delay_level=level)
@@ -126,9 +135,9 @@ class Batcher:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
         if message.delay_level:
-            message.check()
-            slot = slot.delayed(message.delay_level)
-            self.ready(slot)
+            slot = slot.delayed(message)
+            if slot.form is None:
+                self.ready(slot)
         encoder, form = self.encoder, slot.form
         assert encoder is not None
         assert form is not None
@@ -241,7 +250,7 @@ class Batcher:
         parts: list[bytes] = []
         for before in moved.segments:
             level = before.delay_level
-            to = slot.delayed(level) if level else slot
+            to = slot.at_level(level) if level else slot
             segment = self._next_segment(batch, to)
             segment.count = before.count
             old = new = b""

@@ -7,10 +7,12 @@ unit in the schedule queue holds the due time in place of the tag's hash.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from cometmq.errors import DelayLevelInvalid
+from cometmq.format.properties import decode
 from cometmq.model import DELAY_LEVEL_MAX
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -56,10 +58,22 @@ def level_named(properties: Mapping[str, str]) -> int:
     return min(_number(properties.get(DELAY, "")) or 0, DELAY_LEVEL_MAX)
 
 
-def target_of(properties: Mapping[str, str]) -> tuple[str, int] | None:
+def target_of(raw_properties: bytes) -> tuple[str, int] | None:
     """The topic and queue that a delayed message is meant for; None: it names none."""
+    ours = _PREFIX.match(raw_properties)
+    return _known_target(ours.group()) if ours else _target(raw_properties)
+
+
+def _target(raw_properties: bytes) -> tuple[str, int] | None:
+    properties = decode(raw_properties)
     topic, queue_id = properties.get(REAL_TOPIC, ""), _number(properties.get(REAL_QID, ""))
     return None if not topic or queue_id is None else (topic, queue_id)
+
+
+_PREFIX = re.compile(
+    rb"DELAY\x01\d{1,2}\x02REAL_TOPIC\x01[\x03-\xff]{1,255}\x02REAL_QID\x01\d{1,9}\x02"
+)
+_known_target = lru_cache(maxsize=4096)(_target)
 
 
 def _number(text: str) -> int | None:

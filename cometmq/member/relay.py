@@ -26,11 +26,10 @@ class RelayWriter:
 
     def append(self, relayed: Sequence[Relayed]) -> Ticket:
         """The topics are there. Raises DiskFull, BatchTooLarge, BrokerDraining, StoreFailed."""
-        demands_of = {
+        demands = {
             topic: DurabilityClass.of(*self._topics.demands(topic))
             for topic in {one.topic for one in relayed}
         }
-        demands = [demands_of[one.topic] for one in relayed]
         ticket = self._storage.append_relayed(relayed, demands, self.host)
         sizes: dict[str, list[int]] = {}
         for one in relayed:

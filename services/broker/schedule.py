@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # so often it is looked for what came meanwhile; no level is shorter than 1 s
 RETRY_S = 1.0  # after the disk took no more
-# Of one turn, so that a producer hardly waits for it.
-TURN_COUNT_MAX = 256
+# Of one turn, so that a producer hardly waits for it. A send needs some turns of the event loop
+# from its arrival to its answer: it is to meet one delivery, not one in each of them.
+TURNS_BETWEEN = 8
+TURN_COUNT_MAX = 32
 TURN_BYTES_MAX = 1 << 20
 
 
@@ -66,6 +68,8 @@ class ScheduleService:
                 if wait_s is None:
                     await moved.wait()
                     wait_s = LOOK_S
+                for _ in range(TURNS_BETWEEN):
+                    await asyncio.sleep(0)
                 await asyncio.sleep(min(wait_s, LOOK_S))
 
     async def deliver_due(self) -> float | None:
@@ -130,7 +134,7 @@ class ScheduleService:
 
     def _target(self, found: Record) -> tuple[str, int] | None:
         """Where a message goes; None: nowhere, because its topic is gone."""
-        target = delayed.target_of(found.properties)
+        target = delayed.target_of(found.raw_properties)
         topics, reason = self._keeper.state.topics, "it names no topic"
         if target is not None:
             topic, queue_id = target

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -347,13 +347,19 @@ class MemberStorage(BaseStorage):
         except DiskFull:
             self.note_no_space()
             raise
-        return self._appended(appended, segments)
+        keys = [(segment.topic, segment.queue_id) for segment in segments]
+        maxima = [
+            first + segment.count
+            for segment, first in zip(segments, appended.queue_offsets, strict=True)
+        ]
+        demands = [segment.demands for segment in segments]
+        return self._appended(appended, zip(keys, demands, maxima, strict=True))
 
     def append_relayed(
-        self, relayed: Sequence[Relayed], demands: Sequence[DurabilityClass], store_host: bytes
+        self, relayed: Sequence[Relayed], demands: Mapping[str, DurabilityClass], store_host: bytes
     ) -> Ticket:
-        """Append records that this member makes itself, each with what its topic demands. Raises
-        what ``MessageStore.append_relayed`` raises, BrokerDraining.
+        """Append records that this member makes itself; ``demands``: of each topic. Raises what
+        ``MessageStore.append_relayed`` raises, BrokerDraining.
         """
         self.check_open()
         try:
@@ -361,22 +367,25 @@ class MemberStorage(BaseStorage):
         except DiskFull:
             self.note_no_space()
             raise
-        segments = [
-            Segment(one.topic, one.queue_id, 1, wanted)
-            for one, wanted in zip(relayed, demands, strict=True)
-        ]
-        return self._appended(appended, segments)
+        maxima = {
+            (one.topic, one.queue_id): offset + 1
+            for one, offset in zip(relayed, appended.queue_offsets, strict=True)
+        }
+        grown = [(key, demands[key[0]], maximum) for key, maximum in maxima.items()]
+        return self._appended(appended, grown)
 
-    def _appended(self, appended: Appended, segments: Sequence[Segment]) -> Ticket:
+    def _appended(
+        self, appended: Appended, grown: Iterable[tuple[QueueKey, DurabilityClass, int]]
+    ) -> Ticket:
+        """``grown``: each queue, what its topic demands, and its maximum now."""
         end = appended.end_offset
         self.watermarks.append_to(end)
         assert end == self.store.appended_offset, "the loop alone appends"
         self.moved.notify()
         demands = DurabilityClass.ASYNC
-        for segment, first in zip(segments, appended.queue_offsets, strict=True):
-            demands |= segment.demands
-            key = (segment.topic, segment.queue_id)
-            self.maxima.push(segment.demands, end, key, first + segment.count)
+        for key, wanted, maximum in grown:
+            demands |= wanted
+            self.maxima.push(wanted, end, key, maximum)
             if key in self.arrivals:  # a watched queue: visible one fdatasync from now
                 self.flusher.demand(end)
         self.flusher.appended()

@@ -64,7 +64,7 @@ def test_a_progress_beyond_the_end_of_its_queue_begins_at_the_end() -> None:
 
 def test_a_target_is_read_as_any_program_may_have_written_it() -> None:
     def of(raw: bytes) -> tuple[str, int] | None:
-        return delayed.target_of(record.decode(make(raw=raw)).properties)
+        return delayed.target_of(record.decode(make(raw=raw)).raw_properties)
 
     assert of(delayed.prefix(3, "T", 7)) == ("T", 7)
     assert of(b"REAL_QID\x012\x02a\x01b\x02REAL_TOPIC\x01T") == ("T", 2)

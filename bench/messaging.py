@@ -1,0 +1,165 @@
+"""``python -m bench messaging``: what delay levels and retries cost beside plain messages.
+
+A cluster of one broker, one topic with 8 queues, bodies of 128 B. Plain and delayed sends take
+turns. Then many messages become due at the same time while another producer goes on sending alone:
+how late is the last of them readable, and how long do the lone sends take? Last, a group sends back
+what it has pulled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import grpc
+import uvloop
+
+from bench import stage
+from bench.report import machine, markdown
+from bench.stats import percentile
+from cometmq import native
+from cometmq.client import Message, Producer, PullConsumer
+from cometmq.model import FlushMode
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
+
+PROJECT = Path(__file__).resolve().parent.parent
+BODY = bytes(128)
+LATE = 18  # the level of 2 hours: nothing of it is delivered within a run
+DUE, DUE_S = 2, 5.0
+LONE_SENDS_EACH_S = 0.002
+SEND_BACK_ITEMS, SEND_BACK_CALLS = 1_024, 4
+
+
+async def send(namesrv: str, topic: str, count: int, delay_level: int) -> float:
+    """Messages a second, all acknowledged."""
+    async with Producer(namesrv) as producer:
+        await producer.send_and_wait(Message(topic, BODY, delay_level=delay_level))
+        started_s = time.perf_counter()
+        last = None
+        for _ in range(count):
+            last = await producer.send(Message(topic, BODY, delay_level=delay_level))
+        await producer.flush()
+        assert last is not None
+        await last
+        return count / (time.perf_counter() - started_s)
+
+
+async def lone_sends(namesrv: str, topic: str, until: asyncio.Event) -> list[float]:
+    """Seconds from each send to its acknowledgement."""
+    took: list[float] = []
+    async with Producer(namesrv) as producer:
+        while not until.is_set():
+            started_s = time.perf_counter()
+            await producer.send_and_wait(Message(topic, BODY))
+            took.append(time.perf_counter() - started_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(until.wait(), LONE_SENDS_EACH_S)
+    return took
+
+
+async def due_at_once(namesrv: str, topic: str, quiet: str, count: int) -> dict[str, float]:
+    """How late the last of so many is readable, and the p99 of lone sends to another topic before
+    and while they are delivered.
+    """
+    before = asyncio.Event()
+    timer = asyncio.get_running_loop().call_later(3.0, before.set)
+    calm = await lone_sends(namesrv, quiet, before)
+    timer.cancel()
+    async with PullConsumer(namesrv, "bench-due") as consumer:
+        queues = await consumer.queues(topic)
+        shown = sum(b.max_offset for b in (await consumer.bounds(queues)).values())
+        end = shown + count
+        rate = await send(namesrv, topic, count - 1, DUE)
+        last_due_s = time.perf_counter() + DUE_S
+        await asyncio.sleep(DUE_S - count / rate - 0.2)
+        over = asyncio.Event()
+        meanwhile = asyncio.create_task(lone_sends(namesrv, quiet, over))
+        while shown < end:
+            await asyncio.sleep(0.01)
+            shown = sum(b.max_offset for b in (await consumer.bounds(queues)).values())
+        late_s = time.perf_counter() - last_due_s
+        over.set()
+        return {
+            "late_s": late_s,
+            "calm_p99_ms": percentile(calm, 0.99) * 1_000,
+            "due_p99_ms": percentile(await meanwhile, 0.99) * 1_000,
+        }
+
+
+async def send_backs(address: str, namesrv: str, topic: str, count: int) -> float:
+    """Messages a second that the broker has taken back, and acknowledged."""
+    async with PullConsumer(namesrv, "bench-retry") as consumer:
+        queues = await consumer.queues(topic)
+        bounds = await consumer.bounds(queues)
+    items = [
+        broker_pb2.SendBackItem(
+            queue=common_pb2.QueueRef(topic=topic, queue_id=queue.queue_id),
+            position=common_pb2.Position(generation=bounds[queue].generation, offset=offset),
+            delay_level=LATE,
+        )
+        for queue in queues
+        for offset in range(min(bounds[queue].max_offset, count // len(queues)))
+    ]
+    calls = [items[at : at + SEND_BACK_ITEMS] for at in range(0, len(items), SEND_BACK_ITEMS)]
+    async with grpc.aio.insecure_channel(address) as channel:
+        broker = broker_pb2_grpc.BrokerServiceStub(channel)
+
+        async def work() -> None:
+            while calls:
+                request = broker_pb2.SendBackRequest(group="bench-retry", items=calls.pop())
+                answer = await broker.SendBack(request, timeout=30)
+                assert not any(result.HasField("error") for result in answer.results)
+
+        started_s = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(SEND_BACK_CALLS)))
+        return len(items) / (time.perf_counter() - started_s)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench messaging", description=__doc__)
+    parser.add_argument("--count", type=int, default=500_000, help="plain or delayed sends a run")
+    parser.add_argument("--due", type=int, default=100_000, help="messages that are due at once")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=PROJECT / "data" / "bench")
+    said = parser.parse_args(argv)
+    size, flush = len(BODY), FlushMode.ASYNC
+    topic, quiet = stage.topic_name(size, flush), stage.topic_name(1024, flush)
+    folder = said.folder.resolve() / "messaging"
+    folder.mkdir(parents=True, exist_ok=True)
+    runs: list[dict[str, float]] = []
+    for _ in range(said.runs):
+        with stage.cluster(folder, [(size, flush), (1024, flush)]) as bench:
+            one = {
+                "plain": uvloop.run(send(bench.namesrv, topic, said.count, 0)),
+                "delayed": uvloop.run(send(bench.namesrv, topic, said.count, LATE)),
+            }
+            one |= uvloop.run(due_at_once(bench.namesrv, topic, quiet, said.due))
+            address = bench.cluster.brokers[0].address
+            one["back"] = uvloop.run(send_backs(address, bench.namesrv, topic, said.due))
+            runs.append(one)
+            print(json.dumps(one), flush=True)
+    table = [
+        [name, f"{median(run[key] for run in runs):,.{digits}f}", limit]
+        for name, key, digits, limit in (
+            ("plain sends/s", "plain", 0, ""),
+            ("delay-level sends/s", "delayed", 0, "80 % of plain"),
+            (f"last of {said.due:,} that are due at once, s late", "late_s", 2, "1"),
+            ("lone sends before, p99 ms", "calm_p99_ms", 2, ""),
+            ("lone sends meanwhile, p99 ms", "due_p99_ms", 2, "3 times before"),
+            ("messages sent back/s", "back", 0, "20,000"),
+        )
+    ]
+    print(markdown(["what", "median", "limit"], table))
+    print(f"\n{native.description()}; machine: {machine()}")
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])
