@@ -39,8 +39,12 @@ from cometmq.errors import (
 from cometmq.model import Message, QueueRef, check_queue
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, race
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import namesrv_pb2
 
+TELL_LOST_S = 10.0
+
+_log = logger(__name__)
 _TICK_S = 0.05  # how often deadlines and routes are looked at
 
 
@@ -139,6 +143,8 @@ class Producer:
         self._partitioners: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects.
         self._rule: dict[str, StickyPartitioner] = {}
+        self._lost_count = 0  # one-way messages that were not stored, since it was told last
+        self._tell_lost_s = 0.0  # when to tell again
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -202,6 +208,25 @@ class Producer:
     async def send_and_wait(self, message: Message) -> SendReceipt:
         """Sends the message and waits for its receipt; raises why it was not stored."""
         return await (await self.send(message))
+
+    async def send_one_way(self, message: Message) -> None:
+        """As :meth:`send`, for messages whose loss does not matter: nobody gets a receipt. What
+        was not stored is logged with its count, at most each TELL_LOST_S.
+        """
+        (await self.send(message)).add_done_callback(self._one_way_decided)
+
+    def _one_way_decided(self, future: Future[SendReceipt]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is None:
+            return
+        self._lost_count += 1
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._tell_lost_s:
+            self._tell_lost_s = now_s + TELL_LOST_S
+            _log.warning(
+                "one-way messages not stored", extra=fields(count=self._lost_count, error=error)
+            )
+            self._lost_count = 0
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""

@@ -371,6 +371,25 @@ async def test_messages_of_one_key_go_to_one_queue_and_wait_for_its_broker_group
         assert [record.body for record in brokers[1].queues["T", 1]] == [b"0", b"1", b"3", b"4"]
 
 
+async def test_one_way_messages_are_stored_or_their_loss_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with sending(in_flight_max=1) as (producer, _, [broker]):
+        await producer.send_one_way(Message("T", b"0"))
+        await producer.flush()
+        broker.refuse = [PropertyReserved("no"), PropertyReserved("no")]
+        for _ in range(2):
+            await producer.send_one_way(Message("T", b"1"))
+            await producer.flush()
+        await producer.send_one_way(Message("T", b"2"))
+        with pytest.raises(BodyTooLarge):
+            await producer.send_one_way(Message("T", bytes(5 * 1024 * 1024)))
+    assert broker.bodies("T") == [b"0", b"2"]
+    [told] = [r for r in caplog.records if r.getMessage().startswith("one-way messages")]
+    assert told.levelname == "WARNING"
+    assert vars(told)["fields"]["count"] == 1, "the second is told with the next, later"
+
+
 async def test_ready_made_selectors() -> None:
     async with sending("g1", "g2", selector=by_hash(lambda m: m.keys[0])) as (producer, *_):
         receipt = await producer.send_and_wait(Message("T", b"", keys=("order-2",)))
