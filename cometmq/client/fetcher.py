@@ -91,20 +91,24 @@ def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter)
     )
 
 
-async def start_position(
-    calls: BrokerCalls, queue: QueueRef, consume_from: ConsumeFrom
-) -> Position:
+async def start_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> Position:
     """Where the group goes on in a queue: its committed position, else as ``consume_from`` says."""
     committed = (await calls.committed([queue]))[queue]
     if isinstance(committed, Position):
         return committed
     if committed is not None:
         raise committed
+    # A message that the group sent back was for it, whenever the group began.
+    first = options.consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
+    if options.consume_from is ConsumeFrom.TIMESTAMP and not first:
+        time_ms = options.consume_from_time_ms
+        position = (await calls.positions_at([queue], time_ms))[queue]
+        if isinstance(position, CometError):
+            raise position
+        return position
     bounds = (await calls.bounds([queue]))[queue]
     if isinstance(bounds, CometError):
         raise bounds
-    # A message that the group sent back was for it, whenever the group began.
-    first = consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
     return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
 
 
@@ -161,9 +165,7 @@ class Fetcher:
         """
         while self.position is None:
             try:
-                self.position = await start_position(
-                    self._calls, self.queue, self._options.consume_from
-                )
+                self.position = await start_position(self._calls, self.queue, self._options)
             except CometError as error:
                 await self._wait_after(error)
         return self.position

@@ -201,6 +201,7 @@ class ConsumeFrom(Enum):
 
     FIRST = "first"  # the oldest message that is there
     LAST = "last"  # what arrives from now on
+    TIMESTAMP = "timestamp"  # the first message stored at consume_from_time_ms or later
 
 
 class PullOutcome(Enum):

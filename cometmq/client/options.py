@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "selector": (lambda value: value is None or callable(value), "a function or None"),
     "consume_from": (
         lambda value: isinstance(value, ConsumeFrom),
-        "ConsumeFrom.FIRST or ConsumeFrom.LAST",
+        "a member of ConsumeFrom, as ConsumeFrom.LAST",
     ),
     "allocation": (
         lambda value: isinstance(value, Allocation),
@@ -178,6 +178,13 @@ class ConsumerOptions:
         metadata=_about(
             "Where a group begins in a queue in which it has never committed.", "consumeFromWhere"
         ),
+    )
+    consume_from_time_ms: int = _option(
+        0,
+        0,
+        2**63 - 1,
+        "With TIMESTAMP: the store time of the first message wanted, in ms since 1970 UTC.",
+        "consumeTimestamp",
     )
     request_timeout_ms: int = _option(
         3_000, 1, 600_000, "Each call to a broker, the first route included."

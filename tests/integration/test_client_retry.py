@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cometmq.client import (
+    ConsumeFrom,
     Later,
     Message,
     Producer,
@@ -140,6 +141,32 @@ async def test_a_pull_consumer_sends_back_and_reads_what_comes_again(tmp_path: P
         again.queue = QueueRef(RETRY, 7, "g1")
         with pytest.raises(QueueNotFound):
             await pulling.send_back([again])
+
+
+async def test_a_new_group_begins_at_a_time_and_an_old_one_where_it_was(tmp_path: Path) -> None:
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+
+    async with cluster(tmp_path, 2) as (namesrv, broker):
+        stored_ms = [record.store_time_ms for record in await broker.read_queue("T", 0)]
+        await asyncio.sleep(0.002)
+        async with Producer(namesrv) as producer:
+            await producer.send_and_wait(Message("T", b"later"))
+        at = {"consume_from": ConsumeFrom.TIMESTAMP, "consume_from_time_ms": stored_ms[-1] + 1}
+        async with consumer(namesrv, listener, **at) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: got)
+        assert got == [b"later"]
+        assert await committed(broker, "T", 3)
+        at["consume_from_time_ms"] = stored_ms[0]
+        async with Producer(namesrv) as producer:
+            await producer.send_and_wait(Message("T", b"more"))
+        async with consumer(namesrv, listener, **at) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: len(got) > 1)
+        assert got == [b"later", b"more"]
 
 
 async def test_a_pull_consumer_begins_at_a_time(tmp_path: Path) -> None:
