@@ -14,6 +14,7 @@ from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
+from cometmq.client.latency import LatencyFault
 from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
@@ -69,6 +70,7 @@ class BrokerSender:
         self._reconnect = Backoff(policy, random.Random())
         self._refusals = Backoff(policy, random.Random())
         self._paused = False  # the broker said: later
+        self._latency = LatencyFault()
         self._wake = asyncio.Event()  # the writer task may find something to send
         self.opened = asyncio.Event()  # set for good when records can be encoded
         self.connected = False  # a stream is up
@@ -77,6 +79,18 @@ class BrokerSender:
 
     def start(self, tasks: Tasks) -> None:
         tasks.start(self._run(), f"send to {self.broker_group}")
+
+    def rank(self) -> int:
+        """For messages that may go to any group: 0 = take this one, 1 = it answers late, 2 = it is
+        not connected.
+        """
+        if not self.connected:
+            return 2
+        now_s = self._clock.monotonic_s()
+        is_avoided = self._options.latency_fault_enable and self._latency.is_avoided(
+            self.window.waits_s(now_s), now_s
+        )
+        return int(is_avoided)
 
     def batches(self) -> list[Batch]:
         """Everything that has no answer yet."""
@@ -156,7 +170,9 @@ class BrokerSender:
     async def _read(self, call: SendStream) -> None:
         while (response := await read(call)) is not None:
             result = response.result
-            batch = self.window.answered(result.batch_id)
+            batch, sent_s = self.window.answered(result.batch_id)
+            now_s = self._clock.monotonic_s()
+            self._latency.answered(now_s - sent_s, now_s)
             if not batch.expired:
                 if result.HasField("error"):
                     self._refused(batch, from_proto(result.error))
@@ -180,7 +196,7 @@ class BrokerSender:
         limit_s = self._options.answer_timeout_ms / 1000
         while True:
             await asyncio.sleep(limit_s / 8)
-            if self.window.overdue(self._clock.monotonic_s(), limit_s):
+            if self.window.waits_s(self._clock.monotonic_s()) > limit_s:
                 group = self.broker_group
                 raise PeerUnavailable(f"Broker group {group!r} has not answered for {limit_s} s.")
 

@@ -51,15 +51,14 @@ class InFlightBatches:
         self._sent_s[batch_id] = now_s
         return batch_id, batch
 
-    def answered(self, batch_id: int) -> Batch:
-        """Takes the answered batch out. An answer out of order is a fault of the server:
-        InternalError.
+    def answered(self, batch_id: int) -> tuple[Batch, float]:
+        """Takes the answered batch out; when it was sent. An answer out of order is a fault of the
+        server: InternalError.
         """
         expected = next(iter(self.in_flight), None)
         if batch_id != expected:
             raise InternalError(f"The broker answered batch {batch_id}; expected was {expected}.")
-        del self._sent_s[batch_id]
-        return self.in_flight.pop(batch_id)
+        return self.in_flight.pop(batch_id), self._sent_s.pop(batch_id)
 
     def restart(self) -> None:
         """The stream is gone: what was in flight waits again, in order; the next stream counts from
@@ -72,10 +71,9 @@ class InFlightBatches:
         self._sent_s.clear()
         self._next_id = 1
 
-    def overdue(self, now_s: float, answer_timeout_s: float) -> bool:
-        """Whether the oldest batch in flight has waited too long for its answer."""
-        oldest = next(iter(self._sent_s.values()), now_s)
-        return now_s - oldest > answer_timeout_s
+    def waits_s(self, now_s: float) -> float:
+        """How long the oldest batch in flight has waited for its answer; 0 = none is."""
+        return now_s - next(iter(self._sent_s.values()), now_s)
 
     def expire(self, now_s: float) -> list[Batch]:
         """Batches past their deadline, marked so. The waiting ones are forgotten; those in flight

@@ -60,6 +60,7 @@ def _is_compression(value: object) -> bool:
 # Options that are no numbers, and what they may be. consume_from="FIRST" would read as LAST.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
+    "latency_fault_enable": (lambda value: isinstance(value, bool), "True or False"),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "compression": (
         _is_compression,
@@ -155,6 +156,13 @@ class ProducerOptions:
         metadata=_about(
             "How: ZLIB (level 5), or LZ4 and ZSTANDARD with the packages of cometmq[compression].",
             "compressType",
+        ),
+    )
+    latency_fault_enable: bool = field(
+        default=False,
+        metadata=_about(
+            "Avoids a broker group that took 0.55 s or longer to answer, for 30 s to 10 min.",
+            "sendLatencyFaultEnable",
         ),
     )
     selector: QueueSelector | None = field(

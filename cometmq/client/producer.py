@@ -77,17 +77,17 @@ class StickyPartitioner:
         self.now = self.batch = None
 
     def choose(self) -> QueueWriter | None:
-        """The next queue: of a broker that is connected, else of one that was once; None when there
-        is none.
+        """The next queue: of a broker that answers in time, else of one that is connected, else of
+        one that was once; None when there is none.
         """
-        for connected in (True, False):
-            for _ in self.queue_writers:
-                self.turn += 1
-                writer = self.queue_writers[self.turn % len(self.queue_writers)]
-                if writer.ready() and (writer.sender.connected or not connected):
-                    self.now = writer
-                    return writer
-        return None
+        turn, best, best_rank = self.turn, None, 3
+        for number in range(turn + 1, turn + 1 + len(self.queue_writers)):
+            writer = self.queue_writers[number % len(self.queue_writers)]
+            if writer.ready() and (rank := writer.sender.rank()) < best_rank:
+                self.turn, self.now, best, best_rank = number, writer, writer, rank
+                if rank == 0:
+                    break
+        return best
 
     def put(self, message: Message) -> Future[SendReceipt] | None:
         """Sends by the rule; None when no queue can be encoded for. Afterwards ``batch`` is None

@@ -20,6 +20,7 @@ from cometmq.client import (
     SendStatus,
     at_random,
     by_hash,
+    latency,
 )
 from cometmq.errors import (
     BodyTooLarge,
@@ -388,6 +389,35 @@ async def test_one_way_messages_are_stored_or_their_loss_is_logged(
     [told] = [r for r in caplog.records if r.getMessage().startswith("one-way messages")]
     assert told.levelname == "WARNING"
     assert vars(told)["fields"]["count"] == 1, "the second is told with the next, later"
+
+
+async def test_a_broker_group_that_answers_late_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "AVOID_S", ((0.4, 600.0),))
+
+    async def groups(producer: Producer) -> set[str]:
+        receipts = [await producer.send_and_wait(Message("T", b"1")) for _ in range(16)]
+        return {receipt.queue.broker_group for receipt in receipts}
+
+    async with sending("g1", "g2", latency_fault_enable=True) as (producer, _, [quick, slow]):
+        assert await groups(producer) == {"g1", "g2"}
+        slow.answering.clear()
+        late = await producer.send(Message("T", b"late", queue=QueueRef("T", 0, "g2")))
+        await asyncio.sleep(0.5)
+        assert await groups(producer) == {"g1"}, "it has not answered yet"
+        slow.answering.set()
+        await late
+        assert await groups(producer) == {"g1"}, "it has answered late"
+        await producer.send_and_wait(Message("T", b"chosen", queue=QueueRef("T", 1, "g2")))
+        assert await groups(producer) == {"g1", "g2"}, "it has answered quickly"
+        # Where all answer late, messages go on.
+        for broker in (quick, slow):
+            broker.answering.clear()
+        futures = [await producer.send(Message("T", b"all")) for _ in range(8)]
+        await asyncio.sleep(0.5)
+        futures += [await producer.send(Message("T", b"all")) for _ in range(8)]
+        for broker in (quick, slow):
+            broker.answering.set()
+        await asyncio.gather(*futures)
 
 
 async def test_ready_made_selectors() -> None:
