@@ -1,6 +1,7 @@
 """The SDK: send and receive messages with asyncio. docs/client.md, docs/reference/client.md.
 
-Everything that applications use is here; all other modules of the package are private.
+Everything that applications use is here, and without asyncio in ``cometmq.client.sync``; all other
+modules of the package are private.
 """
 
 from __future__ import annotations

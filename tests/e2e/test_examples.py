@@ -41,6 +41,12 @@ PRINTED = {
         r"order-2 is paid after 1\d{3} ms",
     ],
     "by_key": [r"8 of 8 orders in order, 8 failed once"],
+    "without_asyncio": [
+        r"stored 10 jobs",
+        r"refused: TOPIC_NOT_FOUND",
+        r"did 10 jobs",
+        r"saw 10 jobs",
+    ],
     "filters": [
         r"refused: .*",
         r"Sellers: sell 40 in eu",

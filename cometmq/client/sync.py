@@ -1,0 +1,237 @@
+"""The clients without asyncio: each has an event loop in a thread of its own, and its methods wait
+there. Errors, options and guarantees are those of ``cometmq.client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from cometmq.client import producer, pull, push
+from cometmq.client.listener import Listener
+from cometmq.client.messages import ReceivedMessage, SendReceipt
+from cometmq.client.offsets import Bounds
+from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushConsumerOptions
+from cometmq.errors import ClientClosed, CometError, InvalidRequest
+from cometmq.model import Message, Position, QueueRef
+
+Client = TypeVar("Client", bound=AbstractAsyncContextManager[Any])
+Answer = TypeVar("Answer")
+
+
+class _Sync(Generic[Client]):
+    """A client, from the beginning of a ``with`` block to its end. Any thread may call it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop: asyncio.AbstractEventLoop | None = None  # while the block lasts
+
+    def __enter__(self) -> Self:
+        _check_no_loop()
+        started = threading.Event()
+        run = partial(asyncio.run, self._serve(started))
+        self._thread = threading.Thread(target=run, name="cometmq", daemon=True)
+        self._thread.start()
+        started.wait()
+        try:
+            self._wait(self._client.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._wait(self._client.__aexit__(kind, error, traceback))
+        finally:
+            self._end()
+
+    async def _serve(self, started: threading.Event) -> None:
+        """The thread: its loop runs until the block ends."""
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        started.set()
+        await self._ended.wait()
+
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        assert loop is not None
+        loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def _wait(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            _check_no_loop()
+            if self._loop is None:
+                raise ClientClosed("The client is not open: use it inside `with`.")
+        except CometError:
+            call.close()
+            raise
+        answer = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return answer.result()
+        except BaseException:  # Ctrl-C while it waits, for one
+            answer.cancel()
+            raise
+
+
+class Producer(_Sync[producer.Producer]):
+    """Use it inside ``with``. Leaving the block sends what is buffered."""
+
+    def __init__(
+        self, namesrv: str | None = None, *, options: ProducerOptions | None = None
+    ) -> None:
+        """As of :class:`cometmq.client.Producer`."""
+        super().__init__(producer.Producer(namesrv, options=options))
+
+    def send(self, message: Message) -> concurrent.futures.Future[SendReceipt]:
+        """Puts the message into the buffer; the future has the receipt, or the error."""
+        return self._wait(self._put(message))
+
+    def send_and_wait(self, message: Message) -> SendReceipt:
+        """Sends the message and waits for its receipt; raises why it was not stored."""
+        return self._wait(self._client.send_and_wait(message))
+
+    def send_one_way(self, message: Message) -> None:
+        """Sends without a receipt; what was not stored is logged."""
+        self._wait(self._client.send_one_way(message))
+
+    def flush(self) -> None:
+        """Waits until every message sent so far is decided."""
+        self._wait(self._client.flush())
+
+    async def _put(self, message: Message) -> concurrent.futures.Future[SendReceipt]:
+        decided: concurrent.futures.Future[SendReceipt] = concurrent.futures.Future()
+        decided.set_running_or_notify_cancel()  # cancelling it would not take the message back
+
+        def decide(future: asyncio.Future[SendReceipt]) -> None:
+            error = future.exception()
+            if error is None:
+                decided.set_result(future.result())
+            else:
+                decided.set_exception(error)
+
+        (await self._client.send(message)).add_done_callback(decide)
+        return decided
+
+
+class PushConsumer(_Sync[push.PushConsumer]):
+    """Use it inside ``with``. Leaving the block lets running listener calls end, commits, leaves
+    the group.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        listener: Listener | None = None,
+        *,
+        options: PushConsumerOptions | None = None,
+    ) -> None:
+        """As of :class:`cometmq.client.PushConsumer`; the listener is called in other threads."""
+        super().__init__(push.PushConsumer(namesrv, group, listener, options=options))
+
+    def subscribe(
+        self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
+    ) -> None:
+        """Reads the topic from now on; a second call for a topic replaces its filter."""
+        self._wait(self._client.subscribe(topic, expression, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more."""
+        self._wait(self._client.unsubscribe(topic))
+
+    def suspend(self) -> None:
+        """No listener call begins before :meth:`resume`."""
+        self._wait(_call(self._client.suspend))
+
+    def resume(self) -> None:
+        """Listener calls begin again."""
+        self._wait(_call(self._client.resume))
+
+    @property
+    def assigned(self) -> list[QueueRef]:
+        """The queues that this consumer reads now."""
+        return self._wait(_call(lambda: self._client.assigned))
+
+
+class PullConsumer(_Sync[pull.PullConsumer]):
+    """Use it inside ``with``."""
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        *,
+        options: PullConsumerOptions | None = None,
+    ) -> None:
+        """As of :class:`cometmq.client.PullConsumer`."""
+        super().__init__(pull.PullConsumer(namesrv, group, options=options))
+
+    def queues(self, topic: str) -> list[QueueRef]:
+        """The topic's readable queues, sorted."""
+        return self._wait(self._client.queues(topic))
+
+    def assign(
+        self, queues: Iterable[QueueRef], *, tags: Collection[str] = (), sql: str | None = None
+    ) -> None:
+        """Reads exactly these queues from now on."""
+        self._wait(self._client.assign(queues, tags=tags, sql=sql))
+
+    def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
+        """Messages of one assigned queue as soon as there are some; none when the time is over."""
+        return self._wait(self._client.poll(timeout_ms))
+
+    def commit(
+        self, positions: Mapping[QueueRef, Position] | None = None
+    ) -> dict[QueueRef, Position | None]:
+        """Commits; without ``positions`` everything that :meth:`poll` has handed out."""
+        return self._wait(self._client.commit(positions))
+
+    def committed(self, queues: Collection[QueueRef]) -> dict[QueueRef, Position | None]:
+        """The group's committed positions; None = never committed."""
+        return self._wait(self._client.committed(queues))
+
+    def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds]:
+        """Generation and readable offsets of each queue."""
+        return self._wait(self._client.bounds(queues))
+
+    def seek(self, queue: QueueRef, position: Position) -> None:
+        """The next poll of an assigned queue begins there."""
+        self._wait(self._client.seek(queue, position))
+
+    def position(self, queue: QueueRef) -> Position:
+        """What the next poll of an assigned queue begins with."""
+        return self._wait(self._client.position(queue))
+
+    def positions_at(self, queues: Collection[QueueRef], time_ms: int) -> dict[QueueRef, Position]:
+        """The first message of each queue that was stored at the time or later."""
+        return self._wait(self._client.positions_at(queues, time_ms))
+
+    def send_back(self, messages: Collection[ReceivedMessage], delay_level: int = 0) -> None:
+        """They come again in the group's retry topic, or are dead letters (-1)."""
+        self._wait(self._client.send_back(messages, delay_level))
+
+
+def _check_no_loop() -> None:
+    """InvalidRequest in the thread of an event loop, which would stand still."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidRequest("An event loop runs here: use the clients of cometmq.client.")
+
+
+async def _call(function: Callable[[], Answer]) -> Answer:
+    """In the thread of the event loop."""
+    return function()
