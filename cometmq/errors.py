@@ -404,6 +404,16 @@ class AlreadyResent(ConflictError):
     advice = "Send it once more with --again, if its group is to have it twice."
 
 
+class QueueLocked(ConflictError):
+    """Another client of the group has the lock of this queue, or the lock number is old."""
+
+    code = 3022
+    advice = (
+        "Lock the queue again, and go on at the committed position once it is granted. The other "
+        "client's lock ends 15 s after its last renewal."
+    )
+
+
 class BatchOutsideWindow(ConflictError):
     """A batch came again, and so late that it is not known any more where it was stored."""
 

@@ -22,6 +22,7 @@ TOPIC_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 GROUP_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{GROUP_NAME_LENGTH_MAX}}}")
 QUEUES_PER_TOPIC_MAX = 1024
 DELAY_LEVEL_MAX = 18
+DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
 DLQ_PREFIX = "%DLQ%"  # of the topic where the messages lie that a group gave up
 RETRY_PREFIX = "%RETRY%"  # of the topic where the messages of a group come again
 # Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by

@@ -1,8 +1,8 @@
 """Messages of one order stay in order: all of them go to one queue, the one of their key.
 
-Messages of other orders use the other queues. With `concurrency=1` the listener gets them in order.
-A message that fails is tried again by the listener itself: an exception would let the next messages
-pass, and bring this one again later.
+Messages of other orders use the other queues. With `orderly=True` a queue has one listener call at
+a time, in its order. A message that fails comes again after `suspend_queue_ms`, and what follows it
+waits: an exception is all that a listener has to raise.
 
 cometmq topic create Changes --queues 4
 python -m examples.by_key
@@ -15,7 +15,7 @@ from cometmq.client import Message, Producer, PushConsumer, PushConsumerOptions,
 
 TOPIC, GROUP = "Changes", "OrderHistory"
 ORDERS, STEPS = 8, ("created", "paid", "packed", "sent")
-OPTIONS = PushConsumerOptions(concurrency=1)
+OPTIONS = PushConsumerOptions(orderly=True, suspend_queue_ms=50)
 
 history: defaultdict[str, list[str]] = defaultdict(list)
 has_failed: set[str] = set()
@@ -32,12 +32,7 @@ def store(order: str, step: str) -> None:
 
 async def record(messages: list[ReceivedMessage]) -> None:
     for message in messages:
-        while True:
-            try:
-                store(message.sharding_key, message.body.decode())
-                break
-            except ConnectionError:
-                await asyncio.sleep(0.05)
+        store(message.sharding_key, message.body.decode())
     if sum(map(len, history.values())) == ORDERS * len(STEPS):
         complete.set()
 

@@ -94,7 +94,10 @@ class AssignedQueue:
         size = sum([message.record.size for message in messages])
         run = progress.add(offsets, batch.next_position, size)
         if messages:
-            self._workers.push(Work(self, run, messages))
+            self._push(Work(self, run, messages))
+
+    def _push(self, work: Work) -> None:
+        self._workers.push(work)
 
     def finish(self, run: Run, start: int, stop: int) -> None:
         """Called by the workers after each listener call."""
@@ -142,8 +145,7 @@ class AssignedQueue:
         limit_s = self._options.drain_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
-                while self.running:
-                    await self._change()
+                await self.until_idle()
         except TimeoutError:
             _log.warning(
                 "listener calls outlive the queue",
@@ -151,6 +153,11 @@ class AssignedQueue:
             )
         else:
             await self._pass_filtered()
+
+    async def until_idle(self) -> None:
+        """Waits for the calls that outlived the queue."""
+        while self.running:
+            await self._change()
 
     async def _pass_filtered(self) -> None:
         """Counts as done what the filter skips behind the last message, so that a commit at the end

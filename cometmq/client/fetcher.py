@@ -62,9 +62,11 @@ def pull_request(
     count_max: int,
     bytes_max: int,
     wanted: Filter,
+    lock_number: int = 0,
 ) -> broker_pb2.PullRequest:
     return broker_pb2.PullRequest(
         group=group,
+        lock_number=lock_number,
         queue=queue_to_proto(queue),
         position=position_to_proto(position),
         filter=common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql),
@@ -141,9 +143,10 @@ class Fetcher:
         wanted: Filter,
         options: ConsumerOptions,
         long_poller: LongPoller | None = None,
+        lock_number: int = 0,
     ) -> None:
         """With ``long_poller`` a queue that has nothing is waited for at a pullhold, without or
-        while there is none by polling.
+        while there is none by polling. ``lock_number``: of a queue that is read in order.
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet, see start_position
@@ -155,6 +158,7 @@ class Fetcher:
         self._polls = BackoffPolicy(first_s, max(first_s, options.poll_backoff_max_ms / 1000))
         self._empty_polls = 0
         self._long_poller = long_poller
+        self._lock_number = lock_number
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
         self._suggested: int | None = None  # the follower to read from; None = the writer
@@ -224,6 +228,7 @@ class Fetcher:
             count_max=options.pull_count_max,
             bytes_max=options.pull_bytes_max,
             wanted=self._wanted,
+            lock_number=self._lock_number,
         )
         while self._parked:
             response = await self._hold(request)

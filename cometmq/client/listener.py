@@ -30,6 +30,8 @@ Listener = Callable[[list[ReceivedMessage]], Awaitable[Verdict] | Verdict]
 AsyncListener = Callable[[list[ReceivedMessage]], Awaitable[object]]
 # Sends messages `start` to `stop` of a work back to the broker, for a delay level.
 SendBack = Callable[["Work", int, int, int], None]
+# Sees to messages `start` to `stop` of a work that the listener has not done.
+NotDone = Callable[["Work", int, int, Later], None]
 
 # A call of the listener: with messages `start` to `stop` of a work.
 Call = tuple["Work", int, int]
@@ -128,7 +130,10 @@ class Workers:
         self._redelivery = redelivery
         self._timeout_s = timeout_s
         self._workers: set[_Worker] = set()
-        self.send_back: SendBack | None = None  # None: what failed comes again here, in its place
+        # What a call that takes too long has in work; None: the call goes on.
+        self.send_back: SendBack | None = None
+        # None: what failed comes again here, in its place.
+        self.not_done: NotDone | None = None
         self._work: deque[Work] = deque()
         self._idle: list[Future[None]] = []  # of workers that wait for work
         self._delayed: dict[Work, TimerHandle] = {}  # what comes again
@@ -144,7 +149,7 @@ class Workers:
         while self._count < concurrency:
             tasks.start(self._run(), f"listener {self._count}")
             self._count += 1
-        self._wake(len(self._idle))  # those that are too many end
+        self.wake(len(self._idle))  # those that are too many end
 
     def suspend(self) -> None:
         """No call begins before :meth:`resume`."""
@@ -152,7 +157,7 @@ class Workers:
 
     def resume(self) -> None:
         self._is_suspended = False
-        self._wake(len(self._idle))
+        self.wake(len(self._idle))
 
     def close(self) -> None:
         """Nothing comes again."""
@@ -163,12 +168,17 @@ class Workers:
         self._delayed.clear()
         self._work.clear()
 
+    def append(self, work: Work) -> None:
+        """Takes work and wakes nobody: the worker that has just ended a call looks anyway."""
+        self._work.append(work)
+
     def push(self, work: Work) -> None:
         """Takes work; wakes as many workers as it can feed."""
         self._work.append(work)
-        self._wake(-(-(work.stop - work.cursor) // self._batch_count))
+        self.wake(-(-(work.stop - work.cursor) // self._batch_count))
 
-    def _wake(self, count: int) -> None:
+    def wake(self, count: int) -> None:
+        """Let so many idle workers look for work."""
         while count > 0 and self._idle:
             waiter = self._idle.pop()
             if not waiter.done():
@@ -222,7 +232,7 @@ class Workers:
         while True:
             await asyncio.sleep(self._timeout_s / LOOKS_PER_TIMEOUT)
             if self.send_back is None:
-                continue  # what fails comes again in its place: not before the call has ended
+                continue
             before, seen = seen, {}
             for worker in self._workers:
                 if worker.call is None:
@@ -249,10 +259,10 @@ class Workers:
         first = start + later.done
         if work.queue.closed or first == stop:
             return first
-        if self.send_back is None:
+        if self.not_done is None:
             self.redeliver(work, first, stop)
         else:
-            self.send_back(work, first, stop, later.delay_level)
+            self.not_done(work, first, stop, later)
         return first
 
     def _failed(self, work: Work, start: int, stop: int, error: BaseException) -> None:
@@ -295,9 +305,9 @@ class Workers:
             queued.popleft()
         return None
 
-    def redeliver(self, work: Work, start: int, stop: int) -> None:
-        """The same messages once more, here, after a back-off; until then the queue's committed
-        offset stays below them.
+    def redeliver(self, work: Work, start: int, stop: int, delay_s: float | None = None) -> None:
+        """The same messages once more, here, after this time, None = after a back-off; until then
+        the queue's committed offset stays below them.
         """
         if work.queue.closed:
             return
@@ -305,7 +315,8 @@ class Workers:
         again.cursor, again.stop, again.attempt = start, stop, work.attempt + 1
         for message in work.messages[start:stop]:
             message.attempt = again.attempt
-        delay_s = self._redelivery.ceiling_s(work.attempt - 1)
+        if delay_s is None:
+            delay_s = self._redelivery.ceiling_s(work.attempt - 1)
         loop = asyncio.get_running_loop()
         self._delayed[again] = loop.call_later(delay_s, self._due, again)
 
@@ -323,6 +334,7 @@ def _is_later(answer: object, count: int) -> TypeGuard[Later]:
         isinstance(answer, Later)
         and 0 <= answer.done <= count
         and -1 <= answer.delay_level <= DELAY_LEVEL_MAX
+        and answer.suspend_ms >= 0
     )
 
 

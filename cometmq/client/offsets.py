@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq.client.connections import Connections
@@ -105,15 +106,18 @@ class BrokerCalls:
         return found
 
     async def commit(
-        self, positions: Mapping[QueueRef, Position]
+        self,
+        positions: Mapping[QueueRef, Position],
+        lock_number_of: Callable[[QueueRef], int] = lambda _: 0,
     ) -> dict[QueueRef, Position | CometError | None]:
         """Commits; the answer is what each queue's committed position is now, or why it was
-        refused. The queues of a broker that does not answer get its error.
+        refused. The queues of a broker that does not answer get its error. ``lock_number_of``: of
+        a queue that is consumed in order; 0 = it is not.
         """
         found: dict[QueueRef, Position | CometError | None] = {}
         for broker_group, part in _by_broker(positions):
             try:
-                results = await self._commit_at(broker_group, part, positions)
+                results = await self._commit_at(broker_group, part, positions, lock_number_of)
                 found.update(zip(part, results, strict=True))
             except CometError as error:
                 self.doubt(broker_group, error)
@@ -121,15 +125,54 @@ class BrokerCalls:
         return found
 
     async def _commit_at(
-        self, broker_group: str, queues: list[QueueRef], positions: Mapping[QueueRef, Position]
+        self,
+        broker_group: str,
+        queues: list[QueueRef],
+        positions: Mapping[QueueRef, Position],
+        lock_number_of: Callable[[QueueRef], int],
     ) -> list[Position | CometError | None]:
         request = broker_pb2.CommitOffsetsRequest(group=self.group)
         for queue in queues:
             request.commits.add(
-                queue=queue_to_proto(queue), position=position_to_proto(positions[queue])
+                queue=queue_to_proto(queue),
+                position=position_to_proto(positions[queue]),
+                lock_number=lock_number_of(queue),
             )
         response = await ask(self.broker(broker_group).CommitOffsets, request, self.timeout_s)
         return [_result(item) for item in response.results]
+
+    async def lock(
+        self, client_id: str, queues: Collection[QueueRef]
+    ) -> tuple[dict[QueueRef, int | CometError], float]:
+        """The lock number of each queue, or why the client does not get it; and how long the locks
+        last, in seconds from now. The queues of a broker that does not answer get its error.
+        """
+        found: dict[QueueRef, int | CometError] = {}
+        lease_s = math.inf
+        for broker_group, part in _by_broker(queues):
+            request = broker_pb2.LockQueuesRequest(
+                group=self.group, client_id=client_id, queues=map(queue_to_proto, part)
+            )
+            try:
+                response = await ask(self.broker(broker_group).LockQueues, request, self.timeout_s)
+            except CometError as error:
+                self.doubt(broker_group, error)
+                found.update(dict.fromkeys(part, error))
+                continue
+            found.update(zip(part, map(_lock_number, response.results), strict=True))
+            lease_s = min(lease_s, response.lease_ms / 1000)
+        return found, lease_s
+
+    async def unlock(self, client_id: str, queues: Collection[QueueRef]) -> None:
+        """Releases locks of the client. What no broker takes ends by itself."""
+        for broker_group, part in _by_broker(queues):
+            request = broker_pb2.UnlockQueuesRequest(
+                group=self.group, client_id=client_id, queues=map(queue_to_proto, part)
+            )
+            try:
+                await ask(self.broker(broker_group).UnlockQueues, request, self.timeout_s)
+            except CometError as error:
+                self.doubt(broker_group, error)
 
     async def bounds(self, queues: Collection[QueueRef]) -> dict[QueueRef, Bounds | CometError]:
         """Generation and readable offsets of each queue."""
@@ -194,6 +237,10 @@ def _result(item: broker_pb2.OffsetResult) -> Position | CometError | None:
     if item.HasField("error"):
         return from_proto(item.error)
     return position_from_proto(item.position) if item.HasField("position") else None
+
+
+def _lock_number(item: broker_pb2.LockResult) -> int | CometError:
+    return from_proto(item.error) if item.HasField("error") else item.lock_number
 
 
 def _position_at(item: broker_pb2.OffsetByTime) -> Position | CometError:

@@ -61,6 +61,7 @@ def _is_compression(value: object) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
     "latency_fault_enable": (lambda value: isinstance(value, bool), "True or False"),
+    "orderly": (lambda value: isinstance(value, bool), "True or False"),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "compression": (
         _is_compression,
@@ -288,8 +289,23 @@ class PushConsumerOptions(ConsumerOptions):
         -1,
         -1,
         1_000_000,
-        "Tries of a message that was sent back, before it is a dead letter; -1 = the group's, 16.",
+        "Tries before a message is a dead letter; -1 = the group's, 16; with orderly without end.",
         "maxReconsumeTimes",
+    )
+    orderly: bool = field(
+        default=False,
+        metadata=_about(
+            "One listener call at a time for a queue, in its order, and one member that has its "
+            "lock; what failed comes again before what follows it.",
+            "MessageListenerOrderly",
+        ),
+    )
+    suspend_queue_ms: int = _option(
+        1_000,
+        10,
+        3_600_000,
+        "With orderly: how long a queue waits after a call that failed.",
+        "suspendCurrentQueueTimeMillis",
     )
     retry_in_place: bool = field(
         default=False,

@@ -20,6 +20,8 @@ from cometmq.client.membership import Membership
 from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
+from cometmq.client.orderly import OrderlyQueue, orderly_not_done
+from cometmq.client.queue_locks import QueueLocks
 from cometmq.client.rebalance import allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
@@ -29,6 +31,8 @@ from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
+
+LOCK_RETRY_S = 1.0
 
 _log = logger(__name__)
 
@@ -89,6 +93,13 @@ class PushConsumer:
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
         # of queues given up while nobody took commits
         self._left: dict[QueueRef, Position] = {}
+        self._locks = (
+            QueueLocks(self._calls, self._options.client_id, self._locks_lost)
+            if self._options.orderly
+            else None
+        )
+        self._lost: set[QueueRef] = set()  # queues whose lock ended
+        self._outlived: set[QueueRef] = set()  # revoked, in order, and a call still runs
         self._unbalanced = asyncio.Event()  # something has changed since the last rebalance
         self._loops: list[asyncio.Task[None]] = []
         self._open = False
@@ -98,11 +109,11 @@ class PushConsumer:
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
         if self._retries is not None:
-            self._workers.send_back = SendBacks(
-                self._calls, self._tasks, self._options.retry_times_max, self._workers.redeliver
-            ).put
+            self._send_failed_back()
             self._subscriptions[self._retries] = Filter()
             self._routes.watch(self._retries)
+        if self._locks is not None:
+            self._tasks.start(self._locks.renew(), "renew locks")
         self._loops = [
             self._tasks.start(self._rebalance_loop(), "rebalance"),
             self._tasks.start(self._commit_loop(), "commit"),
@@ -124,6 +135,20 @@ class PushConsumer:
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
+
+    def _send_failed_back(self) -> None:
+        workers, options = self._workers, self._options
+        send_backs = SendBacks(
+            self._calls, self._tasks, options.retry_times_max, workers.redeliver, workers.wake
+        )
+        if options.orderly:
+            # A call that takes long goes on: the queue cannot pass it by.
+            workers.not_done = orderly_not_done(workers, send_backs.put, options)
+        else:
+            workers.send_back = send_backs.put
+            workers.not_done = lambda work, start, stop, later: send_backs.put(
+                work, start, stop, later.delay_level
+            )
 
     async def subscribe(
         self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
@@ -238,19 +263,42 @@ class PushConsumer:
             {topic: readable_queues(known[topic]) for topic in decided},
             decided,
         )
-        if self._left.keys() & mine:
+        lost, self._lost = self._lost, set()
+        await self._revoke(sorted(lost))
+        new = mine - self._assigned.keys() - self._outlived
+        if self._locks is not None and new:
+            new = await self._lock(self._locks, new)
+        if self._left.keys() & new:
             await self._commit([])  # else what was done there would come again
-        for queue in sorted(mine - self._assigned.keys()):
+        for queue in sorted(new):
             self._assign(queue)
         # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
         # reason to stop.
         gone = [q for q in self._assigned if q not in mine and q.topic in decided]
         await self._revoke(gone)
 
+    async def _lock(self, locks: QueueLocks, queues: set[QueueRef]) -> set[QueueRef]:
+        """Those that no other member has; soon it asks for the others again."""
+        locked = await locks.lock(queues)
+        if locked != queues:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LOCK_RETRY_S, self._unbalanced.set)
+        return locked
+
+    def _locks_lost(self, queues: Collection[QueueRef]) -> None:
+        self._lost.update(queues)
+        self._unbalanced.set()
+
     def _assign(self, queue: QueueRef) -> None:
         wanted = self._subscriptions[queue.topic]
-        fetcher = Fetcher(self._calls, queue, wanted, self._options, self._long_poller)
-        self._assigned[queue] = AssignedQueue(fetcher, self._workers, self._options, self._tasks)
+        options, workers, locks = self._options, self._workers, self._locks
+        lock_number = locks.number(queue) if locks is not None else 0
+        fetcher = Fetcher(self._calls, queue, wanted, options, self._long_poller, lock_number)
+        self._assigned[queue] = (
+            OrderlyQueue(fetcher, workers, options, self._tasks, locks)
+            if locks is not None
+            else AssignedQueue(fetcher, workers, options, self._tasks)
+        )
 
     async def _revoke(self, queues: list[QueueRef]) -> None:
         """Drains the queues together, then commits what was done there."""
@@ -261,6 +309,27 @@ class PushConsumer:
         await asyncio.gather(*(assigned.revoke() for assigned in leaving))
         await self._commit(leaving)
         self._leaving = [assigned for assigned in self._leaving if assigned not in leaving]
+        if self._locks is not None:
+            await self._release(self._locks, leaving)
+
+    async def _release(self, locks: QueueLocks, leaving: list[AssignedQueue]) -> None:
+        """Lets other members have the queues, each when its last call has ended. What could not be
+        committed now is committed while the lock lasts, which is renewed no more.
+        """
+        idle = {assigned.queue for assigned in leaving if not assigned.running}
+        locks.abandon(idle & self._left.keys())
+        await locks.unlock(idle - self._left.keys())
+        for assigned in leaving:
+            if assigned.running and self._open:
+                self._outlived.add(assigned.queue)
+                self._tasks.start(self._release_late(locks, assigned), "release late")
+
+    async def _release_late(self, locks: QueueLocks, assigned: AssignedQueue) -> None:
+        await assigned.until_idle()
+        await self._commit([assigned])
+        self._outlived.discard(assigned.queue)
+        await self._release(locks, [assigned])
+        self._unbalanced.set()
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -276,7 +345,11 @@ class PushConsumer:
         positions = self._left | {a.queue: p for a in queues if (p := a.to_commit()) is not None}
         if not positions:
             return
-        answers = await self._calls.commit(positions)
+        answers = await (
+            self._calls.commit(positions, self._locks.number)
+            if self._locks is not None
+            else self._calls.commit(positions)
+        )
         for assigned in queues:
             if assigned.queue in answers:
                 assigned.commit_answered(answers[assigned.queue])

@@ -30,7 +30,8 @@ class Failed(NamedTuple):
 
 class SendBacks:
     """A message counts as done only when the broker has taken it back. ``redeliver`` gets those
-    that no broker takes now: the listener sees them again, here.
+    that no broker takes now: the listener sees them again, here. ``wake`` lets so many workers look
+    for work.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class SendBacks:
         tasks: Tasks,
         retry_times_max: int,
         redeliver: Callable[[Work, int, int], None],
+        wake: Callable[[int], None],
     ) -> None:
         self._calls = calls
         self._tasks = tasks
         self._retry_times_max = retry_times_max  # below 0: the group's
         self._redeliver = redeliver
+        self._wake = wake
         self._waiting: dict[str, list[Failed]] = {}  # by broker group
         self._sending: set[str] = set()  # broker groups with a call on its way
 
@@ -79,6 +82,7 @@ class SendBacks:
         answers = await self._calls.send_back(broker_group, items)
         for failed, answer in zip(some, answers, strict=True):
             self._answered(failed, answer)
+        self._wake(len(some))  # queues in order have gone on
 
     def _answered(self, failed: Failed, error: CometError | None) -> None:
         work, place, _ = failed

@@ -19,6 +19,7 @@ from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History, is_history
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
+from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 
@@ -146,6 +147,21 @@ class DeadLettersResent:
     offsets: tuple[Interval, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class QueuesLocked:
+    """A client of a group got the locks of these queues."""
+
+    run: GrantRun
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesUnlocked:
+    """Nobody of the group has the locks of these queues, by topic."""
+
+    group: str
+    queues: Mapping[str, tuple[int, ...]]
+
+
 Change = (
     TopicPut
     | TopicReserved
@@ -160,6 +176,8 @@ Change = (
     | DelaysReached
     | StreamsReached
     | DeadLettersResent
+    | QueuesLocked
+    | QueuesUnlocked
 )
 
 
@@ -246,8 +264,9 @@ def _history(pairs: tuple[tuple[int, int], ...]) -> History:
     return History(pairs)
 
 
-def _starts(value: dict[str, Json]) -> dict[str, tuple[int, ...]]:
-    return {topic: tuple(_int(start) for start in starts) for topic, starts in value.items()}
+def _numbers(value: dict[str, Json]) -> dict[str, tuple[int, ...]]:
+    """By topic: offsets by queue id, or queue ids."""
+    return {topic: tuple(map(_int, numbers)) for topic, numbers in value.items()}
 
 
 def _stream_fields(streams: Iterable[StreamEntry]) -> dict[str, list[list[list[int]]]]:
@@ -341,7 +360,7 @@ _KINDS: dict[type[Change], _Kind] = {
         "raise",
         frozenset("gs"),
         lambda c: {"g": c.generation, "s": c.starts},
-        lambda f: GenerationsRaised(_int(f["g"]), _starts(f["s"])),
+        lambda f: GenerationsRaised(_int(f["g"]), _numbers(f["s"])),
     ),
     GenerationsCounted: _Kind(
         "counter",
@@ -373,6 +392,25 @@ _KINDS: dict[type[Change], _Kind] = {
         lambda c: {"n": c.group, "o": list(map(list, c.offsets))},
         lambda f: DeadLettersResent(_str(f["n"]), _intervals(f["o"])),
     ),
+    QueuesLocked: _Kind(
+        "locks",
+        frozenset("nclq"),
+        lambda c: {
+            "n": c.run.group,
+            "c": c.run.grant.client_id,
+            "l": c.run.grant.number,
+            "q": c.run.queues,
+        },
+        lambda f: QueuesLocked(
+            GrantRun(_str(f["n"]), Grant(_str(f["c"]), _int(f["l"])), _numbers(f["q"]))
+        ),
+    ),
+    QueuesUnlocked: _Kind(
+        "unlocks",
+        frozenset("nq"),
+        lambda c: {"n": c.group, "q": c.queues},
+        lambda f: QueuesUnlocked(_str(f["n"]), _numbers(f["q"])),
+    ),
     StreamsReached: _Kind(
         "streams",
         frozenset("s"),
@@ -381,7 +419,7 @@ _KINDS: dict[type[Change], _Kind] = {
         optional=frozenset("x"),
     ),
 }
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 _BY_NAME = {kind.name: kind for kind in _KINDS.values()}
 
 

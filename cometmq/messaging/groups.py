@@ -25,6 +25,12 @@ def check_name(name: str) -> None:
         raise GroupNameInvalid(f"{name[:300]!r} is not a consumer group name")
 
 
+def check_client_id(client_id: str) -> None:
+    """Raises ``InvalidRequest`` unless it is one to 255 printable characters."""
+    if not (1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX and client_id.isprintable()):
+        raise InvalidRequest(f"client_id {client_id[:300]!r} is not 1 to 255 printable characters")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     """A consumer group's settings: RocketMQ's subscriptionGroup.json in plain words."""
@@ -138,10 +144,7 @@ class MemberTable:
     @staticmethod
     def _check(group: str, client_id: str, subscriptions: Sequence[Subscription]) -> None:
         check_name(group)
-        if not (1 <= len(client_id) <= CLIENT_ID_LENGTH_MAX and client_id.isprintable()):
-            raise InvalidRequest(
-                f"client_id {client_id[:300]!r} is not 1 to 255 printable characters"
-            )
+        check_client_id(client_id)
         if len(subscriptions) > SUBSCRIPTIONS_PER_MEMBER_MAX:
             raise LimitExceeded(
                 f"{len(subscriptions)} subscriptions, {SUBSCRIPTIONS_PER_MEMBER_MAX} are allowed"

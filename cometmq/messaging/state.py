@@ -30,6 +30,8 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
+    QueuesLocked,
+    QueuesUnlocked,
     StreamsReached,
     TopicDropped,
     TopicPut,
@@ -43,6 +45,7 @@ from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
+from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.topics import TopicTable
 from cometmq.model import DLQ_PREFIX, TopicConfig
@@ -69,6 +72,7 @@ RECORD_BYTES_MAX = 256 * 1024
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
 RESENT_BYTES = 2_000
+LOCK_BYTES = 300
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -94,6 +98,7 @@ class BrokerState:
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
         # By group, the offsets of the dead letters that were sent again.
         self.resent: dict[str, tuple[Interval, ...]] = {}
+        self.locks = LockTable()
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
 
     # --- plan: what is asked for → the change to append ---
@@ -190,6 +195,7 @@ class BrokerState:
         self.delays = other.delays
         self.streams = other.streams
         self.resent = other.resent
+        self.locks = other.locks
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -221,11 +227,20 @@ class BrokerState:
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
-            case DelaysReached() | StreamsReached() | DeadLettersResent():
+            case QueuesCounted():
+                pass
+            case _:
                 self._reach(change)
 
-    def _reach(self, change: DelaysReached | StreamsReached | DeadLettersResent) -> None:
+    def _reach(
+        self,
+        change: DelaysReached | StreamsReached | DeadLettersResent | QueuesLocked | QueuesUnlocked,
+    ) -> None:
         match change:
+            case QueuesLocked(run):
+                self.locks.grant(run)
+            case QueuesUnlocked(group, queues):
+                self.locks.release(group, queues)
             case DelaysReached(offsets):
                 self.delays = dict(offsets)
             case StreamsReached(streams, gone):
@@ -251,6 +266,7 @@ class BrokerState:
         self.topics.drop(topic)
         self.generations.drop(topic)
         self.offsets.forget_topic(topic)
+        self.locks.forget_topic(topic)
         if topic.startswith(DLQ_PREFIX):
             self.resent.pop(topic.removeprefix(DLQ_PREFIX), None)
 
@@ -266,6 +282,7 @@ class BrokerState:
         else:
             self.groups.pop(change.group, None)
             self.offsets.forget_group(change.group)
+            self.locks.forget_group(change.group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -297,6 +314,8 @@ class BrokerState:
             yield DelaysReached(self.delays)
         for group in sorted(self.resent):
             yield DeadLettersResent(group, self.resent[group])
+        for run in self.locks:
+            yield QueuesLocked(run)
         yield from stream_changes(self.streams, [])
 
     def _counted(self, topic: str, next_offset_of: NextOffsetOf) -> Iterator[QueuesCounted]:
@@ -330,6 +349,7 @@ class BrokerState:
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * len(self.resent)
+        entries += LOCK_BYTES * self.locks.count
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

@@ -600,6 +600,7 @@ class PullRequest(_message.Message):
     MAX_COUNT_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
+    LOCK_NUMBER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group that reads, for metrics; may be empty."""
     max_count: _builtins.int
@@ -608,6 +609,10 @@ class PullRequest(_message.Message):
     """Record bytes wanted at most, 1 to 4 MiB; 0 = 256 KiB. The first message comes whatever its size."""
     form: Global___MessageForm.ValueType
     """Form of the answer."""
+    lock_number: _builtins.int
+    """The number of the queue's lock, of a client that consumes in order: refused (QUEUE_LOCKED) when another client has locked
+    the queue since. 0 = the client has no lock, and none is asked for.
+    """
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue to read."""
@@ -630,10 +635,11 @@ class PullRequest(_message.Message):
         max_count: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         form: Global___MessageForm.ValueType = ...,
+        lock_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "form", b"form", "group", b"group", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "form", b"form", "group", b"group", "lock_number", b"lock_number", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -929,6 +935,11 @@ class OffsetCommit(_message.Message):
 
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    LOCK_NUMBER_FIELD_NUMBER: _builtins.int
+    lock_number: _builtins.int
+    """The number of the queue's lock, of a client that consumes in order: refused (QUEUE_LOCKED) unless the lock holds. 0 = the
+    client has no lock, and none is asked for.
+    """
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue."""
@@ -942,10 +953,11 @@ class OffsetCommit(_message.Message):
         *,
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
+        lock_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock_number", b"lock_number", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1080,6 +1092,143 @@ class SendBackItem(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times_max) -> _WhichOneofReturnType__retry_times_max | None: ...
 
 Global___SendBackItem: _TypeAlias = SendBackItem  # noqa: Y015
+
+@_typing.final
+class LockQueuesRequest(_message.Message):
+    """See BrokerService.LockQueues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    client_id: _builtins.str
+    """The client that consumes: 1 to 255 printable characters, unique within the group."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
+        """Queues, at most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        queues: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockQueuesRequest: _TypeAlias = LockQueuesRequest  # noqa: Y015
+
+@_typing.final
+class LockResult(_message.Message):
+    """See BrokerService.LockQueues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    LOCK_NUMBER_FIELD_NUMBER: _builtins.int
+    lock_number: _builtins.int
+    """Goes with each pull and commit of the queue."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Set when the client does not get the queue."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        lock_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lock_number", b"lock_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockResult: _TypeAlias = LockResult  # noqa: Y015
+
+@_typing.final
+class LockQueuesResponse(_message.Message):
+    """See BrokerService.LockQueues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """How long the locks last without a renewal. Renew three times within it."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LockResult]:
+        """One for each queue, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___LockResult] | None = ...,
+        lease_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockQueuesResponse: _TypeAlias = LockQueuesResponse  # noqa: Y015
+
+@_typing.final
+class UnlockQueuesRequest(_message.Message):
+    """See BrokerService.UnlockQueues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    client_id: _builtins.str
+    """The client that has the locks."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.QueueRef]:
+        """Queues, at most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        queues: _abc.Iterable[_common_pb2.QueueRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlockQueuesRequest: _TypeAlias = UnlockQueuesRequest  # noqa: Y015
+
+@_typing.final
+class UnlockQueuesResponse(_message.Message):
+    """See BrokerService.UnlockQueues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlockQueuesResponse: _TypeAlias = UnlockQueuesResponse  # noqa: Y015
 
 @_typing.final
 class SendBackRequest(_message.Message):

@@ -62,6 +62,16 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.FromString,
                 _registered_method=True)
+        self.LockQueues = channel.unary_unary(
+                '/cometmq.v1.BrokerService/LockQueues',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.LockQueuesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.LockQueuesResponse.FromString,
+                _registered_method=True)
+        self.UnlockQueues = channel.unary_unary(
+                '/cometmq.v1.BrokerService/UnlockQueues',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.UnlockQueuesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.UnlockQueuesResponse.FromString,
+                _registered_method=True)
         self.SendBack = channel.unary_unary(
                 '/cometmq.v1.BrokerService/SendBack',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
@@ -129,7 +139,7 @@ class BrokerServiceServicer:
 
     def Pull(self, request, context):
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,7 +162,27 @@ class BrokerServiceServicer:
         made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LockQueues(self, request, context):
+        """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
+        on its own. A lock ends `lease_ms` after its last renewal, counted by the client from when it sent the request. Its number
+        stays the same as long as the client has it; who gets the queue next has a higher one. Answered when it is as safe as a
+        message of its topic; a restart and a fail-over keep it, and its lease begins again. Idempotent. Errors: GROUP_NAME_INVALID,
+        GROUP_NOT_FOUND (when groups are not created on demand), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an
+        item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, QUEUE_LOCKED (another client has it). Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnlockQueues(self, request, context):
+        """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,6 +276,16 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.CommitOffsets,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.SerializeToString,
+            ),
+            'LockQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.LockQueues,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.LockQueuesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.LockQueuesResponse.SerializeToString,
+            ),
+            'UnlockQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnlockQueues,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.UnlockQueuesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.UnlockQueuesResponse.SerializeToString,
             ),
             'SendBack': grpc.unary_unary_rpc_method_handler(
                     servicer.SendBack,
@@ -421,6 +461,60 @@ class BrokerService:
             '/cometmq.v1.BrokerService/CommitOffsets',
             cometmq_dot_v1_dot_broker__pb2.CommitOffsetsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.CommitOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LockQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/LockQueues',
+            cometmq_dot_v1_dot_broker__pb2.LockQueuesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.LockQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnlockQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/UnlockQueues',
+            cometmq_dot_v1_dot_broker__pb2.UnlockQueuesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.UnlockQueuesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,7 +52,7 @@ class BrokerServiceStub:
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
     """
     JoinGroup: _grpc.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
@@ -67,7 +67,19 @@ class BrokerServiceStub:
     made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+    """
+    LockQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]
+    """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
+    on its own. A lock ends `lease_ms` after its last renewal, counted by the client from when it sent the request. Its number
+    stays the same as long as the client has it; who gets the queue next has a higher one. Answered when it is as safe as a
+    message of its topic; a restart and a fail-over keep it, and its lease begins again. Idempotent. Errors: GROUP_NAME_INVALID,
+    GROUP_NOT_FOUND (when groups are not created on demand), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an
+    item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, QUEUE_LOCKED (another client has it). Deadline 3 s.
+    """
+    UnlockQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnlockQueuesRequest, _broker_pb2.UnlockQueuesResponse]
+    """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
     """
     SendBack: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
@@ -126,7 +138,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
     """
     JoinGroup: _aio.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]  # type: ignore[assignment]
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
@@ -141,7 +153,19 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+    """
+    LockQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]  # type: ignore[assignment]
+    """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
+    on its own. A lock ends `lease_ms` after its last renewal, counted by the client from when it sent the request. Its number
+    stays the same as long as the client has it; who gets the queue next has a higher one. Answered when it is as safe as a
+    message of its topic; a restart and a fail-over keep it, and its lease begins again. Idempotent. Errors: GROUP_NAME_INVALID,
+    GROUP_NOT_FOUND (when groups are not created on demand), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an
+    item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, QUEUE_LOCKED (another client has it). Deadline 3 s.
+    """
+    UnlockQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnlockQueuesRequest, _broker_pb2.UnlockQueuesResponse]  # type: ignore[assignment]
+    """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
     """
     SendBack: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]  # type: ignore[assignment]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
@@ -215,7 +239,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PullResponse, _abc.Awaitable[_broker_pb2.PullResponse]]:
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID. Deadline 3 s.
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -242,7 +266,31 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED. Deadline 3 s.
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def LockQueues(
+        self,
+        request: _broker_pb2.LockQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.LockQueuesResponse, _abc.Awaitable[_broker_pb2.LockQueuesResponse]]:
+        """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
+        on its own. A lock ends `lease_ms` after its last renewal, counted by the client from when it sent the request. Its number
+        stays the same as long as the client has it; who gets the queue next has a higher one. Answered when it is as safe as a
+        message of its topic; a restart and a fail-over keep it, and its lease begins again. Idempotent. Errors: GROUP_NAME_INVALID,
+        GROUP_NOT_FOUND (when groups are not created on demand), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an
+        item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, QUEUE_LOCKED (another client has it). Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def UnlockQueues(
+        self,
+        request: _broker_pb2.UnlockQueuesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.UnlockQueuesResponse, _abc.Awaitable[_broker_pb2.UnlockQueuesResponse]]:
+        """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

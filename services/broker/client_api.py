@@ -88,6 +88,7 @@ class ClientApi:
             core.reader,
             self.coordinator,
             writer.retries,
+            writer.queue_locks,
             context.ports.gate,
             metrics,
             StreamShares(config.streams_per_peer_max),

@@ -61,7 +61,7 @@ class DeadLetters:
             resent = add_interval(resent, offset, offset + 1, RESENT_INTERVALS_MAX)
         if relayed:
             self._relays.append(relayed)
-            end = self._keeper.write_resent(DeadLettersResent(group, tuple(resent)))
+            end = self._keeper.write(DeadLettersResent(group, tuple(resent)))
             demands = DurabilityClass.of(*self._keeper.state.topics.demands(topic))
             await self._storage.stored(end, demands)
         each = [answers[offset] for offset in offsets]

@@ -146,6 +146,10 @@ class GroupCoordinator(GroupReads):
         self._used(group)
         return self._state.offsets.commit(group, key, position, history, view.max_offset)
 
+    def check_lock(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
+        """Raises QueueLocked unless a commit with this lock number counts."""
+        self._state.locks.check_commit(group, (topic, queue_id), lock_number)
+
     async def stored(self, topics: Iterable[str]) -> None:
         """Wait until what was committed is as safe as these topics ask for their messages."""
         await self._keeper.offsets_stored(topics)

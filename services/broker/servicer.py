@@ -16,6 +16,7 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import ReadServicer, check_items
+from cometmq.messaging.locks import LEASE_S
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of
@@ -23,6 +24,7 @@ from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import MemberStream
 from services.broker.produce import Accepted, Claim, ProduceHandler
+from services.broker.queue_locks import QueueLocks
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
 from services.broker.structured import StructuredEncoder
 
@@ -65,6 +67,12 @@ def _send_back_result(answer: SentBack | CometError) -> broker_pb2.SendBackResul
     return broker_pb2.SendBackResult(delay_level=answer.delay_level)
 
 
+def _lock_result(answer: int | CometError) -> broker_pb2.LockResult:
+    if isinstance(answer, CometError):
+        return broker_pb2.LockResult(error=to_proto(answer))
+    return broker_pb2.LockResult(lock_number=answer)
+
+
 class BrokerServicer(ReadServicer):
     """``cometmq.v1.BrokerService``. Streams end by themselves when the gate drains."""
 
@@ -76,6 +84,7 @@ class BrokerServicer(ReadServicer):
         reader: Reader,
         coordinator: GroupCoordinator,
         retries: RetryService,
+        locks: QueueLocks,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
@@ -86,6 +95,7 @@ class BrokerServicer(ReadServicer):
         self._encoder = encoder
         self._coordinator = coordinator
         self._retries = retries
+        self._locks = locks
         self._gate = gate
         self._shares = shares
 
@@ -259,6 +269,27 @@ class BrokerServicer(ReadServicer):
             await self._coordinator.stored(kept)
         return broker_pb2.CommitOffsetsResponse(results=results)
 
+    async def LockQueues(
+        self, request: broker_pb2.LockQueuesRequest, context: Context
+    ) -> broker_pb2.LockQueuesResponse:
+        check_items(request.queues)
+        self._coordinator.check_open()
+        await self._coordinator.ensure_group(request.group, address_of(context.peer()))
+        keys = [(queue.topic, queue.queue_id) for queue in request.queues]
+        answers = await self._locks.lock(request.group, request.client_id, keys)
+        return broker_pb2.LockQueuesResponse(
+            results=map(_lock_result, answers), lease_ms=round(LEASE_S * 1000)
+        )
+
+    async def UnlockQueues(
+        self, request: broker_pb2.UnlockQueuesRequest, context: Context
+    ) -> broker_pb2.UnlockQueuesResponse:
+        check_items(request.queues)
+        self._coordinator.check_open()
+        keys = [(queue.topic, queue.queue_id) for queue in request.queues]
+        await self._locks.unlock(request.group, request.client_id, keys)
+        return broker_pb2.UnlockQueuesResponse()
+
     async def SendBack(
         self, request: broker_pb2.SendBackRequest, context: Context
     ) -> broker_pb2.SendBackResponse:
@@ -302,6 +333,8 @@ class BrokerServicer(ReadServicer):
     def _commit(self, group: str, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
         queue = commit.queue
         try:
+            if commit.lock_number:
+                self._coordinator.check_lock(group, queue.topic, queue.queue_id, commit.lock_number)
             kept = self._coordinator.commit(
                 group, queue.topic, queue.queue_id, convert.position(commit.position)
             )

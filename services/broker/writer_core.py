@@ -17,6 +17,7 @@ from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.dead_letters import DeadLetters
+from services.broker.queue_locks import QueueLocks
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
@@ -60,12 +61,13 @@ class WriterCore:
             opened.delays,
             on_topics,
             drop,
-            metrics.forget_group,
+            self._forget_group,
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
         self.retries = RetryService(self.storage, self.keeper, relays, opened.attempts, metrics)
         self.dead_letters = DeadLetters(self.storage, self.keeper, relays)
+        self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
@@ -77,6 +79,10 @@ class WriterCore:
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)
         self.storage.arrivals.topic_changed(topic)
+
+    def _forget_group(self, group: str) -> None:
+        self._metrics.forget_group(group)
+        self.queue_locks.forget_group(group)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""

@@ -39,6 +39,10 @@ class GroupReads:
         self._reader.queue(topic, queue_id)
         return self._state.offsets.get(group, (topic, queue_id))
 
+    def check_read(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
+        """Raises QueueLocked when another client of the group has locked the queue since."""
+        self._state.locks.check_pull(group, (topic, queue_id), lock_number)
+
     def known_or_empty(self, group: str) -> str:
         """The group's name if it exists, for metrics: a label must not be what a client made up."""
         return group if group in self._state.groups else ""

@@ -54,6 +54,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.PullResponse:
         if request.group:
             check_group_name(request.group)
+        if request.lock_number:
+            self._group_reads.check_read(
+                request.group, request.queue.topic, request.queue.queue_id, request.lock_number
+            )
         form = convert.form(request.form)
         query = PullQuery(
             request.queue.topic,
@@ -155,6 +159,16 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def CommitOffsets(
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:
+        raise not_writer(self._identity)
+
+    async def LockQueues(
+        self, request: broker_pb2.LockQueuesRequest, context: Context
+    ) -> broker_pb2.LockQueuesResponse:
+        raise not_writer(self._identity)
+
+    async def UnlockQueues(
+        self, request: broker_pb2.UnlockQueuesRequest, context: Context
+    ) -> broker_pb2.UnlockQueuesResponse:
         raise not_writer(self._identity)
 
     async def SendBack(

@@ -17,7 +17,14 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
-from cometmq.messaging.changes import Change, DeadLettersResent, DelaysReached, TopicPut
+from cometmq.messaging.changes import (
+    Change,
+    DeadLettersResent,
+    DelaysReached,
+    QueuesLocked,
+    QueuesUnlocked,
+    TopicPut,
+)
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.state import (
@@ -212,9 +219,9 @@ class StateKeeper:
         """How far the log has grown since progress was written."""
         return self._storage.store.appended_offset - self._progress_end
 
-    def write_resent(self, change: DeadLettersResent) -> int:
-        """Append which dead letters were sent again, and apply it at once; the end of the log. May
-        raise DiskFull, BrokerDraining.
+    def write(self, change: DeadLettersResent | QueuesLocked | QueuesUnlocked) -> int:
+        """Append a change that takes effect at once; the end of the log. May raise DiskFull,
+        BrokerDraining: then nothing has changed.
         """
         end = self._append(change_records([change]))
         self.state.apply(change)

@@ -28,6 +28,10 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -114,6 +118,8 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
     "resent": {"n": _is_name, "o": _is_list_of(_is_list_of(_offset))},
+    "locks": {"n": _is_name, "c": _is_text, "l": _offset, "q": _is_map_to(_is_list_of(_count))},
+    "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
 }
 TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-drop", "topic-copy"})
@@ -180,6 +186,8 @@ class State:
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[str, Json] = field(default_factory=dict)
+    # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
+    locks: dict[tuple[str, str, int], tuple[str, int]] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
     # Stream → its intervals, its runs.
     streams: dict[str, list[list[list[int]]]] = field(default_factory=dict, compare=False)
@@ -219,6 +227,7 @@ class State:
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
         del self.topics[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
+        self.locks = {key: lock for key, lock in self.locks.items() if key[1] != change["n"]}
         self.resent.pop(change["n"].removeprefix("%DLQ%"), None)
 
     def _topic_copy(self, change: Json, place: object) -> None:
@@ -257,6 +266,7 @@ class State:
         expect(change["n"] in self.groups, place, f"group {change['n']} is not there to be deleted")
         del self.groups[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
+        self.locks = {key: lock for key, lock in self.locks.items() if key[0] != change["n"]}
 
     def _offsets(self, change: Json, _: object) -> None:
         for group, topics in change["o"].items():
@@ -272,6 +282,16 @@ class State:
 
     def _resent(self, change: Json, _: object) -> None:
         self.resent[change["n"]] = change["o"]
+
+    def _locks(self, change: Json, _: object) -> None:
+        for topic, queue_ids in change["q"].items():
+            for queue_id in queue_ids:
+                self.locks[change["n"], topic, queue_id] = (change["c"], change["l"])
+
+    def _unlocks(self, change: Json, _: object) -> None:
+        for topic, queue_ids in change["q"].items():
+            for queue_id in queue_ids:
+                self.locks.pop((change["n"], topic, queue_id), None)
 
     def _streams(self, change: Json, _: object) -> None:
         for name in change.get("x", []):

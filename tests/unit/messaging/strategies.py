@@ -12,6 +12,8 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
+    QueuesLocked,
+    QueuesUnlocked,
     TopicDropped,
     TopicPut,
     TopicReserved,
@@ -19,6 +21,7 @@ from cometmq.messaging.changes import (
 )
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import FlushMode, Position, TopicConfig
 
@@ -65,6 +68,7 @@ def commits(positions: st.SearchStrategy[Position]) -> st.SearchStrategy[Offsets
     )
 
 
+QUEUES = st.dictionaries(NAMES, st.lists(st.integers(0, 1023), max_size=4).map(tuple), max_size=4)
 CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicPut, CONFIGS, UINT64),
     st.builds(TopicReserved, NAMES, OFFSETS),
@@ -80,4 +84,9 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(GroupPut, SETTINGS),
     st.builds(GroupDropped, NAMES),
     commits(st.builds(Position, UINT64, OFFSETS)),
+    st.builds(
+        QueuesLocked,
+        st.builds(GrantRun, NAMES, st.builds(Grant, st.text(max_size=9), OFFSETS), QUEUES),
+    ),
+    st.builds(QueuesUnlocked, NAMES, QUEUES),
 )

@@ -21,6 +21,8 @@ from cometmq.messaging.changes import (
     GroupPut,
     OffsetsCommitted,
     QueuesCounted,
+    QueuesLocked,
+    QueuesUnlocked,
     StreamsReached,
     TopicDropped,
     TopicPut,
@@ -33,6 +35,7 @@ from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
+from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import FlushMode, Position, TopicConfig
 from tests.unit.messaging.strategies import CHANGES
@@ -66,6 +69,10 @@ GOLDEN: dict[str, Change] = {
     '{"k":"resent","n":"billing","o":[[0,7],[9,12]]}': DeadLettersResent(
         "billing", (Interval(0, 7), Interval(9, 12))
     ),
+    '{"k":"locks","n":"billing","c":"10.0.0.7@1","l":8589934593,"q":{"orders":[0,3]}}': (
+        QueuesLocked(GrantRun("billing", Grant("10.0.0.7@1", (2 << 32) + 1), {"orders": (0, 3)}))
+    ),
+    '{"k":"unlocks","n":"billing","q":{"orders":[3]}}': QueuesUnlocked("billing", {"orders": (3,)}),
     '{"k":"streams","s":{"01A0B1C2D3E4F50001160F3C2A":[[[0,7],[9,12]],[[4,3,880],[9,3,4096]]]},'
     '"x":["01A0B1C2D3E4F50001160F3C29"]}': StreamsReached(
         (

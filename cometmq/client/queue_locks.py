@@ -1,0 +1,103 @@
+"""The queue locks of a consumer in order: it has a queue only while its own clock says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from cometmq.client.names import of
+from cometmq.client.offsets import BrokerCalls
+from cometmq.errors import CometError, QueueLocked
+from cometmq.model import QueueRef
+from cometmq.telemetry import fields, logger
+
+RENEW_S = 5.0
+
+_log = logger(__name__)
+
+
+class _Lock(NamedTuple):
+    number: int
+    until_s: float  # on the event loop's clock
+
+
+class QueueLocks:
+    """``on_lost`` gets queues whose lock ended before it could be renewed, or that another client
+    has.
+    """
+
+    def __init__(
+        self, calls: BrokerCalls, client_id: str, on_lost: Callable[[Collection[QueueRef]], None]
+    ) -> None:
+        self._calls = calls
+        self._client_id = client_id
+        self._on_lost = on_lost
+        self._held: dict[QueueRef, _Lock] = {}  # renewed
+        # Also of locks that ended: commits go out with them, and the broker decides.
+        self._numbers: dict[QueueRef, int] = {}
+
+    def is_held(self, queue: QueueRef) -> bool:
+        """Whether no other client can have the queue now."""
+        lock = self._held.get(queue)
+        return lock is not None and _now_s() < lock.until_s
+
+    def number(self, queue: QueueRef) -> int:
+        """The newest lock number that this client got for the queue."""
+        return self._numbers[queue]
+
+    async def lock(self, queues: Collection[QueueRef]) -> set[QueueRef]:
+        """Ask for the locks; the queues that this client has now."""
+        asked_s = _now_s()  # the lease counts from before the broker gave it
+        answers, lease_s = await self._calls.lock(self._client_id, queues)
+        for queue, answer in answers.items():
+            if isinstance(answer, CometError):
+                _log.info("queue not locked", extra=fields(**of(queue), error=answer))
+            else:
+                self._held[queue] = _Lock(answer, asked_s + lease_s)
+                self._numbers[queue] = answer
+        return {queue for queue in queues if self.is_held(queue)}
+
+    def abandon(self, queues: Collection[QueueRef]) -> None:
+        """Renew these locks no more."""
+        for queue in queues:
+            self._held.pop(queue, None)
+
+    async def unlock(self, queues: Collection[QueueRef]) -> None:
+        """Let other clients have these queues at once."""
+        self.abandon(queues)
+        await self._calls.unlock(self._client_id, queues)
+
+    async def renew(self) -> None:
+        """Renew all locks again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            if self._held:
+                await self._renew_all()
+
+    async def _renew_all(self) -> None:
+        asked_s, queues = _now_s(), list(self._held)
+        answers, lease_s = await self._calls.lock(self._client_id, queues)
+        lost = []
+        for queue, answer in answers.items():
+            lock = self._held.get(queue)
+            if lock is None:
+                continue  # given up meanwhile
+            # A lock that has ended cannot be told from one that others had in between.
+            if _now_s() >= lock.until_s or isinstance(answer, QueueLocked):
+                lost.append(queue)
+            elif not isinstance(answer, CometError):
+                assert answer >= lock.number, "lock numbers only rise"
+                self._held[queue] = _Lock(answer, asked_s + lease_s)
+                self._numbers[queue] = answer
+        if lost:
+            _log.warning(
+                "queue locks lost",
+                extra=fields(group=self._calls.group, queue_count=len(lost), first=str(lost[0])),
+            )
+            self.abandon(lost)
+            self._on_lost(lost)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,80 @@
+"""Queue locks at the writer: grants, renewals, releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, LimitExceeded
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.changes import QueuesLocked, QueuesUnlocked
+from cometmq.messaging.groups import check_client_id
+from cometmq.messaging.locks import LOCKS_MAX, LockLeases, by_topic
+from cometmq.model import QueueKey
+
+
+class QueueLocks:
+    """Belongs to the event loop."""
+
+    def __init__(self, keeper: StateKeeper, storage: MemberStorage, clock: Clock) -> None:
+        self._keeper = keeper
+        self._storage = storage
+        self._clock = clock
+        opened_s = clock.monotonic_s()
+        self._leases = LockLeases(keeper.state.locks, storage.store.epoch, opened_s)
+
+    async def lock(
+        self, group: str, client_id: str, keys: Sequence[QueueKey]
+    ) -> list[int | CometError]:
+        """The lock number of each queue, or why the client does not get it. Returns when the grants
+        are as safe as messages of their topics. Raises GroupNameInvalid, GroupNotFound,
+        InvalidRequest, LimitExceeded, and what appending raises.
+        """
+        check_client_id(client_id)
+        self._keeper.group(group)
+        locks, now_s = self._keeper.state.locks, self._clock.monotonic_s()
+        refused: dict[QueueKey, CometError] = self._absent(keys)
+        there = [key for key in keys if key not in refused]
+        free, held = self._leases.renew(group, client_id, there, now_s)
+        refused |= held
+        if free:
+            if locks.count + len(free) > LOCKS_MAX:
+                raise LimitExceeded(f"{LOCKS_MAX} queues are locked here (LOCKS_MAX)")
+            run = self._leases.plan_grant(group, client_id, free)
+            end = self._keeper.write(QueuesLocked(run))
+            self._leases.granted(run, now_s)
+            await self._storage.stored(end, self._keeper.demands_of(run.queues))
+        return [refused.get(key) or locks.number(group, key) for key in keys]
+
+    async def unlock(self, group: str, client_id: str, keys: Iterable[QueueKey]) -> None:
+        """Release what the client has of these queues; others stay as they are. Returns when that
+        is as safe as messages of the topics. Raises GroupNameInvalid, GroupNotFound,
+        InvalidRequest, and what appending raises.
+        """
+        check_client_id(client_id)
+        self._keeper.group(group)
+        locks = self._keeper.state.locks
+        mine = [
+            key
+            for key in keys
+            if (grant := locks.get(group, key)) is not None and grant.client_id == client_id
+        ]
+        if mine:
+            queues = by_topic(mine)
+            end = self._keeper.write(QueuesUnlocked(group, queues))
+            await self._storage.stored(end, self._keeper.demands_of(queues))
+
+    def forget_group(self, group: str) -> None:
+        """The group was deleted."""
+        self._leases.forget_group(group)
+
+    def _absent(self, keys: Iterable[QueueKey]) -> dict[QueueKey, CometError]:
+        """Queues that nobody can read, and why."""
+        absent: dict[QueueKey, CometError] = {}
+        for key in keys:
+            try:
+                self._keeper.state.topics.for_read(*key)
+            except CometError as error:
+                absent[key] = error
+        return absent
