@@ -206,11 +206,15 @@ async def test_a_consumer_that_was_away_for_a_lease_calls_its_listener_no_more(
         async with consumer(namesrv, calls, commit_interval_ms=20) as consuming:
             await consuming.subscribe("T")
             await until(lambda: calls.count() == 2 * QUEUES)
+            consuming.suspend()
+            await send(namesrv, 1)
+            await asyncio.sleep(0.1)  # read, and not yet with the listener
             number = 0
             while number in (0, LOCKED):
                 (number,) = await lock(broker, "b", 0)
-            await send(namesrv, 2)
             assert await commit(broker, 0, 3, number) == 0
+            consuming.resume()
+            await asyncio.sleep(0.1)
         assert calls.done[0] == [0, 1]
         position = await broker.committed("G", "T", 0)
         assert position is not None
