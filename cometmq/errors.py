@@ -414,6 +414,16 @@ class QueueLocked(ConflictError):
     )
 
 
+class OffsetReset(ConflictError):
+    """The group was reset in this queue, and the commit is of what it did before."""
+
+    code = 3023
+    advice = (
+        "Go on at the position that the error carries, and commit with the reset number that "
+        "comes with it: the SDK does so."
+    )
+
+
 class BatchOutsideWindow(ConflictError):
     """A batch came again, and so late that it is not known any more where it was stored."""
 

@@ -25,6 +25,7 @@ from cometmq.admin import (
     offsets_cli,
     ops,
     render,
+    resets_cli,
     search_cli,
     store_cli,
 )
@@ -321,7 +322,7 @@ async def topic_status(connection: Connection, name: str) -> list[QueueView]:
 
 @cli.group("group", cls=Group)
 def group_group() -> None:
-    """Consumer groups: members, progress, clean-up."""
+    """Consumer groups: members, progress, resets, clean-up."""
 
 
 @cluster_command(group_group, "list")
@@ -360,6 +361,7 @@ async def group_progress(connection: Connection, name: str, topic: str) -> Group
     return await ops.group_progress(connection, name, topic=topic)
 
 
+resets_cli.add_commands(group_group)
 cli.add_command(offsets_cli.offsets_group)
 cli.add_command(brokers_cli.broker_group)
 cli.add_command(dead_letters_cli.dlq_group)

@@ -454,6 +454,14 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("resent", lambda v: v.resent_count),
         ("resent before", lambda v: v.resent_before_count),
     ),
+    views.QueueResetView: (
+        ("broker group", lambda v: v.broker_group),
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: v.queue_id),
+        ("before", lambda v: v.before),
+        ("after", lambda v: v.after),
+        ("done", lambda v: v.done),
+    ),
     views.PurgedView: (
         ("purged group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),

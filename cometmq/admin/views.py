@@ -256,6 +256,18 @@ class GroupProgressView:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueResetView:
+    """A group in one queue that it was reset in. ``before`` None: it had never committed."""
+
+    broker_group: str
+    topic: str
+    queue_id: int
+    before: int | None
+    after: int
+    done: bool  # False: it would be
+
+
+@dataclass(frozen=True, slots=True)
 class SentView:
     """Where a message was stored."""
 

@@ -12,7 +12,7 @@ from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
-from cometmq.errors import CometError, PositionFenced, Retry
+from cometmq.errors import CometError, OffsetReset, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
@@ -119,7 +119,9 @@ class AssignedQueue:
         """The broker's answer to a commit. Fenced = what was read above the fence is no longer
         there: go back to it.
         """
-        if isinstance(answer, PositionFenced) and answer.fence is not None:
+        if isinstance(answer, OffsetReset) and answer.fence is not None:
+            self.reset(Position(*answer.fence))
+        elif isinstance(answer, PositionFenced) and answer.fence is not None:
             _log.warning("commit fenced", extra=fields(**of(self.queue), error=answer))
             self._go_to(Position(*answer.fence))
         elif isinstance(answer, CometError):
@@ -127,6 +129,24 @@ class AssignedQueue:
                 _log.warning("commit refused", extra=fields(**of(self.queue), error=answer))
         else:
             self._committed = answer
+
+    def reset(self, position: Position) -> None:
+        """The group was reset: go on there. Calls that run go on to their end, and their results do
+        not count.
+        """
+        if self._progress is None:
+            return  # its position is being asked for
+        _log.warning(
+            "the group was reset",
+            extra=fields(
+                **of(self.queue),
+                offset=self._progress.committable.offset,
+                goes_on_at=position.offset,
+            ),
+        )
+        self._progress.restart(position)
+        self._fetcher.position = self._committed = position
+        self._changed.set()
 
     def _go_to(self, position: Position) -> None:
         assert self._progress is not None

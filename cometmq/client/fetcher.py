@@ -95,7 +95,7 @@ def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter)
 
 async def start_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> Position:
     """Where the group goes on in a queue: its committed position, else as ``consume_from`` says."""
-    committed = (await calls.committed([queue]))[queue]
+    committed = (await calls.went_on([queue]))[queue]
     if isinstance(committed, Position):
         return committed
     if committed is not None:

@@ -39,12 +39,15 @@ class _Joined:
         self.members: dict[str, frozenset[str]] | None = None
         # known before this stream, which has not sent them yet
         self.absent: dict[str, frozenset[str]] = {}
+        self.reset_number = 0  # the newest reset that was told
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
 
 
 class Membership:
-    """``on_change`` is called whenever what the brokers tell changes."""
+    """``on_change`` is called whenever what the brokers tell changes, ``on_reset`` with the name of
+    a broker group where the consumer group was reset.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,9 @@ class Membership:
         calls: BrokerCalls,
         policy: BackoffPolicy,
         on_change: Callable[[], None],
+        on_reset: Callable[[str], None],
     ) -> None:
+        self._on_reset = on_reset
         self._client_id = client_id
         self._calls = calls
         self._policy = policy
@@ -122,7 +127,7 @@ class Membership:
         answered = asyncio.Event()
         parts = [
             self._tell(call, joined),
-            self._hear(call, joined, backoff, answered),
+            self._hear(broker_group, call, joined, backoff, answered),
             self._forget_absent(joined, answered),
             self._calls.until_deposed(broker_group),
         ]
@@ -137,6 +142,7 @@ class Membership:
 
     async def _hear(
         self,
+        broker_group: str,
         call: JoinStream,
         joined: _Joined,
         backoff: Backoff,
@@ -151,6 +157,9 @@ class Membership:
             joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
             answered.set()
             self._on_change()
+            if response.reset_number > joined.reset_number:
+                joined.reset_number = response.reset_number
+                self._on_reset(broker_group)
         raise PeerUnavailable("The broker ended the stream.")
 
     async def _forget_absent(self, joined: _Joined, answered: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cometmq.client.connections import Connections
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.sources import Sources
-from cometmq.errors import CometError, PeerUnavailable, Retry
+from cometmq.errors import CometError, OffsetReset, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.rpc.streams import ask
@@ -53,6 +53,8 @@ class BrokerCalls:
         self._connections = connections
         self._routes = routes
         self._sources = Sources(routes)
+        # The newest reset of each queue that the client has gone on after.
+        self._resets: dict[QueueRef, int] = {}
 
     async def pull(
         self, broker_group: str, request: broker_pb2.PullRequest, suggested: int | None = None
@@ -95,6 +97,12 @@ class BrokerCalls:
         self, queues: Collection[QueueRef]
     ) -> dict[QueueRef, Position | CometError | None]:
         """The group's committed position of each queue; None = it never committed there."""
+        return await self._query(queues, {})
+
+    async def _query(
+        self, queues: Collection[QueueRef], numbers: dict[QueueRef, int]
+    ) -> dict[QueueRef, Position | CometError | None]:
+        """Also puts the number of each queue's newest reset into ``numbers``."""
         found: dict[QueueRef, Position | CometError | None] = {}
         for broker_group, part in _by_broker(queues):
             request = broker_pb2.QueryOffsetsRequest(
@@ -103,6 +111,8 @@ class BrokerCalls:
             stub = self.broker(broker_group)
             response = await ask(stub.QueryOffsets, request, self.timeout_s)
             found.update(zip(part, map(_result, response.results), strict=True))
+            pairs = zip(part, response.results, strict=True)
+            numbers.update({queue: item.reset_number for queue, item in pairs if item.reset_number})
         return found
 
     async def commit(
@@ -137,9 +147,36 @@ class BrokerCalls:
                 queue=queue_to_proto(queue),
                 position=position_to_proto(positions[queue]),
                 lock_number=lock_number_of(queue),
+                reset_number=self._resets.get(queue, 0),
             )
         response = await ask(self.broker(broker_group).CommitOffsets, request, self.timeout_s)
-        return [_result(item) for item in response.results]
+        answers = [_result(item) for item in response.results]
+        for queue, item, answer in zip(queues, response.results, answers, strict=True):
+            if isinstance(answer, OffsetReset):
+                self._resets[queue] = item.reset_number
+        return answers
+
+    async def went_on(
+        self, queues: Collection[QueueRef]
+    ) -> dict[QueueRef, Position | CometError | None]:
+        """As :meth:`committed`, for a client that goes on there: what it commits from now on counts
+        after all resets so far.
+        """
+        return await self._query(queues, self._resets)
+
+    async def reset_positions(self, queues: Collection[QueueRef]) -> dict[QueueRef, Position]:
+        """Of these queues those that were reset since this client went on there, and where to go on
+        now.
+        """
+        numbers = dict(self._resets)
+        answers = await self._query(queues, numbers)
+        reset = {
+            queue: answer
+            for queue, answer in answers.items()
+            if isinstance(answer, Position) and numbers.get(queue, 0) > self._resets.get(queue, 0)
+        }
+        self._resets |= {queue: numbers[queue] for queue in reset}
+        return reset
 
     async def lock(
         self, client_id: str, queues: Collection[QueueRef]

@@ -62,6 +62,10 @@ class OrderlyQueue(AssignedQueue):
         super()._go_to(position)
         self._go_on()
 
+    def reset(self, position: Position) -> None:
+        super().reset(position)
+        self._go_on()
+
     def _take(self, progress: Progress, batch: PullBatch) -> None:
         super()._take(progress, batch)
         self._go_on()

@@ -133,6 +133,14 @@ class Progress:
         self._start = self._done = position
         self._drop_finished()
 
+    def restart(self, position: Position) -> None:
+        """The queue goes on at ``position``: nothing that was read so far counts any more."""
+        for run in self._runs:
+            run.cut(-1)
+        self._runs.clear()
+        self.count = self.bytes_count = 0
+        self._start = self._done = position
+
     def _drop_finished(self) -> None:
         runs = self._runs
         done = 0

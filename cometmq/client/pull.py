@@ -33,6 +33,7 @@ from cometmq.errors import (
     CometError,
     DelayLevelInvalid,
     InvalidRequest,
+    OffsetReset,
     QueueNotFound,
     Retry,
 )
@@ -190,6 +191,10 @@ class PullConsumer:
         for queue, answer in answers.items():
             if not isinstance(answer, CometError):
                 self._committed[queue] = positions[queue]
+            elif isinstance(answer, OffsetReset) and answer.fence and queue in self._fetchers:
+                _log.warning("the group was reset", extra=fields(**of(queue), error=answer))
+                answers[queue] = position = Position(*answer.fence)
+                await self.seek(queue, position)
         return answers
 
     async def _commit_loop(self) -> None:

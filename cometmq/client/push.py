@@ -71,8 +71,13 @@ class PushConsumer:
             self._options.request_timeout_ms / 1000,
         )
         self._membership = Membership(
-            self._options.client_id, self._calls, policy, self._membership_changed
+            self._options.client_id,
+            self._calls,
+            policy,
+            self._membership_changed,
+            self._was_reset,
         )
+        self._reset: set[str] = set()  # broker groups where the group was reset
         self._long_poller = LongPoller(
             self._options.client_id,
             self._connections,
@@ -237,6 +242,27 @@ class PushConsumer:
                 extra=fields(topic=topic, group=self._calls.group, advice=TopicNotFound.advice),
             )
 
+    def _was_reset(self, broker_group: str) -> None:
+        self._reset.add(broker_group)
+        self._unbalanced.set()
+
+    async def _follow_resets(self) -> None:
+        """Goes on where the group was reset to. A broker that does not answer is asked again."""
+        at, self._reset = self._reset, set()
+        queues = [queue for queue in self._assigned if queue.broker_group in at]
+        if not queues:
+            return
+        try:
+            positions = await self._calls.reset_positions(queues)
+        except CometError as error:
+            _log.info("reset not followed yet", extra=fields(group=self._calls.group, error=error))
+            self._reset |= at
+            self._unbalanced.set()
+            return
+        for queue, position in positions.items():
+            if queue in self._assigned:
+                self._assigned[queue].reset(position)
+
     def _membership_changed(self) -> None:
         self._unbalanced.set()
 
@@ -248,6 +274,7 @@ class PushConsumer:
             await self._rebalance()
 
     async def _rebalance(self) -> None:
+        await self._follow_resets()
         routes = {topic: self._routes.get(topic) for topic in self._subscriptions}
         known = {topic: route for topic, route in routes.items() if route is not None}
         groups = {topic: list(writers(route)) for topic, route in known.items()}

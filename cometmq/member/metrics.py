@@ -162,6 +162,9 @@ class MemberMetrics:
         self._sent_to_dlq = counter(
             "rocketmq_send_to_dlq_messages", "Messages that became dead letters.", sent_back
         )
+        self._resets = counter(
+            "cometmq_offset_resets", "Queues in which a group was reset.", sent_back
+        )
         self._given_back: set[tuple[str, str]] = set()  # topic and group of these series
         self.delay_latency_s = seconds(
             "rocketmq_delay_message_latency",
@@ -216,10 +219,15 @@ class MemberMetrics:
         self._given_back.add((topic, group))
         self._sent_to_dlq.labels(*self.node, topic, group).inc()
 
+    def offsets_reset(self, topic: str, group: str, queue_count: int) -> None:
+        """An operator has let a group go on elsewhere in queues of a topic."""
+        self._given_back.add((topic, group))
+        self._resets.labels(*self.node, topic, group).inc(queue_count)
+
     def _forget_given_back(self, place: int, name: str) -> None:
         for key in [key for key in self._given_back if key[place] == name]:
             self._given_back.discard(key)
-            for series in (self._sent_back, self._sent_to_dlq):
+            for series in (self._sent_back, self._sent_to_dlq, self._resets):
                 with suppress(KeyError):  # a message of the two never met this fate
                     series.remove(*self.node, *key)
 

@@ -119,6 +119,16 @@ class OffsetsCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetsReset:
+    """A group goes on here, whatever it had committed in these queues. ``number``: of the reset,
+    above the group's earlier ones. All commits are of one group.
+    """
+
+    number: int
+    commits: tuple[CommittedOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DelaysReached:
     """How far each level of delayed messages was delivered: queue offsets by level from 1; levels
     that are not named are at 0. Replaces what was known.
@@ -173,6 +183,7 @@ Change = (
     | GroupPut
     | GroupDropped
     | OffsetsCommitted
+    | OffsetsReset
     | DelaysReached
     | StreamsReached
     | DeadLettersResent
@@ -379,6 +390,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": _commit_fields(c.commits)},
         lambda f: OffsetsCommitted(_commits(f["o"])),
+    ),
+    OffsetsReset: _Kind(
+        "reset",
+        frozenset("ro"),
+        lambda c: {"r": c.number, "o": _commit_fields(c.commits)},
+        lambda f: OffsetsReset(_int(f["r"]), _commits(f["o"])),
     ),
     DelaysReached: _Kind(
         "delays",

@@ -106,6 +106,11 @@ class MemberTable:
         self._groups[group] = members | {client_id: member}
         return self._changed(group)
 
+    def touch(self, group: str) -> None:
+        """Something else about the group has changed that its members have to know."""
+        if group in self._groups:
+            self._changed(group)
+
     def leave(self, group: str, client_id: str, stream: int) -> Membership | None:
         """The stream has ended; answers the group afterwards.
 

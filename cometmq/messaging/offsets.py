@@ -123,6 +123,12 @@ class OffsetTable:
         if before is None or commit.position > before:
             queues[key] = commit.position
 
+    def reset(self, commit: CommittedOffset) -> None:
+        """The group goes on here, also if that is back."""
+        key = (commit.topic, commit.queue_id)
+        self._groups.setdefault(commit.group, {})[key] = commit.position
+        self._unwritten.pop((commit.group, key), None)
+
     def forget_topic(self, topic: str) -> None:
         """Drops all commits for a topic that is deleted."""
         for group, queues in list(self._groups.items()):

@@ -29,6 +29,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    OffsetsReset,
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
@@ -47,6 +48,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
+from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.topics import TopicTable
 from cometmq.model import DLQ_PREFIX, TopicConfig
 
@@ -99,6 +101,7 @@ class BrokerState:
         # By group, the offsets of the dead letters that were sent again.
         self.resent: dict[str, tuple[Interval, ...]] = {}
         self.locks = LockTable()
+        self.resets = ResetTable()
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
 
     # --- plan: what is asked for → the change to append ---
@@ -196,6 +199,7 @@ class BrokerState:
         self.streams = other.streams
         self.resent = other.resent
         self.locks = other.locks
+        self.resets = other.resets
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -234,9 +238,16 @@ class BrokerState:
 
     def _reach(
         self,
-        change: DelaysReached | StreamsReached | DeadLettersResent | QueuesLocked | QueuesUnlocked,
+        change: DelaysReached
+        | StreamsReached
+        | DeadLettersResent
+        | QueuesLocked
+        | QueuesUnlocked
+        | OffsetsReset,
     ) -> None:
         match change:
+            case OffsetsReset(number, commits):
+                self._reset(number, commits)
             case QueuesLocked(run):
                 self.locks.grant(run)
             case QueuesUnlocked(group, queues):
@@ -267,6 +278,7 @@ class BrokerState:
         self.generations.drop(topic)
         self.offsets.forget_topic(topic)
         self.locks.forget_topic(topic)
+        self.resets.forget_topic(topic)
         if topic.startswith(DLQ_PREFIX):
             self.resent.pop(topic.removeprefix(DLQ_PREFIX), None)
 
@@ -283,6 +295,7 @@ class BrokerState:
             self.groups.pop(change.group, None)
             self.offsets.forget_group(change.group)
             self.locks.forget_group(change.group)
+            self.resets.forget_group(change.group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -291,6 +304,13 @@ class BrokerState:
             history = self.generations.find(commit.topic, commit.queue_id)
             if history is not None and commit.position.generation >= history.born:
                 self.offsets.restore(commit)
+
+    def _reset(self, number: int, commits: Iterable[CommittedOffset]) -> None:
+        for commit in commits:
+            history = self.generations.find(commit.topic, commit.queue_id)
+            if history is not None and commit.position.generation >= history.born:
+                self.offsets.reset(commit)
+                self.resets.put(commit.group, number, [(commit.topic, commit.queue_id)])
 
     # --- copy: everything, as changes that rebuild it from nothing ---
 
@@ -308,8 +328,7 @@ class BrokerState:
                 yield from self._counted(config.name, next_offset_of)
         for name in sorted(self.groups):
             yield GroupPut(self.groups[name])
-        for commits in batched(self.offsets, RECORD_BYTES_MAX):
-            yield OffsetsCommitted(commits)
+        yield from self._committed()
         if self.delays:
             yield DelaysReached(self.delays)
         for group in sorted(self.resent):
@@ -317,6 +336,15 @@ class BrokerState:
         for run in self.locks:
             yield QueuesLocked(run)
         yield from stream_changes(self.streams, [])
+
+    def _committed(self) -> Iterator[OffsetsCommitted | OffsetsReset]:
+        for commits in batched(self.offsets, RECORD_BYTES_MAX):
+            yield OffsetsCommitted(commits)
+        for group, number, keys in self.resets:
+            # A reset leaves a position, which commits have moved on since.
+            committed = positions_of(group, keys, self.offsets.of_group(group))
+            for commits in batched(committed, RECORD_BYTES_MAX):
+                yield OffsetsReset(number, commits)
 
     def _counted(self, topic: str, next_offset_of: NextOffsetOf) -> Iterator[QueuesCounted]:
         queue_ids = range(len(self.generations.topic(topic)))
@@ -349,7 +377,7 @@ class BrokerState:
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * len(self.resent)
-        entries += LOCK_BYTES * self.locks.count
+        entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

@@ -21,6 +21,30 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ResetBound:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ResetBoundEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResetBound.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESET_BOUND_UNSPECIFIED: _ResetBound.ValueType  # 0
+    """Refused."""
+    RESET_BOUND_FIRST: _ResetBound.ValueType  # 1
+    """The oldest message that is there."""
+    RESET_BOUND_LAST: _ResetBound.ValueType  # 2
+    """What arrives from now on."""
+
+class ResetBound(_ResetBound, metaclass=_ResetBoundEnumTypeWrapper):
+    """An end of what can be read of a queue."""
+
+RESET_BOUND_UNSPECIFIED: ResetBound.ValueType  # 0
+"""Refused."""
+RESET_BOUND_FIRST: ResetBound.ValueType  # 1
+"""The oldest message that is there."""
+RESET_BOUND_LAST: ResetBound.ValueType  # 2
+"""What arrives from now on."""
+Global___ResetBound: _TypeAlias = ResetBound  # noqa: Y015
+
 class _SegmentKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -156,6 +180,124 @@ TIME_BOUNDARY_LOWER: TimeBoundary.ValueType  # 1
 TIME_BOUNDARY_UPPER: TimeBoundary.ValueType  # 2
 """The last that was not stored after; the first of the queue when there is none."""
 Global___TimeBoundary: _TypeAlias = TimeBoundary  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsRequest(_message.Message):
+    """See BrokerAdminService.ResetOffsets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    CLONE_OF_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    topic: _builtins.str
+    """Topic name."""
+    bound: Global___ResetBound.ValueType
+    """At an end of each queue."""
+    time_ms: _builtins.int
+    """At the first message that was stored at this time or later, in ms since 1970."""
+    offset: _builtins.int
+    """At this offset, or at the end of the queue that is nearer."""
+    clone_of: _builtins.str
+    """Where another group is; queues in which that one has not committed stay as they are. The group is made if need be."""
+    dry_run: _builtins.bool
+    """Only tells what would happen."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Queues, at most 4,096; none = all that can be read."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bound: Global___ResetBound.ValueType = ...,
+        time_ms: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        clone_of: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "clone_of", b"clone_of", "offset", b"offset", "target", b"target", "time_ms", b"time_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "clone_of", b"clone_of", "dry_run", b"dry_run", "group", b"group", "offset", b"offset", "queue_ids", b"queue_ids", "target", b"target", "time_ms", b"time_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["bound", "time_ms", "offset", "clone_of"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___ResetOffsetsRequest: _TypeAlias = ResetOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class ResetResult(_message.Message):
+    """What becomes of a group in one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.int
+    """The queue."""
+    @_builtins.property
+    def before(self) -> _common_pb2.Position:
+        """Where the group was; absent: it had never committed."""
+
+    @_builtins.property
+    def after(self) -> _common_pb2.Position:
+        """Where it goes on."""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why the queue cannot be reset; then the others are unset."""
+
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.int = ...,
+        before: _common_pb2.Position | None = ...,
+        after: _common_pb2.Position | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "error", b"error", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetResult: _TypeAlias = ResetResult  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsResponse(_message.Message):
+    """See BrokerAdminService.ResetOffsets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResetResult]:
+        """One for each queue, in order; a clone has none for queues that stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ResetResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetOffsetsResponse: _TypeAlias = ResetOffsetsResponse  # noqa: Y015
 
 @_typing.final
 class DescribeMemberRequest(_message.Message):
@@ -907,8 +1049,13 @@ class JoinGroupResponse(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    RESET_NUMBER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Higher with every change of the group while this broker lives."""
+    reset_number: _builtins.int
+    """Number of the group's newest reset at this broker; 0 = none. When it rises: ask QueryOffsets of all queues that are read,
+    and go on at the position of each whose reset_number has risen.
+    """
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All live members known to this broker, by client_id."""
@@ -918,10 +1065,11 @@ class JoinGroupResponse(_message.Message):
         *,
         version: _builtins.int = ...,
         members: _abc.Iterable[Global___GroupMember] | None = ...,
+        reset_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -936,9 +1084,14 @@ class OffsetCommit(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     LOCK_NUMBER_FIELD_NUMBER: _builtins.int
+    RESET_NUMBER_FIELD_NUMBER: _builtins.int
     lock_number: _builtins.int
     """The number of the queue's lock, of a client that consumes in order: refused (QUEUE_LOCKED) unless the lock holds. 0 = the
     client has no lock, and none is asked for.
+    """
+    reset_number: _builtins.int
+    """The newest reset of the queue that the client knows, from OffsetResult.reset_number: refused (OFFSET_RESET) when there was
+    one since. 0 = none.
     """
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
@@ -954,10 +1107,11 @@ class OffsetCommit(_message.Message):
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
         lock_number: _builtins.int = ...,
+        reset_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock_number", b"lock_number", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lock_number", b"lock_number", "position", b"position", "queue", b"queue", "reset_number", b"reset_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1000,6 +1154,11 @@ class OffsetResult(_message.Message):
     QUEUE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    RESET_NUMBER_FIELD_NUMBER: _builtins.int
+    reset_number: _builtins.int
+    """Number of the group's newest reset in this queue, of an answer to QueryOffsets, or with OFFSET_RESET; 0 = none. Later
+    commits carry it.
+    """
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue."""
@@ -1018,10 +1177,11 @@ class OffsetResult(_message.Message):
         queue: _common_pb2.QueueRef | None = ...,
         error: _common_pb2.Error | None = ...,
         position: _common_pb2.Position | None = ...,
+        reset_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue", "reset_number", b"reset_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

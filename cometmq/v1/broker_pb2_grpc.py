@@ -162,7 +162,8 @@ class BrokerServiceServicer:
         made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
+        OFFSET_RESET. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -756,6 +757,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
                 _registered_method=True)
+        self.ResetOffsets = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ResetOffsets',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.FromString,
+                _registered_method=True)
         self.ResendDeadLetters = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/ResendDeadLetters',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
@@ -842,6 +848,16 @@ class BrokerAdminServiceServicer:
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetOffsets(self, request, context):
+        """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
+        what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+        inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -935,6 +951,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.DeleteGroup,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'ResetOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetOffsets,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.SerializeToString,
             ),
             'ResendDeadLetters': grpc.unary_unary_rpc_method_handler(
                     servicer.ResendDeadLetters,
@@ -1136,6 +1157,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/DeleteGroup',
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ResetOffsets',
+            cometmq_dot_v1_dot_broker__pb2.ResetOffsetsRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ResetOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,7 +67,8 @@ class BrokerServiceStub:
     made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
+    OFFSET_RESET. Deadline 3 s.
     """
     LockQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]
     """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
@@ -153,7 +154,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+    back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
+    OFFSET_RESET. Deadline 3 s.
     """
     LockQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]  # type: ignore[assignment]
     """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
@@ -266,7 +268,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         made by a commit for a queue that is there, at a place between 0 and its end; any other is refused. Answered when it
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
-        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED. Deadline 3 s.
+        back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
+        OFFSET_RESET. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -400,6 +403,12 @@ class BrokerAdminServiceStub:
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
+    ResetOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]
+    """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
+    what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+    inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
+    """
     ResendDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
     that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
@@ -455,6 +464,12 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
+    """
+    ResetOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
+    """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
+    what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+    inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
     """
     ResendDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendDeadLettersRequest, _broker_pb2.ResendDeadLettersResponse]  # type: ignore[assignment]
     """Sends dead letters of a group to it again: each comes through the group's retry topic as if it had never been tried. One
@@ -544,6 +559,18 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ResetOffsets(
+        self,
+        request: _broker_pb2.ResetOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ResetOffsetsResponse, _abc.Awaitable[_broker_pb2.ResetOffsetsResponse]]:
+        """Lets a group go on elsewhere in queues of a topic, online or not. Its members go on there within about a second; commits of
+        what they did before are refused (OFFSET_RESET). Answered when it is as safe as a message of the topic. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND, INVALID_REQUEST, OFFSET_INVALID, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
+        inside an item: QUEUE_NOT_FOUND. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cometmq.errors import InvalidRequest, LimitExceeded
+from cometmq.errors import CometError, InvalidRequest, LimitExceeded
 from cometmq.member.context import MemberCore
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
+from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
@@ -13,6 +14,33 @@ from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2
 from services.broker.dead_letters import ITEMS_MAX, DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
+from services.broker.resets import Bound, OffsetResets, QueueReset, ResetTarget
+
+_BOUNDS = {
+    broker_pb2.RESET_BOUND_FIRST: Bound.FIRST,
+    broker_pb2.RESET_BOUND_LAST: Bound.LAST,
+}
+
+
+def _reset_target(request: broker_pb2.ResetOffsetsRequest) -> ResetTarget:
+    match request.WhichOneof("target"):
+        case "bound" if request.bound in _BOUNDS:
+            return ResetTarget(bound=_BOUNDS[request.bound])
+        case "time_ms":
+            return ResetTarget(time_ms=convert.time_ms("time_ms", request.time_ms))
+        case "offset":
+            return ResetTarget(offset=request.offset)
+        case "clone_of":
+            return ResetTarget(clone_of=request.clone_of)
+    raise InvalidRequest("target: a reset is to a bound, a time, an offset, or another group's")
+
+
+def _reset_result(answer: QueueReset | CometError) -> broker_pb2.ResetResult:
+    if isinstance(answer, CometError):
+        return broker_pb2.ResetResult(error=to_proto(answer))
+    before = None if answer.before is None else convert.position_proto(answer.before)
+    after = convert.position_proto(answer.after)
+    return broker_pb2.ResetResult(queue_id=answer.queue_id, before=before, after=after)
 
 
 class BrokerAdminServicer(AdminReadServicer):
@@ -24,6 +52,7 @@ class BrokerAdminServicer(AdminReadServicer):
         coordinator: GroupCoordinator,
         keeper: StateKeeper,
         dead_letters: DeadLetters,
+        resets: OffsetResets,
         new_topic: TopicConfig,
     ) -> None:
         super().__init__(core, coordinator)
@@ -31,6 +60,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._reserved_ms = core.retention.rules.reserved_ms
         self._keeper = keeper
         self._dead_letters = dead_letters
+        self._resets = resets
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
     async def PutTopic(
@@ -80,6 +110,19 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.PurgeDeadLettersResponse:
         await self._dead_letters.purge(request.group)
         return broker_pb2.PurgeDeadLettersResponse()
+
+    async def ResetOffsets(
+        self, request: broker_pb2.ResetOffsetsRequest, context: Context
+    ) -> broker_pb2.ResetOffsetsResponse:
+        check_items(request.queue_ids)
+        answers = await self._resets.reset(
+            request.group,
+            request.topic,
+            sorted(set(request.queue_ids)),
+            _reset_target(request),
+            dry=request.dry_run,
+        )
+        return broker_pb2.ResetOffsetsResponse(results=map(_reset_result, answers))
 
     async def ListGroups(
         self, request: broker_pb2.ListGroupsRequest, context: Context

@@ -169,7 +169,12 @@ class _Parts:
         self.hand_over = replication.hand_over
         core, coordinator = writer.core, client_api.coordinator
         admin = BrokerAdminServicer(
-            core, coordinator, writer.keeper, writer.dead_letters, client_api.policy.new_topic
+            core,
+            coordinator,
+            writer.keeper,
+            writer.dead_letters,
+            client_api.resets,
+            client_api.policy.new_topic,
         )
         members = ReplicationServicer(
             context,

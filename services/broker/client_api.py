@@ -14,6 +14,7 @@ from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
 from services.broker.produce import ProduceHandler, ProducePolicy
 from services.broker.replication import Replication
+from services.broker.resets import OffsetResets
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
 from services.broker.writer_core import WriterCore
@@ -70,6 +71,7 @@ class ClientApi:
             clock,
             auto_create_groups=config.auto_create_subscription_group,
         )
+        self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.was_reset)
         host = identity.store_host
         produce = ProduceHandler(storage, keeper, policy, host, metrics, clock)
         encoder = StructuredEncoder(

@@ -146,9 +146,21 @@ class GroupCoordinator(GroupReads):
         self._used(group)
         return self._state.offsets.commit(group, key, position, history, view.max_offset)
 
-    def check_lock(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
-        """Raises QueueLocked unless a commit with this lock number counts."""
-        self._state.locks.check_commit(group, (topic, queue_id), lock_number)
+    def check_commit(
+        self, group: str, topic: str, queue_id: int, lock_number: int, reset_number: int
+    ) -> None:
+        """Raises QueueLocked, OffsetReset for a commit of a member that has lost the queue, or that
+        does not know the newest reset. ``lock_number`` 0: the member consumes without locks.
+        """
+        key = (topic, queue_id)
+        if lock_number:
+            self._state.locks.check_commit(group, key, lock_number)
+        position = self._state.offsets.get(group, key)
+        self._state.resets.check(group, key, reset_number, position)
+
+    def newest_reset(self, group: str) -> int:
+        """The number of the group's newest reset."""
+        return self._state.resets.newest(group)
 
     async def stored(self, topics: Iterable[str]) -> None:
         """Wait until what was committed is as safe as these topics ask for their messages."""

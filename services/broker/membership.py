@@ -41,6 +41,11 @@ class Groups:
         for stream in self._streams.get(group, ()):
             stream.wake()
 
+    def was_reset(self, group: str) -> None:
+        """Tell all members of a group that it was reset."""
+        self.table.touch(group)
+        self.changed(group)
+
     def left(self, stream: MemberStream) -> None:
         """The stream has ended."""
         streams = self._streams[stream.group]

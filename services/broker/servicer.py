@@ -240,7 +240,11 @@ class BrokerServicer(ReadServicer):
                     await context.room(len(view.members) * MEMBER_BYTES_USUAL)
                     members = convert.members_proto(view)
                     await context.write(
-                        broker_pb2.JoinGroupResponse(version=view.version, members=members)
+                        broker_pb2.JoinGroupResponse(
+                            version=view.version,
+                            members=members,
+                            reset_number=self._coordinator.newest_reset(stream.group),
+                        )
                     )
                 reading.cancel()
                 stopping.cancel()
@@ -333,11 +337,13 @@ class BrokerServicer(ReadServicer):
     def _commit(self, group: str, commit: broker_pb2.OffsetCommit) -> broker_pb2.OffsetResult:
         queue = commit.queue
         try:
-            if commit.lock_number:
-                self._coordinator.check_lock(group, queue.topic, queue.queue_id, commit.lock_number)
+            self._coordinator.check_commit(
+                group, queue.topic, queue.queue_id, commit.lock_number, commit.reset_number
+            )
             kept = self._coordinator.commit(
                 group, queue.topic, queue.queue_id, convert.position(commit.position)
             )
         except CometError as error:
-            return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
+            number = self._coordinator.reset_number(group, queue.topic, queue.queue_id)
+            return broker_pb2.OffsetResult(queue=queue, error=to_proto(error), reset_number=number)
         return broker_pb2.OffsetResult(queue=queue, position=convert.position_proto(kept))

@@ -39,6 +39,10 @@ class GroupReads:
         self._reader.queue(topic, queue_id)
         return self._state.offsets.get(group, (topic, queue_id))
 
+    def reset_number(self, group: str, topic: str, queue_id: int) -> int:
+        """The number of the group's newest reset in a queue; 0: there was none."""
+        return self._state.resets.number(group, (topic, queue_id))
+
     def check_read(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
         """Raises QueueLocked when another client of the group has locked the queue since."""
         self._state.locks.check_pull(group, (topic, queue_id), lock_number)

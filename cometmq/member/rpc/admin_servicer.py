@@ -47,6 +47,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DeleteGroupResponse:
         raise not_writer(self._identity)
 
+    async def ResetOffsets(
+        self, request: broker_pb2.ResetOffsetsRequest, context: Context
+    ) -> broker_pb2.ResetOffsetsResponse:
+        raise not_writer(self._identity)
+
     async def ResendDeadLetters(
         self, request: broker_pb2.ResendDeadLettersRequest, context: Context
     ) -> broker_pb2.ResendDeadLettersResponse:

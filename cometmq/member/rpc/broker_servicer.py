@@ -140,8 +140,11 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             found = self._group_reads.committed(group, queue.topic, queue.queue_id)
         except CometError as error:
             return broker_pb2.OffsetResult(queue=queue, error=to_proto(error))
-        position = None if found is None else convert.position_proto(found)
-        return broker_pb2.OffsetResult(queue=queue, position=position)
+        return broker_pb2.OffsetResult(
+            queue=queue,
+            position=None if found is None else convert.position_proto(found),
+            reset_number=self._group_reads.reset_number(group, queue.topic, queue.queue_id),
+        )
 
     # --- what a follower does not do ---
 

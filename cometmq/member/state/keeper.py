@@ -21,6 +21,7 @@ from cometmq.messaging.changes import (
     Change,
     DeadLettersResent,
     DelaysReached,
+    OffsetsReset,
     QueuesLocked,
     QueuesUnlocked,
     TopicPut,
@@ -219,7 +220,9 @@ class StateKeeper:
         """How far the log has grown since progress was written."""
         return self._storage.store.appended_offset - self._progress_end
 
-    def write(self, change: DeadLettersResent | QueuesLocked | QueuesUnlocked) -> int:
+    def write(
+        self, change: DeadLettersResent | QueuesLocked | QueuesUnlocked | OffsetsReset
+    ) -> int:
         """Append a change that takes effect at once; the end of the log. May raise DiskFull,
         BrokerDraining: then nothing has changed.
         """

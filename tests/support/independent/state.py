@@ -116,6 +116,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     },
     "group-drop": {"n": _is_name},
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
+    "reset": {"r": _number(1, 2**63 - 1), "o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
     "resent": {"n": _is_name, "o": _is_list_of(_is_list_of(_offset))},
     "locks": {"n": _is_name, "c": _is_text, "l": _offset, "q": _is_map_to(_is_list_of(_count))},
@@ -187,6 +188,7 @@ class State:
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[str, Json] = field(default_factory=dict)
     # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
+    resets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     locks: dict[tuple[str, str, int], tuple[str, int]] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
     # Stream → its intervals, its runs.
@@ -228,6 +230,7 @@ class State:
         del self.topics[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[1] != change["n"]}
+        self.resets = {key: one for key, one in self.resets.items() if key[1] != change["n"]}
         self.resent.pop(change["n"].removeprefix("%DLQ%"), None)
 
     def _topic_copy(self, change: Json, place: object) -> None:
@@ -267,6 +270,7 @@ class State:
         del self.groups[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[0] != change["n"]}
+        self.resets = {key: one for key, one in self.resets.items() if key[0] != change["n"]}
 
     def _offsets(self, change: Json, _: object) -> None:
         for group, topics in change["o"].items():
@@ -276,6 +280,14 @@ class State:
                     key, commit = (group, topic, queue_id), Commit(generation, offset)
                     if queue_id < len(histories) and generation >= histories[queue_id][0][0]:
                         self.offsets[key] = max(self.offsets.get(key, commit), commit)
+
+    def _reset(self, change: Json, place: object) -> None:
+        for group, topics in change["o"].items():
+            for topic, commits in topics.items():
+                for queue_id, _, _ in commits:
+                    self.offsets.pop((group, topic, queue_id), None)
+                    self.resets[group, topic, queue_id] = change["r"]
+        self._offsets(change, place)
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}

@@ -11,6 +11,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    OffsetsReset,
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
@@ -89,4 +90,9 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
         st.builds(GrantRun, NAMES, st.builds(Grant, st.text(max_size=9), OFFSETS), QUEUES),
     ),
     st.builds(QueuesUnlocked, NAMES, QUEUES),
+    st.builds(
+        lambda number, change: OffsetsReset(number, change.commits),
+        UINT64,
+        commits(st.builds(Position, UINT64, OFFSETS)),
+    ),
 )

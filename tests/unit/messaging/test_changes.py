@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPut,
     OffsetsCommitted,
+    OffsetsReset,
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
@@ -64,6 +65,13 @@ GOLDEN: dict[str, Change] = {
             CommittedOffset("billing", "orders", 0, Position(9, 480)),
             CommittedOffset("billing", "orders", 1, Position(9, 12)),
         )
+    ),
+    '{"k":"reset","r":2,"o":{"billing":{"orders":[[0,9,100],[1,9,0]]}}}': OffsetsReset(
+        2,
+        (
+            CommittedOffset("billing", "orders", 0, Position(9, 100)),
+            CommittedOffset("billing", "orders", 1, Position(9, 0)),
+        ),
     ),
     '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
     '{"k":"resent","n":"billing","o":[[0,7],[9,12]]}': DeadLettersResent(

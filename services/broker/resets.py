@@ -1,0 +1,152 @@
+"""Resets of consumer groups at the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from cometmq.errors import CometError, InvalidRequest, OffsetInvalid
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.reader import Reader
+from cometmq.member.read.search import Finder, TimeAnswer
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.changes import OffsetsReset
+from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.offsets import CommittedOffset
+from cometmq.model import Position, QueueKey
+from cometmq.store.queries import Boundary
+from cometmq.telemetry import fields, logger
+
+_log = logger(__name__)
+
+
+class Bound(Enum):
+    """An end of what can be read of a queue."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTarget:
+    """Where a group is to go on. One of these is set: a bound, a store time in ms, an offset, or
+    another group, whose positions it gets.
+    """
+
+    bound: Bound | None = None
+    time_ms: int | None = None
+    offset: int | None = None
+    clone_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReset:
+    """What becomes of a group in one queue. ``before`` None: it had never committed."""
+
+    queue_id: int
+    before: Position | None
+    after: Position
+
+
+class OffsetResets:
+    """Belongs to the event loop. ``on_reset`` gets the name of a group that was reset."""
+
+    def __init__(
+        self,
+        keeper: StateKeeper,
+        storage: MemberStorage,
+        reader: Reader,
+        metrics: MemberMetrics,
+        on_reset: Callable[[str], None],
+    ) -> None:
+        self._keeper = keeper
+        self._storage = storage
+        self._reader = reader
+        self._finder = Finder(reader)
+        self._metrics = metrics
+        self._on_reset = on_reset
+
+    async def reset(
+        self, group: str, topic: str, queue_ids: Sequence[int], target: ResetTarget, *, dry: bool
+    ) -> list[QueueReset | CometError]:
+        """Let a group go on elsewhere in queues of a topic, all if none is named; ``dry``: only
+        tell. A clone leaves queues alone where the other group has not committed. Returns when it
+        is as safe as messages of the topic. Raises GroupNameInvalid, GroupNotFound, TopicNotFound,
+        OffsetInvalid, and what appending raises.
+        """
+        if not target.clone_of:
+            self._keeper.group(group)
+        elif target.clone_of == group:
+            raise InvalidRequest("a group cannot be a clone of itself")
+        else:
+            self._keeper.group(target.clone_of)
+        config = self._keeper.state.topics.get(topic)
+        keys = [(topic, one) for one in queue_ids or range(config.read_queue_count)]
+        places = await self._places(keys, target)
+        if target.clone_of and not dry and self._keeper.find_group(group) is None:
+            await self._keeper.put_group(GroupSettings(group))
+        committed = self._keeper.state.offsets.of_group(group)
+        answers: list[QueueReset | CometError] = [
+            place
+            if isinstance(place, CometError)
+            else QueueReset(key[1], committed.get(key), place)
+            for key, place in zip(keys, places, strict=True)
+            if place is not None
+        ]
+        resets = [one for one in answers if isinstance(one, QueueReset)]
+        if resets and not dry:
+            await self._write(group, topic, resets)
+        return answers
+
+    async def _write(self, group: str, topic: str, resets: list[QueueReset]) -> None:
+        number = self._keeper.state.resets.newest(group) + 1
+        # A commit of before must not come behind the reset: read from the log it would undo it.
+        self._keeper.write_offsets()
+        change = OffsetsReset(
+            number, tuple(CommittedOffset(group, topic, one.queue_id, one.after) for one in resets)
+        )
+        end = self._keeper.write(change)
+        for one in resets:
+            _log.warning(
+                "group was reset",
+                extra=fields(
+                    group=group,
+                    topic=topic,
+                    queue=one.queue_id,
+                    offset=one.before.offset if one.before is not None else None,
+                    goes_on_at=one.after.offset,
+                    reset=number,
+                ),
+            )
+        self._metrics.offsets_reset(topic, group, len(resets))
+        self._on_reset(group)
+        await self._storage.stored(end, self._keeper.demands_of([topic]))
+
+    async def _places(
+        self, keys: Sequence[QueueKey], target: ResetTarget
+    ) -> list[Position | CometError | None]:
+        """Where the group is to go on in each queue; None: where it is."""
+        if target.time_ms is not None:
+            answers = await self._finder.by_time(keys, target.time_ms, Boundary.LOWER)
+            return [one.position if isinstance(one, TimeAnswer) else one for one in answers]
+        if target.offset is not None and target.offset < 0:
+            raise OffsetInvalid(f"queue offset {target.offset} is negative")
+        await self._reader.show_appended(keys)
+        return [self._place(key, target) for key in keys]
+
+    def _place(self, key: QueueKey, target: ResetTarget) -> Position | CometError | None:
+        try:
+            view = self._reader.queue(*key)
+        except CometError as error:
+            return error
+        low, high = view.min_offset, view.max_offset
+        if target.clone_of:
+            position = self._keeper.state.offsets.get(target.clone_of, key)
+            if position is None:
+                return None
+            return self._keeper.state.generations.of(*key).settle(position)
+        if target.offset is not None:
+            return Position(view.generation, min(max(target.offset, low), high))
+        return Position(view.generation, low if target.bound is Bound.FIRST else high)

@@ -1,0 +1,142 @@
+"""A group goes on where an operator lets it: online, offline, against commits on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from cometmq.client import (
+    Message,
+    Producer,
+    PullConsumer,
+    PullConsumerOptions,
+    PushConsumer,
+    PushConsumerOptions,
+    ReceivedMessage,
+)
+from cometmq.errors import GroupNotFound, OffsetReset
+from cometmq.rpc.interceptors import error_from
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2
+from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.waiting import until
+
+COUNT = 40
+RESET = OffsetReset.code
+FIRST, LAST = pb.RESET_BOUND_FIRST, pb.RESET_BOUND_LAST
+
+
+async def reset(broker: BrokerClient, **target: object) -> list[tuple[int | None, int]]:
+    """Before and after, by queue."""
+    request = pb.ResetOffsetsRequest(**{"group": "G", "topic": "T", **target})  # type: ignore[arg-type]
+    answer = await broker.admin.ResetOffsets(request)
+    return [
+        (one.before.offset if one.HasField("before") else None, one.after.offset)
+        for one in answer.results
+    ]
+
+
+async def committed(broker: BrokerClient, group: str = "G") -> int | None:
+    position = await broker.committed(group, "T", 0)
+    return None if position is None else position.offset
+
+
+async def commit(broker: BrokerClient, offset: int, reset_number: int) -> tuple[int, int, int]:
+    """The code of the error, where to go on, and the number of the newest reset."""
+    queue = common_pb2.QueueRef(topic="T", queue_id=0)
+    item = pb.OffsetCommit(
+        queue=queue, position=common_pb2.Position(offset=offset), reset_number=reset_number
+    )
+    answer = await broker.stub.CommitOffsets(pb.CommitOffsetsRequest(group="G", commits=[item]))
+    one = answer.results[0]
+    return one.error.code, one.error.fence.offset, one.reset_number
+
+
+async def test_members_follow_and_their_old_commits_do_not_count(tmp_path: Path) -> None:
+    got: list[int] = []
+    held = asyncio.Event()
+    held.set()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.append(int(messages[0].body))
+        await held.wait()
+
+    options = PushConsumerOptions(rebalance_delay_ms=1, concurrency=1, commit_interval_ms=10)
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        async with Producer(namesrv) as producer:
+            for n in range(COUNT):
+                await producer.send_and_wait(Message("T", b"%d" % n))
+        async with PushConsumer(namesrv, "G", listener, options=options) as consumer:
+            await consumer.subscribe("T")
+            await until(lambda: len(got) >= COUNT)
+            for back_to in (10, 30, 0):  # commits go on all the time
+                got.clear()
+                held.clear()
+                assert (await reset(broker, offset=back_to))[0][1] == back_to
+                held.set()
+                await until(lambda: len(got) >= COUNT - back_to)  # noqa: B023
+                assert got == list(range(back_to, COUNT))
+            held.clear()
+            await reset(broker, bound=FIRST)
+            await until(lambda: got[-1] == 0)
+            assert await reset(broker, bound=LAST) == [(0, COUNT)]
+            await asyncio.sleep(0.3)  # the members know it
+            held.set()
+            await asyncio.sleep(0.1)
+            assert got[-1] == 0, "messages that are skipped are not consumed"
+        assert await committed(broker) == COUNT
+
+
+async def test_a_reset_outlives_a_restart_and_stops_commits_of_before(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, *[b"."] * 10)
+        assert len(await broker.read_queue("T", 0)) == 10
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await reset(broker, bound=FIRST)
+        assert isinstance(error_from(refused.value), GroupNotFound)
+        assert await commit(broker, 7, 0) == (0, 0, 0)
+        assert await reset(broker, offset=3, dry_run=True) == [(7, 3)]
+        assert await committed(broker) == 7
+        assert await reset(broker, offset=3) == [(7, 3)]
+        assert await reset(broker, offset=99) == [(3, 10)]  # its end
+        assert await reset(broker, offset=4, queue_ids=[0]) == [(10, 4)]
+        assert await commit(broker, 8, 2) == (RESET, 4, 3)
+        for wrong in ({}, {"bound": 0}, {"offset": -1}, {"time_ms": -1}, {"clone_of": "G"}):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await reset(broker, **wrong)
+        assert len(await reset(broker, offset=0, queue_ids=[7], dry_run=True)) == 1
+    async with running_broker(tmp_path) as broker:
+        assert await committed(broker) == 4
+        assert await commit(broker, 8, 2) == (RESET, 4, 3)
+        assert await commit(broker, 8, 3) == (0, 0, 0)
+        assert await reset(broker, clone_of="G", group="H") == [(None, 8)]
+        assert await committed(broker, "H") == 8
+        assert await committed(broker) == 8
+
+
+async def test_a_pull_consumer_goes_on_where_the_group_was_reset_to(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, *[b"%d" % n for n in range(10)])
+        options = PullConsumerOptions(pull_count_max=2)
+        async with PullConsumer(namesrv, "G", options=options) as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            assert [one.queue_offset for one in await consumer.poll()] == [0, 1]
+            await consumer.commit()
+            assert [one.queue_offset for one in await consumer.poll()] == [2, 3]
+            assert await reset(broker, offset=7) == [(2, 7)]
+            await consumer.commit()
+            assert [one.queue_offset for one in await consumer.poll()] == [7, 8]
+            await consumer.commit()
+        assert await committed(broker) == 9
