@@ -424,6 +424,13 @@ class OffsetReset(ConflictError):
     )
 
 
+class ClientIdInUse(ConflictError):
+    """Another client has joined the group under the same client id."""
+
+    code = 3026
+    advice = "Give each client of a group a client_id of its own, and start this one again."
+
+
 class BatchOutsideWindow(ConflictError):
     """A batch came again, and so late that it is not known any more where it was stored."""
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 from cometmq.client.offsets import BrokerCalls
-from cometmq.errors import CometError, PeerUnavailable
-from cometmq.model import Filter
+from cometmq.errors import ClientIdInUse, CometError, PeerUnavailable
+from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, read, write
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -31,14 +34,24 @@ REJOIN_S_MAX = 3.0  # a member joins a new writer by then, or has gone
 _log = logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownMember:
+    """What a member of the group has told the brokers, this one included."""
+
+    filters: dict[str, Filter]  # by topic
+    instance_id: str
+    allocation: str
+    held: frozenset[QueueRef]
+
+
 class _Joined:
     """The membership at one broker group, and the task that keeps it."""
 
     def __init__(self) -> None:
-        # client → topics; None = no stream is up
-        self.members: dict[str, frozenset[str]] | None = None
+        # by client id; None = no stream is up
+        self.members: dict[str, KnownMember] | None = None
         # known before this stream, which has not sent them yet
-        self.absent: dict[str, frozenset[str]] = {}
+        self.absent: dict[str, KnownMember] = {}
         self.reset_number = 0  # the newest reset that was told
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
@@ -52,6 +65,7 @@ class Membership:
     def __init__(
         self,
         client_id: str,
+        allocation: str,
         calls: BrokerCalls,
         policy: BackoffPolicy,
         on_change: Callable[[], None],
@@ -59,13 +73,17 @@ class Membership:
     ) -> None:
         self._on_reset = on_reset
         self._client_id = client_id
+        self.instance_id = secrets.token_hex(8)
+        self._allocation = allocation
+        self._held: frozenset[QueueRef] = frozenset()
         self._calls = calls
         self._policy = policy
         self._on_change = on_change
+        self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}
         self._joined: dict[str, _Joined] = {}
         # The members that were known last. A broker group without a writer leaves the route.
-        self._known: dict[str, frozenset[str]] = {}
+        self._known: dict[str, KnownMember] = {}
 
     async def update(
         self,
@@ -90,13 +108,22 @@ class Membership:
             joined.absent = dict(self._known)
             joined.task = tasks.start(self._stay(group, joined), f"join at {group}")
 
-    def members(self, topic: str, broker_groups: Iterable[str]) -> list[str] | None:
-        """Clients that read the topic; None = none of the broker groups answers now."""
+    def hold(self, queues: frozenset[QueueRef]) -> None:
+        """Tells the other members which queues this client reads, or is about to."""
+        if queues != self._held:
+            self._held = queues
+            for joined in self._joined.values():
+                joined.resend.set()
+
+    def members(self, topic: str, broker_groups: Iterable[str]) -> dict[str, KnownMember] | None:
+        """The members that read the topic, by client id; None = none of the broker groups answers
+        now.
+        """
         for group in sorted(broker_groups):
             joined = self._joined.get(group)
             if joined is not None and joined.members is not None:
                 members = {**joined.absent, **joined.members}
-                return [client for client, topics in members.items() if topic in topics]
+                return {c: member for c, member in members.items() if topic in member.filters}
         return None
 
     async def leave(self) -> None:
@@ -109,11 +136,19 @@ class Membership:
         while True:
             try:
                 await self._join(broker_group, joined, backoff)
+            except ClientIdInUse as error:
+                _log.error(
+                    "no member any more", extra=fields(**self._at(broker_group), error=error)
+                )
+                self._is_replaced = True
+                return
             except CometError as error:
                 _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
                 self._calls.doubt(broker_group, error)
             finally:
-                if joined.members is not None:
+                if self._is_replaced:
+                    joined.absent, joined.members = {}, {}
+                elif joined.members is not None:
                     joined.absent, joined.members = {**joined.absent, **joined.members}, None
                 self._on_change()
             await self._calls.wait(backoff.next_s())
@@ -151,8 +186,7 @@ class Membership:
         while (response := await read(call)) is not None:
             backoff.reset()
             joined.members = {
-                member.client_id: frozenset(s.topic for s in member.subscriptions)
-                for member in response.members
+                member.client_id: _known_member(member) for member in response.members
             }
             joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
             answered.set()
@@ -184,6 +218,9 @@ class Membership:
         return broker_pb2.JoinGroupRequest(
             group=self._calls.group,
             client_id=self._client_id,
+            instance_id=self.instance_id,
+            allocation=self._allocation,
+            held=_held_proto(self._held),
             subscriptions=[
                 broker_pb2.Subscription(
                     topic=topic,
@@ -192,3 +229,26 @@ class Membership:
                 for topic, wanted in sorted(self._subscriptions.items())
             ],
         )
+
+
+def _known_member(proto: broker_pb2.GroupMember) -> KnownMember:
+    return KnownMember(
+        {s.topic: Filter(frozenset(s.filter.tags), s.filter.sql) for s in proto.subscriptions},
+        proto.instance_id,
+        proto.allocation,
+        frozenset(
+            QueueRef(held.topic, queue_id, held.broker_group)
+            for held in proto.held
+            for queue_id in held.queue_ids
+        ),
+    )
+
+
+def _held_proto(queues: frozenset[QueueRef]) -> list[broker_pb2.HeldQueues]:
+    ordered = sorted(queues, key=lambda q: (q.topic, q.broker_group, q.queue_id))
+    return [
+        broker_pb2.HeldQueues(
+            topic=topic, broker_group=broker_group, queue_ids=[q.queue_id for q in some]
+        )
+        for (topic, broker_group), some in groupby(ordered, key=lambda q: (q.topic, q.broker_group))
+    ]

@@ -239,7 +239,7 @@ class PushConsumerOptions(ConsumerOptions):
     allocation: Allocation = field(
         default=Allocation.AVERAGE,
         metadata=_about(
-            "How the members of the group divide the queues; the same at all of them.",
+            "How the members of the group divide the queues; where they differ all use AVERAGE.",
             "allocateMessageQueueStrategy",
         ),
     )
@@ -331,6 +331,12 @@ class PushConsumerOptions(ConsumerOptions):
         3_600_000,
         "Time between rebalances without any change.",
         "rocketmq.client.rebalance.waitInterval",
+    )
+    handover_timeout_ms: int = _option(
+        10_000,
+        0,
+        3_600_000,
+        "How long a queue waits for the member that had it to finish and commit.",
     )
     drain_timeout_ms: int = _option(
         10_000,

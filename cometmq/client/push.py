@@ -14,15 +14,16 @@ from typing import Self
 from cometmq.client.assigned import AssignedQueue
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import Fetcher
+from cometmq.client.handover import Handover, common_allocation
 from cometmq.client.listener import Listener, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.membership import Membership
+from cometmq.client.membership import KnownMember, Membership
 from cometmq.client.names import check_group, check_topic, filter_of
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
 from cometmq.client.orderly import OrderlyQueue, orderly_not_done
 from cometmq.client.queue_locks import QueueLocks
-from cometmq.client.rebalance import allocate_topics
+from cometmq.client.rebalance import Allocation, allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.client.send_backs import SendBacks
@@ -33,6 +34,7 @@ from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
 LOCK_RETRY_S = 1.0
+HANDOVER_DELAY_MS = 10
 
 _log = logger(__name__)
 
@@ -72,11 +74,18 @@ class PushConsumer:
         )
         self._membership = Membership(
             self._options.client_id,
+            self._options.allocation.value,
             self._calls,
             policy,
             self._membership_changed,
             self._was_reset,
         )
+        self._handover = Handover(
+            self._options.client_id,
+            self._membership.instance_id,
+            self._options.handover_timeout_ms / 1000,
+        )
+        self._differing: set[str] = set()  # what members do not agree on, as logged
         self._reset: set[str] = set()  # broker groups where the group was reset
         self._long_poller = LongPoller(
             self._options.client_id,
@@ -269,7 +278,10 @@ class PushConsumer:
     async def _rebalance_loop(self) -> None:
         while True:
             await wait_at_most(self._unbalanced, self._options.rebalance_interval_ms / 1000)
-            await asyncio.sleep(self._options.rebalance_delay_ms / 1000)
+            delay_ms = self._options.rebalance_delay_ms
+            if self._handover.awaited:  # a queue rests until somebody begins it
+                delay_ms = min(delay_ms, HANDOVER_DELAY_MS)
+            await asyncio.sleep(delay_ms / 1000)
             self._unbalanced.clear()
             await self._rebalance()
 
@@ -283,26 +295,65 @@ class PushConsumer:
         )
         read = known.keys() & self._subscriptions  # still
         members = {topic: self._membership.members(topic, groups[topic]) for topic in read}
-        decided = {topic: clients for topic, clients in members.items() if clients is not None}
+        decided = {topic: some for topic, some in members.items() if some is not None}
         mine = allocate_topics(
-            self._options.allocation,
+            self._agreed_allocation(decided),
             self._options.client_id,
             {topic: readable_queues(known[topic]) for topic in decided},
             decided,
         )
         lost, self._lost = self._lost, set()
         await self._revoke(sorted(lost))
-        new = mine - self._assigned.keys() - self._outlived
+        await self._begin(mine, decided)
+        # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
+        # reason to stop.
+        gone = [q for q in self._assigned if q not in mine and q.topic in decided]
+        await self._revoke(gone)
+        self._membership.hold(self._held())
+
+    def _agreed_allocation(self, decided: dict[str, dict[str, KnownMember]]) -> Allocation:
+        """Tells what the members do not agree on, once."""
+        own = self._options.allocation
+        members = [member for some in decided.values() for member in some.values()]
+        agreed = common_allocation(own, members)
+        differing = {
+            f"the filter of {topic}"
+            for topic, some in decided.items()
+            if any(one.filters[topic] != self._subscriptions[topic] for one in some.values())
+        }
+        if agreed is not own:
+            differing.add("the allocation: all use AVERAGE")
+        for what in sorted(differing - self._differing):
+            _log.warning(
+                "members of the group do not agree", extra=fields(group=self._calls.group, on=what)
+            )
+        self._differing = differing
+        return agreed
+
+    async def _begin(self, mine: set[QueueRef], decided: dict[str, dict[str, KnownMember]]) -> None:
+        """Reads those queues that no other member reads, and tells that it is about to read the
+        others.
+        """
+        loop = asyncio.get_running_loop()
+        wanted = mine - self._assigned.keys() - self._outlived
+        self._handover.want(wanted, loop.time())
+        self._membership.hold(self._held())
+        new = {q for q in wanted if self._handover.may_begin(q, decided[q.topic], loop.time())}
         if self._locks is not None and new:
             new = await self._lock(self._locks, new)
         if self._left.keys() & new:
             await self._commit([])  # else what was done there would come again
         for queue in sorted(new):
             self._assign(queue)
-        # A topic whose membership nobody tells now keeps its queues: a broker that restarts is no
-        # reason to stop.
-        gone = [q for q in self._assigned if q not in mine and q.topic in decided]
-        await self._revoke(gone)
+        self._handover.begun(new)
+        if wanted - new:  # the broker tells when they are free; or the time is over
+            loop.call_later(self._options.handover_timeout_ms / 1000, self._unbalanced.set)
+
+    def _held(self) -> frozenset[QueueRef]:
+        leaving = {assigned.queue for assigned in self._leaving}
+        return frozenset(
+            self._assigned.keys() | leaving | self._outlived | set(self._handover.awaited)
+        )
 
     async def _lock(self, locks: QueueLocks, queues: set[QueueRef]) -> set[QueueRef]:
         """Those that no other member has; soon it asks for the others again."""

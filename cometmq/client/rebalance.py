@@ -16,7 +16,9 @@ VIRTUAL_NODES = 10  # of a member on the ring, RocketMQ's default
 
 
 class Allocation(Enum):
-    """How the members of a group divide the queues of a topic. All members have to use the same."""
+    """How the members of a group divide the queues of a topic. Members that differ all use
+    AVERAGE.
+    """
 
     AVERAGE = "average"  # one contiguous range each
     CIRCLE = "circle"  # in turn

@@ -17,6 +17,8 @@ GROUPS_MAX = 100_000
 MEMBERS_PER_GROUP_MAX = 10_000
 SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
 CLIENT_ID_LENGTH_MAX = 255
+DETAIL_LENGTH_MAX = 64
+HELD_QUEUES_MAX = 16_384
 
 
 def check_name(name: str) -> None:
@@ -47,12 +49,39 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldQueues:
+    """Queues of a topic at one broker group."""
+
+    topic: str
+    broker_group: str
+    queue_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDetails:
+    """What a client tells the group's other members besides what it reads. The broker passes it on.
+
+    ``instance_id``: of the running consumer; another one under the same client id is another
+    client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
+    to.
+    """
+
+    instance_id: str = ""
+    allocation: str = ""
+    held: tuple[HeldQueues, ...] = ()
+
+
+NO_DETAILS = MemberDetails()
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One live client of a group, and the stream that holds it: higher = opened later."""
 
     client_id: str
     stream: int
     subscriptions: tuple[Subscription, ...]
+    details: MemberDetails = NO_DETAILS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,12 @@ class MemberTable:
         self._views: dict[str, Membership] = {}
 
     def put(
-        self, group: str, client_id: str, stream: int, subscriptions: Sequence[Subscription]
+        self,
+        group: str,
+        client_id: str,
+        stream: int,
+        subscriptions: Sequence[Subscription],
+        details: MemberDetails = NO_DETAILS,
     ) -> Membership | None:
         """Lets a client join, or replaces what it reads; answers the group afterwards.
 
@@ -94,11 +128,12 @@ class MemberTable:
         twice) and ``LimitExceeded``.
         """
         self._check(group, client_id, subscriptions)
+        _check_details(details)
         members = self._groups.get(group, {})
         before = members.get(client_id)
         if before is not None and before.stream > stream:
             return None
-        member = Member(client_id, stream, tuple(subscriptions))
+        member = Member(client_id, stream, tuple(subscriptions), details)
         if member == before:
             return self._views[group]
         if before is None:
@@ -158,3 +193,18 @@ class MemberTable:
             topics.check_name(subscription.topic)
         if len({s.topic for s in subscriptions}) != len(subscriptions):
             raise InvalidRequest(f"client {client_id} subscribes to a topic twice")
+
+
+def _check_details(details: MemberDetails) -> None:
+    for name, value in (
+        ("instance_id", details.instance_id),
+        ("allocation", details.allocation),
+    ):
+        if len(value) > DETAIL_LENGTH_MAX or not value.isprintable():
+            raise InvalidRequest(f"{name} is at most {DETAIL_LENGTH_MAX} printable characters")
+    if sum(len(one.queue_ids) for one in details.held) > HELD_QUEUES_MAX:
+        raise LimitExceeded(f"a member holds at most {HELD_QUEUES_MAX} queues")
+    for one in details.held:
+        topics.check_name(one.topic)
+        if not 0 < len(one.broker_group) <= CLIENT_ID_LENGTH_MAX:
+            raise InvalidRequest("held: a broker group has a name of 1 to 255 characters")

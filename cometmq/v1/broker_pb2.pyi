@@ -990,13 +990,28 @@ class JoinGroupRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ALLOCATION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
     client_id: _builtins.str
     """The client's name, unique within the group, 1 to 255 printable characters; the same in every request of the stream."""
+    instance_id: _builtins.str
+    """Of the running consumer, at most 64 characters, the same in every request of its streams. When a stream with another one joins
+    under the same client_id, the older one ends with CLIENT_ID_IN_USE. Empty = every stream of a client_id is the same client.
+    """
+    allocation: _builtins.str
+    """How it divides the queues among the members, at most 64 characters; told to all members."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """All that it reads; at most 1,000."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldQueues]:
+        """Queues that it reads, or is about to; told to all members. At most 16,384. A member begins a queue once the answer shows it
+        with the queue and no other member with it; that is how a queue never has two readers while the group changes.
+        """
 
     def __init__(
         self,
@@ -1004,14 +1019,49 @@ class JoinGroupRequest(_message.Message):
         group: _builtins.str = ...,
         client_id: _builtins.str = ...,
         subscriptions: _abc.Iterable[Global___Subscription] | None = ...,
+        instance_id: _builtins.str = ...,
+        allocation: _builtins.str = ...,
+        held: _abc.Iterable[Global___HeldQueues] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinGroupRequest: _TypeAlias = JoinGroupRequest  # noqa: Y015
+
+@_typing.final
+class HeldQueues(_message.Message):
+    """Queues of a topic at one broker group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic name."""
+    broker_group: _builtins.str
+    """Name of the broker group that has them."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their numbers."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        broker_group: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldQueues: _TypeAlias = HeldQueues  # noqa: Y015
 
 @_typing.final
 class GroupMember(_message.Message):
@@ -1021,21 +1071,35 @@ class GroupMember(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    ALLOCATION_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client's name."""
+    instance_id: _builtins.str
+    """As it told."""
+    allocation: _builtins.str
+    """As it told."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """What it reads."""
+
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldQueues]:
+        """As it told."""
 
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         subscriptions: _abc.Iterable[Global___Subscription] | None = ...,
+        instance_id: _builtins.str = ...,
+        allocation: _builtins.str = ...,
+        held: _abc.Iterable[Global___HeldQueues] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,8 +149,8 @@ class BrokerServiceServicer:
         """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
         replace the subscriptions. The server answers each change of the group with its members; a slow reader gets only the
         latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
-        are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the group is no
-        error: the newer stream wins). No deadline.
+        are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
+        error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,8 +58,8 @@ class BrokerServiceStub:
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
     replace the subscriptions. The server answers each change of the group with its members; a slow reader gets only the
     latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
-    are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the group is no
-    error: the newer stream wins). No deadline.
+    are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
+    error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
     """
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
@@ -145,8 +145,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
     replace the subscriptions. The server answers each change of the group with its members; a slow reader gets only the
     latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
-    are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the group is no
-    error: the newer stream wins). No deadline.
+    are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
+    error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
     """
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.CommitOffsetsRequest, _broker_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
     """Records how far a group has consumed, for many queues at once; each item is decided on its own. Within a generation
@@ -253,8 +253,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
         replace the subscriptions. The server answers each change of the group with its members; a slow reader gets only the
         latest. Errors end the stream: GROUP_NAME_INVALID, TOPIC_NAME_INVALID, FILTER_INVALID, GROUP_NOT_FOUND (when groups
-        are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the group is no
-        error: the newer stream wins). No deadline.
+        are not created on demand), LIMIT_EXCEEDED, INVALID_REQUEST (client_id taken by another stream of the same client is no
+        error: the newer stream wins), CLIENT_ID_IN_USE (another client of that name has joined). No deadline.
         """
 
     @_abc_1.abstractmethod

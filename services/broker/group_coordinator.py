@@ -14,7 +14,7 @@ from cometmq.member.read.reader import Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.groups import GroupSettings, check_name
+from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name
 from cometmq.model import Position, Subscription
 from cometmq.rpc.shares import Buckets
 from services.broker.membership import Groups, MemberStream
@@ -80,13 +80,18 @@ class GroupCoordinator(GroupReads):
         self._storage.check_open()
 
     async def join(
-        self, group: str, client_id: str, subscriptions: Sequence[Subscription], address: str
+        self,
+        group: str,
+        client_id: str,
+        subscriptions: Sequence[Subscription],
+        details: MemberDetails,
+        address: str,
     ) -> MemberStream:
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
         """
         self.is_there(group)
-        stream = self._groups.join(group, client_id, subscriptions)
+        stream = self._groups.join(group, client_id, subscriptions, details)
         try:
             await self.ensure_group(group, address)
         except BaseException:

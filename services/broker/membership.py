@@ -9,8 +9,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 
-from cometmq.errors import InvalidRequest
-from cometmq.messaging.groups import Membership, MemberTable
+from cometmq.errors import ClientIdInUse, InvalidRequest
+from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable
 from cometmq.model import Subscription
 
 
@@ -28,11 +28,15 @@ class Groups:
         return sum(map(len, list(self._streams.values())))
 
     def join(
-        self, group: str, client_id: str, subscriptions: Sequence[Subscription]
+        self,
+        group: str,
+        client_id: str,
+        subscriptions: Sequence[Subscription],
+        details: MemberDetails = NO_DETAILS,
     ) -> MemberStream:
         """A new stream of a client. Raises what ``MemberTable.put`` raises."""
-        stream = MemberStream(self, group, client_id, next(self._numbers))
-        stream.subscribe(group, client_id, subscriptions)
+        stream = MemberStream(self, group, client_id, next(self._numbers), details.instance_id)
+        stream.subscribe(group, client_id, subscriptions, details)
         self._streams[group].add(stream)
         return stream
 
@@ -60,7 +64,10 @@ class Groups:
 class MemberStream:
     """One client's membership in one group, as long as its stream is open."""
 
-    def __init__(self, groups: Groups, group: str, client_id: str, number: int) -> None:
+    def __init__(
+        self, groups: Groups, group: str, client_id: str, number: int, instance_id: str
+    ) -> None:
+        self._instance_id = instance_id
         self.group = group
         self.client_id = client_id
         self.number = number
@@ -69,11 +76,17 @@ class MemberStream:
         self._look_again.set()
         self._ended = False
 
-    def subscribe(self, group: str, client_id: str, subscriptions: Sequence[Subscription]) -> None:
-        """Join, or replace what the client reads."""
+    def subscribe(
+        self,
+        group: str,
+        client_id: str,
+        subscriptions: Sequence[Subscription],
+        details: MemberDetails = NO_DETAILS,
+    ) -> None:
+        """Join, or replace what the client reads and tells."""
         if (group, client_id) != (self.group, self.client_id):
             raise InvalidRequest("group and client_id stay the same for the whole stream")
-        self._groups.table.put(group, client_id, self.number, subscriptions)
+        self._groups.table.put(group, client_id, self.number, subscriptions, details)
         self._groups.changed(group)
 
     def wake(self) -> None:
@@ -87,19 +100,31 @@ class MemberStream:
 
     async def views(self) -> AsyncIterator[Membership]:
         """The group now and after each change; changes in between are not queued up. Ends when a
-        newer stream of the same client has taken over.
+        newer stream of the same client has taken over. Raises ClientIdInUse when another client of
+        the same name has.
         """
         version = -1
         while True:
             await self._look_again.wait()
             self._look_again.clear()
             view = self._groups.table.view(self.group)
-            if self._ended or not any(m.stream == self.number for m in view.members):
+            mine = next((m for m in view.members if m.client_id == self.client_id), None)
+            if self._ended or mine is None:
+                return
+            if mine.stream != self.number:
+                self._check_same(mine.details.instance_id)
                 return
             assert view.version >= version, "the versions of a group only grow"
             if view.version != version:
                 version = view.version
                 yield view
+
+    def _check_same(self, instance_id: str) -> None:
+        if self._instance_id and instance_id and instance_id != self._instance_id:
+            raise ClientIdInUse(
+                f"another client has joined group {self.group} as {self.client_id}: this one is "
+                "no member any more"
+            )
 
     def leave(self) -> None:
         """The stream is over; its member is gone with it."""

@@ -231,13 +231,16 @@ class BrokerServicer(ReadServicer):
         self, first: broker_pb2.JoinGroupRequest, address: str, context: Context
     ) -> None:
         subscriptions = [convert.subscription(s) for s in first.subscriptions]
-        stream = await self._coordinator.join(first.group, first.client_id, subscriptions, address)
+        stream = await self._coordinator.join(
+            first.group, first.client_id, subscriptions, convert.member_details(first), address
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_subscriptions(context, stream))
                 stopping = tasks.create_task(self._gate.when_draining(stream.end))
                 async for view in stream.views():
-                    await context.room(len(view.members) * MEMBER_BYTES_USUAL)
+                    held = sum(len(h.queue_ids) for m in view.members for h in m.details.held)
+                    await context.room(len(view.members) * MEMBER_BYTES_USUAL + 2 * held)
                     members = convert.members_proto(view)
                     await context.write(
                         broker_pb2.JoinGroupResponse(
@@ -254,7 +257,8 @@ class BrokerServicer(ReadServicer):
     async def _read_subscriptions(self, context: Context, stream: MemberStream) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:
             subscriptions = [convert.subscription(s) for s in request.subscriptions]
-            stream.subscribe(request.group, request.client_id, subscriptions)
+            details = convert.member_details(request)
+            stream.subscribe(request.group, request.client_id, subscriptions, details)
         stream.end()
 
     async def CommitOffsets(

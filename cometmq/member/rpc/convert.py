@@ -8,7 +8,7 @@ from cometmq.format import ids, properties, record
 from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.member.read.reader import PullAnswer
 from cometmq.member.read.search import KeyAnswer, KeyQuery
-from cometmq.messaging.groups import Membership
+from cometmq.messaging.groups import HeldQueues, MemberDetails, Membership
 from cometmq.model import (
     FlushMode,
     Position,
@@ -94,6 +94,14 @@ def subscription(proto: broker_pb2.Subscription) -> Subscription:
     return Subscription(proto.topic, filter_tags(proto.filter), proto.filter.sql)
 
 
+def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
+    return MemberDetails(
+        proto.instance_id,
+        proto.allocation,
+        tuple(HeldQueues(h.topic, h.broker_group, tuple(h.queue_ids)) for h in proto.held),
+    )
+
+
 def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
     return [
         broker_pb2.GroupMember(
@@ -103,6 +111,14 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
                     topic=s.topic, filter=common_pb2.Filter(tags=sorted(s.tags), sql=s.sql)
                 )
                 for s in member.subscriptions
+            ],
+            instance_id=member.details.instance_id,
+            allocation=member.details.allocation,
+            held=[
+                broker_pb2.HeldQueues(
+                    topic=h.topic, broker_group=h.broker_group, queue_ids=h.queue_ids
+                )
+                for h in member.details.held
             ],
         )
         for member in view.members

@@ -1,0 +1,126 @@
+"""Members of a group, against a real broker: queues change hands without doubles, members that do
+not agree are told, and so is a client whose name another one takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.client import (
+    Allocation,
+    Message,
+    Producer,
+    PushConsumer,
+    PushConsumerOptions,
+    ReceivedMessage,
+)
+from tests.support.cluster.broker import running_broker, running_namesrv
+from tests.support.waiting import until
+
+QUEUES = 8
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path) -> AsyncIterator[str]:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", QUEUES)
+        yield namesrv
+
+
+def consumer(namesrv: str, listener: Any, **changes: Any) -> PushConsumer:
+    options = {"rebalance_delay_ms": 1, **changes}
+    return PushConsumer(namesrv, "G", listener, options=PushConsumerOptions(**options))
+
+
+async def test_members_come_and_go_under_load_and_nothing_comes_twice(tmp_path: Path) -> None:
+    seen: Counter[bytes] = Counter()
+    sent: set[bytes] = set()
+    done = False
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.update(message.body for message in messages)
+        await asyncio.sleep(0.005)
+
+    async def send(producer: Producer) -> None:
+        while not done:
+            body = b"%d" % len(sent)
+            sent.add(body)
+            await producer.send_and_wait(Message("T", body))
+
+    async def come_and_go(namesrv: str, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(4):
+            async with consumer(namesrv, listener) as one:
+                await one.subscribe("T")
+                await asyncio.sleep(chance.uniform(0.1, 0.6))
+
+    async with cluster(tmp_path) as namesrv, Producer(namesrv) as producer:
+        sending = asyncio.create_task(send(producer))
+        async with consumer(namesrv, listener) as stays:
+            await stays.subscribe("T")
+            await asyncio.gather(*(come_and_go(namesrv, seed) for seed in range(4)))
+            done = True
+            await sending
+            await until(lambda: seen.keys() >= sent)
+    assert len(sent) > 500
+    assert {body: count for body, count in seen.items() if count > 1} == {}
+
+
+async def test_members_that_differ_are_told_and_each_queue_has_one_owner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        pass
+
+    async with cluster(tmp_path) as namesrv, AsyncExitStack() as members:
+        consumers = [
+            await members.enter_async_context(consumer(namesrv, listener, allocation=allocation))
+            for allocation in Allocation
+        ]
+        for one, tag in zip(consumers, ("*", "*", "A"), strict=True):
+            await one.subscribe("T", tag)
+
+        def owners() -> Counter[int]:
+            mine = (queue for one in consumers for queue in one.assigned if queue.topic == "T")
+            return Counter(queue.queue_id for queue in mine)
+
+        await until(lambda: owners() == Counter(range(QUEUES)))
+        assert sorted(sum(q.topic == "T" for q in one.assigned) for one in consumers) == [2, 3, 3]
+    told = {record.__dict__["fields"]["on"] for record in caplog.records if _differ(record)}
+    assert told == {"the allocation: all use AVERAGE", "the filter of T"}
+
+
+def _differ(record: Any) -> bool:
+    return getattr(record, "event", "") == "members of the group do not agree"
+
+
+async def test_a_client_whose_name_another_one_takes_is_told_and_stops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        pass
+
+    async with (
+        cluster(tmp_path) as namesrv,
+        consumer(namesrv, listener, client_id="same") as first,
+    ):
+        await first.subscribe("T")
+        await until(lambda: len(first.assigned) == QUEUES)
+        async with consumer(namesrv, listener, client_id="same") as second:
+            await second.subscribe("T")
+            await until(lambda: len(second.assigned) == QUEUES)
+            await until(lambda: not first.assigned)
+            await asyncio.sleep(0.3)  # and it does not come back
+            assert (len(first.assigned), len(second.assigned)) == (0, QUEUES)
+    assert "CLIENT_ID_IN_USE" in caplog.text
