@@ -183,7 +183,8 @@ class BrokerServiceServicer:
 
     def UnlockQueues(self, request, context):
         """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, QUEUE_NOT_FOUND (a number below 0), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED.
+        Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,7 +80,8 @@ class BrokerServiceStub:
     """
     UnlockQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.UnlockQueuesRequest, _broker_pb2.UnlockQueuesResponse]
     """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, QUEUE_NOT_FOUND (a number below 0), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED.
+    Deadline 3 s.
     """
     SendBack: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
@@ -167,7 +168,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     UnlockQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.UnlockQueuesRequest, _broker_pb2.UnlockQueuesResponse]  # type: ignore[assignment]
     """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
-    GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, QUEUE_NOT_FOUND (a number below 0), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED.
+    Deadline 3 s.
     """
     SendBack: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]  # type: ignore[assignment]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
@@ -293,7 +295,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.UnlockQueuesResponse, _abc.Awaitable[_broker_pb2.UnlockQueuesResponse]]:
         """Releases the queues that the client has locked; others stay as they are. Commit before. Idempotent. Errors:
-        GROUP_NAME_INVALID, GROUP_NOT_FOUND, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED. Deadline 3 s.
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, QUEUE_NOT_FOUND (a number below 0), INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED.
+        Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, LimitExceeded
+from cometmq.errors import CometError, LimitExceeded, QueueNotFound
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import QueuesLocked, QueuesUnlocked
@@ -47,13 +47,16 @@ class QueueLocks:
             await self._storage.stored(end, self._keeper.demands_of(run.queues))
         return [refused.get(key) or locks.number(group, key) for key in keys]
 
-    async def unlock(self, group: str, client_id: str, keys: Iterable[QueueKey]) -> None:
+    async def unlock(self, group: str, client_id: str, keys: Sequence[QueueKey]) -> None:
         """Release what the client has of these queues; others stay as they are. Returns when that
         is as safe as messages of the topics. Raises GroupNameInvalid, GroupNotFound,
-        InvalidRequest, and what appending raises.
+        InvalidRequest, QueueNotFound, and what appending raises.
         """
         check_client_id(client_id)
         self._keeper.group(group)
+        for topic, queue_id in keys:  # one that was deleted meanwhile is no error
+            if queue_id < 0:
+                raise QueueNotFound(f"{topic} has no queue {queue_id}")
         locks = self._keeper.state.locks
         mine = [
             key

@@ -82,6 +82,8 @@ USUAL: dict[str, Any] = {
     "TopicConfig.name": "made",
     "DeleteTopicRequest.topic": "never",
     "offsets": 0,
+    "queue_ids": 0,
+    "bound": 1,
     "StepDownRequest.member_id": 999,
 }
 # What would change who writes, which is no matter of ranges.
