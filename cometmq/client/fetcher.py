@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cometmq.client.long_poller import LongPoller
@@ -100,6 +101,11 @@ async def start_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerO
         return committed
     if committed is not None:
         raise committed
+    return await first_position(calls, queue, options)
+
+
+async def first_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> Position:
+    """Where a consumer begins that has not read the queue, as ``consume_from`` says."""
     # A message that the group sent back was for it, whenever the group began.
     first = options.consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
     if options.consume_from is ConsumeFrom.TIMESTAMP and not first:
@@ -112,6 +118,9 @@ async def start_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerO
     if isinstance(bounds, CometError):
         raise bounds
     return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
+
+
+StartPosition = Callable[[BrokerCalls, QueueRef, ConsumerOptions], Awaitable[Position]]
 
 
 def _drained(batch: PullBatch) -> bool:
@@ -144,9 +153,11 @@ class Fetcher:
         options: ConsumerOptions,
         long_poller: LongPoller | None = None,
         lock_number: int = 0,
+        start: StartPosition = start_position,
     ) -> None:
         """With ``long_poller`` a queue that has nothing is waited for at a pullhold, without or
         while there is none by polling. ``lock_number``: of a queue that is read in order.
+        ``start`` tells where to begin.
         """
         self.queue = queue
         self.position: Position | None = None  # None: not known yet, see start_position
@@ -159,6 +170,7 @@ class Fetcher:
         self._empty_polls = 0
         self._long_poller = long_poller
         self._lock_number = lock_number
+        self._start = start
         self._parked = False  # nothing is there: the next pull is for a pullhold
         self._refused = False  # the last hold was
         self._suggested: int | None = None  # the follower to read from; None = the writer
@@ -169,7 +181,7 @@ class Fetcher:
         """
         while self.position is None:
             try:
-                self.position = await start_position(self._calls, self.queue, self._options)
+                self.position = await self._start(self._calls, self.queue, self._options)
             except CometError as error:
                 await self._wait_after(error)
         return self.position

@@ -11,6 +11,7 @@ take the queues of all others, and get again what these have not committed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from cometmq.client.offsets import BrokerCalls
-from cometmq.errors import ClientIdInUse, CometError, PeerUnavailable
+from cometmq.errors import ClientIdInUse, CometError, PeerUnavailable, Retry
 from cometmq.model import Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.streams import Stream, read, write
@@ -42,6 +43,7 @@ class KnownMember:
     instance_id: str
     allocation: str
     held: frozenset[QueueRef]
+    is_broadcasting: bool
 
 
 class _Joined:
@@ -66,6 +68,7 @@ class Membership:
         self,
         client_id: str,
         allocation: str,
+        is_broadcasting: bool,
         calls: BrokerCalls,
         policy: BackoffPolicy,
         on_change: Callable[[], None],
@@ -75,6 +78,7 @@ class Membership:
         self._client_id = client_id
         self.instance_id = secrets.token_hex(8)
         self._allocation = allocation
+        self._is_broadcasting = is_broadcasting
         self._held: frozenset[QueueRef] = frozenset()
         self._calls = calls
         self._policy = policy
@@ -143,7 +147,10 @@ class Membership:
                 self._is_replaced = True
                 return
             except CometError as error:
-                _log.info("membership ended", extra=fields(**self._at(broker_group), error=error))
+                level = logging.WARNING if error.retry is Retry.NEVER else logging.INFO
+                _log.log(
+                    level, "membership ended", extra=fields(**self._at(broker_group), error=error)
+                )
                 self._calls.doubt(broker_group, error)
             finally:
                 if self._is_replaced:
@@ -221,6 +228,7 @@ class Membership:
             instance_id=self.instance_id,
             allocation=self._allocation,
             held=_held_proto(self._held),
+            is_broadcasting=self._is_broadcasting,
             subscriptions=[
                 broker_pb2.Subscription(
                     topic=topic,
@@ -241,6 +249,7 @@ def _known_member(proto: broker_pb2.GroupMember) -> KnownMember:
             for held in proto.held
             for queue_id in held.queue_ids
         ),
+        proto.is_broadcasting,
     )
 
 

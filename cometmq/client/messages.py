@@ -198,6 +198,13 @@ class Later:
     suspend_ms: int = 0
 
 
+class MessageModel(Enum):
+    """Which members of a group get a message."""
+
+    CLUSTERING = "clustering"  # one of them
+    BROADCASTING = "broadcasting"  # all of them
+
+
 class ConsumeFrom(Enum):
     """Where a group starts in a queue for which it has never committed."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from cometmq.client.messages import ConsumeFrom
+from cometmq.client.messages import ConsumeFrom, MessageModel
 from cometmq.client.rebalance import Allocation
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
@@ -61,6 +61,11 @@ def _is_compression(value: object) -> bool:
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch_checksum": (lambda value: isinstance(value, bool), "True or False"),
     "latency_fault_enable": (lambda value: isinstance(value, bool), "True or False"),
+    "message_model": (
+        lambda value: isinstance(value, MessageModel),
+        "a member of MessageModel, as MessageModel.CLUSTERING",
+    ),
+    "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
     "orderly": (lambda value: isinstance(value, bool), "True or False"),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "compression": (
@@ -241,6 +246,20 @@ class PushConsumerOptions(ConsumerOptions):
         metadata=_about(
             "How the members of the group divide the queues; where they differ all use AVERAGE.",
             "allocateMessageQueueStrategy",
+        ),
+    )
+    message_model: MessageModel = field(
+        default=MessageModel.CLUSTERING,
+        metadata=_about(
+            "CLUSTERING: each message goes to one member of the group; BROADCASTING: to all.",
+            "messageModel",
+        ),
+    )
+    offset_file: str = field(
+        default="",
+        metadata=_about(
+            "With BROADCASTING: where this consumer keeps how far it is; empty = in memory only.",
+            "rocketmq.client.localOffsetStoreDir",
         ),
     )
     hold_ms: int = _option(

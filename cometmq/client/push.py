@@ -13,12 +13,14 @@ from typing import Self
 
 from cometmq.client.assigned import AssignedQueue
 from cometmq.client.connections import Connections
-from cometmq.client.fetcher import Fetcher
+from cometmq.client.fetcher import Fetcher, first_position, start_position
 from cometmq.client.handover import Handover, common_allocation
-from cometmq.client.listener import Listener, Workers, check_listener
+from cometmq.client.listener import Listener, Work, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.membership import KnownMember, Membership
-from cometmq.client.names import check_group, check_topic, filter_of
+from cometmq.client.messages import Later, MessageModel
+from cometmq.client.names import check_group, check_topic, filter_of, of
+from cometmq.client.offset_file import OffsetFile
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
 from cometmq.client.orderly import OrderlyQueue, orderly_not_done
@@ -27,7 +29,7 @@ from cometmq.client.rebalance import Allocation, allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.client.send_backs import SendBacks
-from cometmq.errors import ClientClosed, CometError, Retry, TopicNotFound
+from cometmq.errors import ClientClosed, CometError, ConfigInvalid, Retry, TopicNotFound
 from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
@@ -60,6 +62,9 @@ class PushConsumer:
         dead letters. Raises ConfigInvalid, GroupNameInvalid, InvalidRequest.
         """
         self._options = options_of(PushConsumerOptions, options)
+        self._is_broadcasting = self._options.message_model is MessageModel.BROADCASTING
+        if self._is_broadcasting and self._options.orderly:
+            raise ConfigInvalid("orderly: a queue has no lock when all members read it.")
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
         policy = backoff_policy(self._options)
@@ -75,6 +80,7 @@ class PushConsumer:
         self._membership = Membership(
             self._options.client_id,
             self._options.allocation.value,
+            self._is_broadcasting,
             self._calls,
             policy,
             self._membership_changed,
@@ -84,6 +90,9 @@ class PushConsumer:
             self._options.client_id,
             self._membership.instance_id,
             self._options.handover_timeout_ms / 1000,
+        )
+        self._offsets = (
+            OffsetFile(self._options.offset_file, group) if self._is_broadcasting else None
         )
         self._differing: set[str] = set()  # what members do not agree on, as logged
         self._reset: set[str] = set()  # broker groups where the group was reset
@@ -100,7 +109,8 @@ class PushConsumer:
             _redelivery(self._options),
             self._options.consume_timeout_ms / 1000,
         )
-        self._retries = None if self._options.retry_in_place else RETRY_PREFIX + group
+        goes_back = not (self._options.retry_in_place or self._is_broadcasting)
+        self._retries = RETRY_PREFIX + group if goes_back else None
         self._subscriptions: dict[str, Filter] = {}  # by topic
         self._absent: set[str] = set()  # topics without a broker, as logged
         self._assigned: dict[QueueRef, AssignedQueue] = {}
@@ -119,6 +129,10 @@ class PushConsumer:
         self._open = False
 
     async def __aenter__(self) -> Self:
+        if self._offsets is not None:
+            self._offsets.load()
+            if not self._options.retry_in_place:
+                self._workers.not_done = _pass_by
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
@@ -256,8 +270,12 @@ class PushConsumer:
         self._unbalanced.set()
 
     async def _follow_resets(self) -> None:
-        """Goes on where the group was reset to. A broker that does not answer is asked again."""
+        """Goes on where the group was reset to. A broker that does not answer is asked again. A
+        broadcasting consumer has offsets of its own.
+        """
         at, self._reset = self._reset, set()
+        if self._is_broadcasting:
+            return
         queues = [queue for queue in self._assigned if queue.broker_group in at]
         if not queues:
             return
@@ -296,12 +314,7 @@ class PushConsumer:
         read = known.keys() & self._subscriptions  # still
         members = {topic: self._membership.members(topic, groups[topic]) for topic in read}
         decided = {topic: some for topic, some in members.items() if some is not None}
-        mine = allocate_topics(
-            self._agreed_allocation(decided),
-            self._options.client_id,
-            {topic: readable_queues(known[topic]) for topic in decided},
-            decided,
-        )
+        mine = self._allocate({topic: readable_queues(known[topic]) for topic in decided}, decided)
         lost, self._lost = self._lost, set()
         await self._revoke(sorted(lost))
         await self._begin(mine, decided)
@@ -311,7 +324,24 @@ class PushConsumer:
         await self._revoke(gone)
         self._membership.hold(self._held())
 
-    def _agreed_allocation(self, decided: dict[str, dict[str, KnownMember]]) -> Allocation:
+    def _allocate(
+        self,
+        queues: dict[str, list[QueueRef]],
+        members: dict[str, dict[str, KnownMember]],
+    ) -> set[QueueRef]:
+        """The queues that this consumer is to read."""
+        if self._is_broadcasting:
+            return {queue for some in queues.values() for queue in some}
+        sharing = {
+            topic: {client: one for client, one in some.items() if not one.is_broadcasting}
+            for topic, some in members.items()
+        }
+        allocation = self._agreed_allocation(sharing, members != sharing)
+        return allocate_topics(allocation, self._options.client_id, queues, sharing)
+
+    def _agreed_allocation(
+        self, decided: dict[str, dict[str, KnownMember]], some_broadcast: bool
+    ) -> Allocation:
         """Tells what the members do not agree on, once."""
         own = self._options.allocation
         members = [member for some in decided.values() for member in some.values()]
@@ -321,6 +351,8 @@ class PushConsumer:
             for topic, some in decided.items()
             if any(one.filters[topic] != self._subscriptions[topic] for one in some.values())
         }
+        if some_broadcast:
+            differing.add("the message model")
         if agreed is not own:
             differing.add("the allocation: all use AVERAGE")
         for what in sorted(differing - self._differing):
@@ -338,6 +370,8 @@ class PushConsumer:
         wanted = mine - self._assigned.keys() - self._outlived
         self._handover.want(wanted, loop.time())
         self._membership.hold(self._held())
+        if self._is_broadcasting:
+            return self._begin_all(wanted)
         new = {q for q in wanted if self._handover.may_begin(q, decided[q.topic], loop.time())}
         if self._locks is not None and new:
             new = await self._lock(self._locks, new)
@@ -349,7 +383,14 @@ class PushConsumer:
         if wanted - new:  # the broker tells when they are free; or the time is over
             loop.call_later(self._options.handover_timeout_ms / 1000, self._unbalanced.set)
 
+    def _begin_all(self, queues: set[QueueRef]) -> None:
+        for queue in sorted(queues):
+            self._assign(queue)
+        self._handover.begun(queues)
+
     def _held(self) -> frozenset[QueueRef]:
+        if self._is_broadcasting:
+            return frozenset()
         leaving = {assigned.queue for assigned in self._leaving}
         return frozenset(
             self._assigned.keys() | leaving | self._outlived | set(self._handover.awaited)
@@ -371,7 +412,17 @@ class PushConsumer:
         wanted = self._subscriptions[queue.topic]
         options, workers, locks = self._options, self._workers, self._locks
         lock_number = locks.number(queue) if locks is not None else 0
-        fetcher = Fetcher(self._calls, queue, wanted, options, self._long_poller, lock_number)
+        fetcher = Fetcher(
+            self._calls,
+            queue,
+            wanted,
+            options,
+            self._long_poller,
+            lock_number,
+            start_position if self._offsets is None else first_position,
+        )
+        if self._offsets is not None:
+            fetcher.position = self._offsets.get(queue)
         self._assigned[queue] = (
             OrderlyQueue(fetcher, workers, options, self._tasks, locks)
             if locks is not None
@@ -423,6 +474,12 @@ class PushConsumer:
         positions = self._left | {a.queue: p for a in queues if (p := a.to_commit()) is not None}
         if not positions:
             return
+        if self._offsets is not None:
+            await asyncio.to_thread(self._offsets.store, positions)
+            for assigned in queues:
+                if assigned.queue in positions:
+                    assigned.commit_answered(positions[assigned.queue])
+            return
         answers = await (
             self._calls.commit(positions, self._locks.number)
             if self._locks is not None
@@ -449,6 +506,16 @@ class PushConsumer:
                 self._left[queue] = positions[queue]
             else:
                 self._left.pop(queue, None)
+
+
+def _pass_by(work: Work, start: int, stop: int, _: Later) -> None:
+    """What a broadcasting consumer cannot do is told, and does not come again."""
+    for message in work.messages[start:stop]:
+        _log.error(
+            "message failed, passed by",
+            extra=fields(**of(message.queue), offset=message.queue_offset, id=message.message_id),
+        )
+    work.queue.finish(work.run, start, stop)
 
 
 def _may_pass(answer: Position | CometError | None) -> bool:

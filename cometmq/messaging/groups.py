@@ -69,6 +69,7 @@ class MemberDetails:
     instance_id: str = ""
     allocation: str = ""
     held: tuple[HeldQueues, ...] = ()
+    is_broadcasting: bool = False
 
 
 NO_DETAILS = MemberDetails()

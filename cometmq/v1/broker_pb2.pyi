@@ -993,6 +993,7 @@ class JoinGroupRequest(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     ALLOCATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    IS_BROADCASTING_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
     client_id: _builtins.str
@@ -1003,6 +1004,10 @@ class JoinGroupRequest(_message.Message):
     """
     allocation: _builtins.str
     """How it divides the queues among the members, at most 64 characters; told to all members."""
+    is_broadcasting: _builtins.bool
+    """It reads all queues: the queues are divided among the other members. Refused (NO_PERMISSION) where the
+    group's settings forbid it.
+    """
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """All that it reads; at most 1,000."""
@@ -1022,10 +1027,11 @@ class JoinGroupRequest(_message.Message):
         instance_id: _builtins.str = ...,
         allocation: _builtins.str = ...,
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
+        is_broadcasting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1074,11 +1080,14 @@ class GroupMember(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     ALLOCATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    IS_BROADCASTING_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client's name."""
     instance_id: _builtins.str
     """As it told."""
     allocation: _builtins.str
+    """As it told."""
+    is_broadcasting: _builtins.bool
     """As it told."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
@@ -1096,10 +1105,11 @@ class GroupMember(_message.Message):
         instance_id: _builtins.str = ...,
         allocation: _builtins.str = ...,
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
+        is_broadcasting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
-from cometmq.errors import GroupInUse, GroupNotFound, OffsetInvalid
+from cometmq.errors import GroupInUse, GroupNotFound, NoPermission, OffsetInvalid
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
@@ -90,7 +90,8 @@ class GroupCoordinator(GroupReads):
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
         """
-        self.is_there(group)
+        if self.is_there(group) and details.is_broadcasting:
+            self._check_broadcast(group)
         stream = self._groups.join(group, client_id, subscriptions, details)
         try:
             await self.ensure_group(group, address)
@@ -98,6 +99,12 @@ class GroupCoordinator(GroupReads):
             stream.leave()
             raise
         return stream
+
+    def _check_broadcast(self, group: str) -> None:
+        if not self._keeper.group(group).consume_broadcast_enable:
+            raise NoPermission(
+                f"group {group} takes no broadcasting consumers (consume_broadcast_enable)"
+            )
 
     def left(self, stream: MemberStream) -> None:
         """A member's stream is over."""

@@ -17,6 +17,7 @@ import pytest
 from cometmq.client import (
     Allocation,
     Message,
+    MessageModel,
     Producer,
     PushConsumer,
     PushConsumerOptions,
@@ -124,3 +125,49 @@ async def test_a_client_whose_name_another_one_takes_is_told_and_stops(
             await asyncio.sleep(0.3)  # and it does not come back
             assert (len(first.assigned), len(second.assigned)) == (0, QUEUES)
     assert "CLIENT_ID_IN_USE" in caplog.text
+
+
+async def test_every_broadcasting_member_gets_everything_and_goes_on_by_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: dict[str, Counter[bytes]] = {"a": Counter(), "b": Counter(), "shared": Counter()}
+
+    def member(namesrv: str, name: str, **changes: Any) -> PushConsumer:
+        async def listener(messages: list[ReceivedMessage]) -> None:
+            seen[name].update(message.body for message in messages)
+            if messages[0].body == b"3":
+                raise ValueError("a listener's mistake")
+
+        return consumer(namesrv, listener, **changes)
+
+    def broadcasting(namesrv: str, name: str) -> PushConsumer:
+        file = str(tmp_path / f"{name}.json")
+        return member(namesrv, name, message_model=MessageModel.BROADCASTING, offset_file=file)
+
+    async def send(namesrv: str, first: int, end: int) -> None:
+        async with Producer(namesrv) as producer:
+            for n in range(first, end):
+                await producer.send_and_wait(Message("T", b"%d" % n))
+
+    def bodies(first: int, end: int) -> Counter[bytes]:
+        return Counter(b"%d" % n for n in range(first, end))
+
+    async with cluster(tmp_path) as namesrv:
+        await send(namesrv, 0, 40)
+        async with (
+            broadcasting(namesrv, "a") as a,
+            broadcasting(namesrv, "b") as b,
+            member(namesrv, "shared") as shared,
+        ):
+            for one in (a, b, shared):
+                await one.subscribe("T")
+            await until(lambda: all(len(bodies) == 40 for bodies in seen.values()))
+            assert len(a.assigned) == len(b.assigned) == QUEUES
+        assert seen["a"] == seen["b"] == bodies(0, 40)  # none twice, also what failed
+        assert "message failed, passed by" in caplog.text
+        assert "the message model" in caplog.text
+        await send(namesrv, 40, 60)
+        async with broadcasting(namesrv, "a") as a:
+            await a.subscribe("T")
+            await until(lambda: len(seen["a"]) == 60)
+        assert seen["a"] == bodies(0, 60)

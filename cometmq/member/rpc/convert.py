@@ -99,6 +99,7 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
         proto.instance_id,
         proto.allocation,
         tuple(HeldQueues(h.topic, h.broker_group, tuple(h.queue_ids)) for h in proto.held),
+        proto.is_broadcasting,
     )
 
 
@@ -120,6 +121,7 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
                 )
                 for h in member.details.held
             ],
+            is_broadcasting=member.details.is_broadcasting,
         )
         for member in view.members
     ]
