@@ -20,6 +20,7 @@ from cometmq.admin import (
     brokers_cli,
     dead_letters_cli,
     group_status,
+    groups_cli,
     local,
     messages,
     offsets_cli,
@@ -361,6 +362,7 @@ async def group_progress(connection: Connection, name: str, topic: str) -> Group
     return await ops.group_progress(connection, name, topic=topic)
 
 
+groups_cli.add_commands(group_group)
 resets_cli.add_commands(group_group)
 cli.add_command(offsets_cli.offsets_group)
 cli.add_command(brokers_cli.broker_group)

@@ -454,6 +454,15 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("resent", lambda v: v.resent_count),
         ("resent before", lambda v: v.resent_before_count),
     ),
+    views.GroupSettingsView: (
+        ("group", lambda v: v.group),
+        ("broker group", lambda v: v.broker_group),
+        ("consume", lambda v: v.consume_enable),
+        ("broadcast", lambda v: v.consume_broadcast_enable),
+        ("retry times", lambda v: v.retry_times_max),
+        ("retry queues", lambda v: v.retry_queue_count),
+        ("new", lambda v: v.created),
+    ),
     views.QueueResetView: (
         ("broker group", lambda v: v.broker_group),
         ("topic", lambda v: v.topic),

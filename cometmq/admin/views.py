@@ -222,6 +222,19 @@ class DeletedGroupView:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSettingsView:
+    """Settings of a consumer group at one broker group."""
+
+    group: str
+    broker_group: str
+    consume_enable: bool
+    consume_broadcast_enable: bool
+    retry_times_max: int
+    retry_queue_count: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMemberView:
     """A live client of a consumer group."""
 

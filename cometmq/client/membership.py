@@ -54,6 +54,7 @@ class _Joined:
         self.members: dict[str, KnownMember] | None = None
         # known before this stream, which has not sent them yet
         self.absent: dict[str, KnownMember] = {}
+        self.is_disabled = False  # the group may not read there
         self.reset_number = 0  # the newest reset that was told
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
@@ -130,6 +131,11 @@ class Membership:
                 return {c: member for c, member in members.items() if topic in member.filters}
         return None
 
+    def is_disabled(self, broker_group: str) -> bool:
+        """Whether the group may not read at a broker group."""
+        joined = self._joined.get(broker_group)
+        return joined is not None and joined.is_disabled
+
     async def leave(self) -> None:
         """Ends all streams: the brokers tell the other members at once."""
         await stop_all([joined.task for joined in self._joined.values() if joined.task is not None])
@@ -196,6 +202,10 @@ class Membership:
                 member.client_id: _known_member(member) for member in response.members
             }
             joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
+            if response.consume_disabled != joined.is_disabled:
+                joined.is_disabled = response.consume_disabled
+                event = "the group may not read" if joined.is_disabled else "the group may read"
+                _log.warning(event, extra=fields(**self._at(broker_group)))
             answered.set()
             self._on_change()
             if response.reset_number > joined.reset_number:

@@ -315,6 +315,7 @@ class PushConsumer:
         members = {topic: self._membership.members(topic, groups[topic]) for topic in read}
         decided = {topic: some for topic, some in members.items() if some is not None}
         mine = self._allocate({topic: readable_queues(known[topic]) for topic in decided}, decided)
+        mine = {queue for queue in mine if not self._membership.is_disabled(queue.broker_group)}
         lost, self._lost = self._lost, set()
         await self._revoke(sorted(lost))
         await self._begin(mine, decided)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cometmq.errors import GroupNameInvalid, InvalidRequest, LimitExceeded
 from cometmq.messaging import topics
-from cometmq.model import GROUP_NAME, Subscription
+from cometmq.model import GROUP_NAME, QUEUES_PER_TOPIC_MAX, Subscription
 
 GROUPS_MAX = 100_000
 MEMBERS_PER_GROUP_MAX = 10_000
@@ -19,6 +19,7 @@ SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
 CLIENT_ID_LENGTH_MAX = 255
 DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
+RETRY_TIMES_MAX = 1_000_000
 
 
 def check_name(name: str) -> None:
@@ -46,6 +47,19 @@ class GroupSettings:
     broker_id: int = 0  # member that serves the group, 0 = the writer
     broker_id_when_slow: int = 1  # member that serves it when it lags far behind
     notify_members_enable: bool = True
+
+
+def check_settings(settings: GroupSettings) -> None:
+    """Raises ``GroupNameInvalid``, ``InvalidRequest``."""
+    check_name(settings.name)
+    if not 1 <= settings.retry_queue_count <= QUEUES_PER_TOPIC_MAX:
+        raise InvalidRequest(
+            f"retry_queue_count is 1 to {QUEUES_PER_TOPIC_MAX}, not {settings.retry_queue_count}"
+        )
+    if not 0 <= settings.retry_times_max <= RETRY_TIMES_MAX:
+        raise InvalidRequest(
+            f"retry_times_max is 0 to {RETRY_TIMES_MAX}, not {settings.retry_times_max}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1123,9 +1123,12 @@ class JoinGroupResponse(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    CONSUME_DISABLED_FIELD_NUMBER: _builtins.int
     RESET_NUMBER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Higher with every change of the group while this broker lives."""
+    consume_disabled: _builtins.bool
+    """The group's settings forbid that members read here: give the queues of this broker group up until they do not."""
     reset_number: _builtins.int
     """Number of the group's newest reset at this broker; 0 = none. When it rises: ask QueryOffsets of all queues that are read,
     and go on at the position of each whose reset_number has risen.
@@ -1139,11 +1142,12 @@ class JoinGroupResponse(_message.Message):
         *,
         version: _builtins.int = ...,
         members: _abc.Iterable[Global___GroupMember] | None = ...,
+        consume_disabled: _builtins.bool = ...,
         reset_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consume_disabled", b"consume_disabled", "members", b"members", "reset_number", b"reset_number", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2235,6 +2239,111 @@ class GroupSummary(_message.Message):
 Global___GroupSummary: _TypeAlias = GroupSummary  # noqa: Y015
 
 @_typing.final
+class GroupSettings(_message.Message):
+    """Settings of a consumer group. In a request absent = as it was, or RocketMQ's default of a new group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CONSUME_ENABLE_FIELD_NUMBER: _builtins.int
+    CONSUME_BROADCAST_ENABLE_FIELD_NUMBER: _builtins.int
+    RETRY_QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    consume_enable: _builtins.bool
+    """Whether members may read. While they may not, pulls are refused (NO_PERMISSION)."""
+    consume_broadcast_enable: _builtins.bool
+    """Whether broadcasting members may join."""
+    retry_queue_count: _builtins.int
+    """Queues of the retry topic when it is made, 1 to 1,024."""
+    retry_times_max: _builtins.int
+    """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000; where a consumer says nothing else."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        consume_enable: _builtins.bool | None = ...,
+        consume_broadcast_enable: _builtins.bool | None = ...,
+        retry_queue_count: _builtins.int | None = ...,
+        retry_times_max: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "group", b"group", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__consume_broadcast_enable: _TypeAlias = _typing.Literal["consume_broadcast_enable"]  # noqa: Y015
+    _WhichOneofArgType__consume_broadcast_enable: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable"]  # noqa: Y015
+    _WhichOneofReturnType__consume_enable: _TypeAlias = _typing.Literal["consume_enable"]  # noqa: Y015
+    _WhichOneofArgType__consume_enable: _TypeAlias = _typing.Literal["_consume_enable", b"_consume_enable"]  # noqa: Y015
+    _WhichOneofReturnType__retry_queue_count: _TypeAlias = _typing.Literal["retry_queue_count"]  # noqa: Y015
+    _WhichOneofArgType__retry_queue_count: _TypeAlias = _typing.Literal["_retry_queue_count", b"_retry_queue_count"]  # noqa: Y015
+    _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
+    _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_broadcast_enable) -> _WhichOneofReturnType__consume_broadcast_enable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_enable) -> _WhichOneofReturnType__consume_enable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_queue_count) -> _WhichOneofReturnType__retry_queue_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times_max) -> _WhichOneofReturnType__retry_times_max | None: ...
+
+Global___GroupSettings: _TypeAlias = GroupSettings  # noqa: Y015
+
+@_typing.final
+class PutGroupRequest(_message.Message):
+    """See BrokerAdminService.PutGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings:
+        """Name and settings."""
+
+    def __init__(
+        self,
+        *,
+        settings: Global___GroupSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutGroupRequest: _TypeAlias = PutGroupRequest  # noqa: Y015
+
+@_typing.final
+class PutGroupResponse(_message.Message):
+    """See BrokerAdminService.PutGroup."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    created: _builtins.bool
+    """Whether the group is new."""
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings:
+        """As they are now."""
+
+    def __init__(
+        self,
+        *,
+        settings: Global___GroupSettings | None = ...,
+        created: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutGroupResponse: _TypeAlias = PutGroupResponse  # noqa: Y015
+
+@_typing.final
 class DeleteGroupRequest(_message.Message):
     """See BrokerAdminService.DeleteGroup."""
 
@@ -2540,6 +2649,7 @@ class DescribeGroupResponse(_message.Message):
 
     MEMBERS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """Live members, by client_id."""
@@ -2548,15 +2658,20 @@ class DescribeGroupResponse(_message.Message):
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupProgress]:
         """By topic and queue number."""
 
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings:
+        """Its settings; absent of a group that was not made, but has commits."""
+
     def __init__(
         self,
         *,
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         progress: _abc.Iterable[Global___GroupProgress] | None = ...,
+        settings: Global___GroupSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "progress", b"progress", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,7 +139,8 @@ class BrokerServiceServicer:
 
     def Pull(self, request, context):
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+        that may not read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -753,6 +754,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.FromString,
                 _registered_method=True)
+        self.PutGroup = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/PutGroup',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.PutGroupRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.PutGroupResponse.FromString,
+                _registered_method=True)
         self.DeleteGroup = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DeleteGroup',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DeleteGroupRequest.SerializeToString,
@@ -839,6 +845,14 @@ class BrokerAdminServiceServicer:
 
     def ListGroups(self, request, context):
         """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutGroup(self, request, context):
+        """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
+        Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -947,6 +961,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.ListGroups,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'PutGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutGroup,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.PutGroupRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.PutGroupResponse.SerializeToString,
             ),
             'DeleteGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteGroup,
@@ -1131,6 +1150,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ListGroups',
             cometmq_dot_v1_dot_broker__pb2.ListGroupsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/PutGroup',
+            cometmq_dot_v1_dot_broker__pb2.PutGroupRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.PutGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

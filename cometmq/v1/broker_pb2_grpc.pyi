@@ -52,7 +52,8 @@ class BrokerServiceStub:
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+    that may not read. Deadline 3 s.
     """
     JoinGroup: _grpc.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
@@ -140,7 +141,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+    that may not read. Deadline 3 s.
     """
     JoinGroup: _aio.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]  # type: ignore[assignment]
     """Membership of one client in one consumer group: it lasts as long as the stream. The first request joins, later ones
@@ -243,7 +245,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PullResponse, _abc.Awaitable[_broker_pb2.PullResponse]]:
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. Deadline 3 s.
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+        that may not read. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -400,6 +403,10 @@ class BrokerAdminServiceStub:
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]
     """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    PutGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PutGroupRequest, _broker_pb2.PutGroupResponse]
+    """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
+    Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
+    """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]
     """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
@@ -462,6 +469,10 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]  # type: ignore[assignment]
     """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    PutGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.PutGroupRequest, _broker_pb2.PutGroupResponse]  # type: ignore[assignment]
+    """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
+    Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
+    """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]  # type: ignore[assignment]
     """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
@@ -551,6 +562,16 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ListGroupsResponse, _abc.Awaitable[_broker_pb2.ListGroupsResponse]]:
         """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+
+    @_abc_1.abstractmethod
+    def PutGroup(
+        self,
+        request: _broker_pb2.PutGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.PutGroupResponse, _abc.Awaitable[_broker_pb2.PutGroupResponse]]:
+        """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
+        Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
+        """
 
     @_abc_1.abstractmethod
     def DeleteGroup(

@@ -8,6 +8,7 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
 from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
+from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
@@ -139,6 +140,17 @@ class BrokerAdminServicer(AdminReadServicer):
                 )
                 for one in found
             ],
+        )
+
+    async def PutGroup(
+        self, request: broker_pb2.PutGroupRequest, context: Context
+    ) -> broker_pb2.PutGroupResponse:
+        name = request.settings.group
+        before = self._state.groups.get(name)
+        settings = convert.group_settings(request.settings, before or GroupSettings(name))
+        await self._coordinator.put_group(settings)
+        return broker_pb2.PutGroupResponse(
+            settings=convert.group_settings_proto(settings), created=before is None
         )
 
     async def DeleteGroup(

@@ -71,7 +71,7 @@ class ClientApi:
             clock,
             auto_create_groups=config.auto_create_subscription_group,
         )
-        self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.was_reset)
+        self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.tell)
         host = identity.store_host
         produce = ProduceHandler(storage, keeper, policy, host, metrics, clock)
         encoder = StructuredEncoder(

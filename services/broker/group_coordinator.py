@@ -14,7 +14,7 @@ from cometmq.member.read.reader import Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
-from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name
+from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
 from cometmq.model import Position, Subscription
 from cometmq.rpc.shares import Buckets
 from services.broker.membership import Groups, MemberStream
@@ -110,6 +110,18 @@ class GroupCoordinator(GroupReads):
         """A member's stream is over."""
         stream.leave()
         self._used(stream.group)
+
+    async def put_group(self, settings: GroupSettings) -> None:
+        """Create a group or change its settings, and tell its members. Raises GroupNameInvalid,
+        InvalidRequest, and what the keeper raises.
+        """
+        check_settings(settings)
+        await self._keeper.put_group(settings)
+        self._groups.tell(settings.name)
+
+    def is_consume_disabled(self, group: str) -> bool:
+        settings = self._keeper.find_group(group)
+        return settings is not None and not settings.consume_enable
 
     async def drop_group(self, group: str) -> None:
         """Delete a group. Raises GroupInUse, and what the keeper raises."""

@@ -45,8 +45,8 @@ class Groups:
         for stream in self._streams.get(group, ()):
             stream.wake()
 
-    def was_reset(self, group: str) -> None:
-        """Tell all members of a group that it was reset."""
+    def tell(self, group: str) -> None:
+        """Tell all members of a group that it was reset, or has other settings."""
         self.table.touch(group)
         self.changed(group)
 

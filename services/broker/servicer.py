@@ -246,6 +246,7 @@ class BrokerServicer(ReadServicer):
                         broker_pb2.JoinGroupResponse(
                             version=view.version,
                             members=members,
+                            consume_disabled=self._coordinator.is_consume_disabled(stream.group),
                             reset_number=self._coordinator.newest_reset(stream.group),
                         )
                     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cometmq.errors import GroupNotFound
+from cometmq.errors import GroupNotFound, NoPermission
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.groups import MemberTable, check_name
@@ -44,8 +44,15 @@ class GroupReads:
         return self._state.resets.number(group, (topic, queue_id))
 
     def check_read(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
-        """Raises QueueLocked when another client of the group has locked the queue since."""
-        self._state.locks.check_pull(group, (topic, queue_id), lock_number)
+        """Raises NoPermission for a group whose settings forbid that it reads, QueueLocked when
+        another client of the group has locked the queue since. ``lock_number`` 0: the client reads
+        without locks.
+        """
+        settings = self._state.groups.get(group)
+        if settings is not None and not settings.consume_enable:
+            raise NoPermission(f"group {group} may not read (consume_enable)")
+        if lock_number:
+            self._state.locks.check_pull(group, (topic, queue_id), lock_number)
 
     def known_or_empty(self, group: str) -> str:
         """The group's name if it exists, for metrics: a label must not be what a client made up."""

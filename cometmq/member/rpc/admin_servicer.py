@@ -47,6 +47,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DeleteGroupResponse:
         raise not_writer(self._identity)
 
+    async def PutGroup(
+        self, request: broker_pb2.PutGroupRequest, context: Context
+    ) -> broker_pb2.PutGroupResponse:
+        raise not_writer(self._identity)
+
     async def ResetOffsets(
         self, request: broker_pb2.ResetOffsetsRequest, context: Context
     ) -> broker_pb2.ResetOffsetsResponse:
@@ -110,9 +115,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DescribeGroupResponse:
         check_name(request.group)
         progress = await self._group_reads.progress(request.group, request.topic)
+        settings = self._state.groups.get(request.group)
         return broker_pb2.DescribeGroupResponse(
             members=convert.members_proto(self._members.view(request.group)),
             progress=[_progress(entry) for entry in progress],
+            settings=convert.group_settings_proto(settings) if settings else None,
         )
 
     async def DescribeBroker(

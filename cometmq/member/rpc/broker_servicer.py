@@ -54,10 +54,9 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.PullResponse:
         if request.group:
             check_group_name(request.group)
-        if request.lock_number:
-            self._group_reads.check_read(
-                request.group, request.queue.topic, request.queue.queue_id, request.lock_number
-            )
+        self._group_reads.check_read(
+            request.group, request.queue.topic, request.queue.queue_id, request.lock_number
+        )
         form = convert.form(request.form)
         query = PullQuery(
             request.queue.topic,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from cometmq.errors import InvalidRequest
 from cometmq.filters import sql, tags
 from cometmq.format import ids, properties, record
 from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.member.read.reader import PullAnswer
 from cometmq.member.read.search import KeyAnswer, KeyQuery
-from cometmq.messaging.groups import HeldQueues, MemberDetails, Membership
+from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, Membership
 from cometmq.model import (
     FlushMode,
     Position,
@@ -92,6 +95,26 @@ def subscription(proto: broker_pb2.Subscription) -> Subscription:
     """Raises FilterInvalid."""
     filter_program(proto.filter)
     return Subscription(proto.topic, filter_tags(proto.filter), proto.filter.sql)
+
+
+def group_settings(proto: broker_pb2.GroupSettings, default: GroupSettings) -> GroupSettings:
+    """The wanted settings, ``default`` for what is not said."""
+    given = {name: getattr(proto, name) for name in _GROUP_SETTINGS if proto.HasField(name)}
+    return replace(default, name=proto.group, **given)
+
+
+def group_settings_proto(settings: GroupSettings) -> broker_pb2.GroupSettings:
+    return broker_pb2.GroupSettings(
+        group=settings.name, **{name: getattr(settings, name) for name in _GROUP_SETTINGS}
+    )
+
+
+_GROUP_SETTINGS: Final = (
+    "consume_enable",
+    "consume_broadcast_enable",
+    "retry_queue_count",
+    "retry_times_max",
+)
 
 
 def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
