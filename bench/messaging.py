@@ -1,9 +1,9 @@
 """``python -m bench messaging``: what delay levels and retries cost beside plain messages.
 
 A cluster of one broker, one topic with 8 queues, bodies of 128 B. Plain and delayed sends take
-turns. Then many messages become due at the same time while another producer goes on sending alone:
-how late is the last of them readable, and how long do the lone sends take? Last, a group sends back
-what it has pulled.
+turns. One consumer reads them, concurrently and in order. Then many messages become due at the same
+time while another producer goes on sending alone: how late is the last of them readable, and how
+long do the lone sends take? Last, a group sends back what it has pulled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from bench import stage
 from bench.report import machine, markdown
 from bench.stats import percentile
 from cometmq import native
-from cometmq.client import Message, Producer, PullConsumer
+from cometmq.client import (
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    PushConsumerOptions,
+    ReceivedMessage,
+)
 from cometmq.model import FlushMode
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
@@ -92,6 +99,27 @@ async def due_at_once(namesrv: str, topic: str, quiet: str, count: int) -> dict[
         }
 
 
+async def consume(namesrv: str, topic: str, count: int, *, orderly: bool) -> float:
+    """Messages a second that a push consumer hands, one a call, to a listener that does nothing."""
+    seen = 0
+    first_s = 0.0
+    all_seen = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        nonlocal seen, first_s
+        first_s = first_s or time.perf_counter()
+        seen += len(messages)
+        if seen >= count:
+            all_seen.set()
+
+    options = PushConsumerOptions(orderly=orderly)
+    group = f"bench-{'orderly' if orderly else 'concurrent'}"
+    async with PushConsumer(namesrv, group, listener, options=options) as consumer:
+        await consumer.subscribe(topic)
+        await all_seen.wait()
+        return seen / (time.perf_counter() - first_s)
+
+
 async def send_backs(address: str, namesrv: str, topic: str, count: int) -> float:
     """Messages a second that the broker has taken back, and acknowledged."""
     async with PullConsumer(namesrv, "bench-retry") as consumer:
@@ -139,6 +167,9 @@ def main(argv: Sequence[str]) -> None:
                 "plain": uvloop.run(send(bench.namesrv, topic, said.count, 0)),
                 "delayed": uvloop.run(send(bench.namesrv, topic, said.count, LATE)),
             }
+            for orderly in (False, True):
+                name = "orderly" if orderly else "concurrent"
+                one[name] = uvloop.run(consume(bench.namesrv, topic, said.count, orderly=orderly))
             one |= uvloop.run(due_at_once(bench.namesrv, topic, quiet, said.due))
             address = bench.cluster.brokers[0].address
             one["back"] = uvloop.run(send_backs(address, bench.namesrv, topic, said.due))
@@ -149,6 +180,8 @@ def main(argv: Sequence[str]) -> None:
         for name, key, digits, limit in (
             ("plain sends/s", "plain", 0, ""),
             ("delay-level sends/s", "delayed", 0, "80 % of plain"),
+            ("concurrent listener calls/s", "concurrent", 0, ""),
+            ("orderly listener calls/s", "orderly", 0, "60 % of concurrent"),
             (f"last of {said.due:,} that are due at once, s late", "late_s", 2, "1"),
             ("lone sends before, p99 ms", "calm_p99_ms", 2, ""),
             ("lone sends meanwhile, p99 ms", "due_p99_ms", 2, "3 times before"),

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import ConsumeFrom, PullBatch, PullOutcome, ReceivedMessage
+from cometmq.client.messages import PullBatch, PullOutcome, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.offsets import (
     BrokerCalls,
@@ -19,9 +18,10 @@ from cometmq.client.offsets import (
     queue_to_proto,
 )
 from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.client.start_positions import StartPosition, start_position
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.format.record import decode_all
-from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
+from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
@@ -92,35 +92,6 @@ def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter)
         response.min_offset,
         response.max_offset,
     )
-
-
-async def start_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> Position:
-    """Where the group goes on in a queue: its committed position, else as ``consume_from`` says."""
-    committed = (await calls.went_on([queue]))[queue]
-    if isinstance(committed, Position):
-        return committed
-    if committed is not None:
-        raise committed
-    return await first_position(calls, queue, options)
-
-
-async def first_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> Position:
-    """Where a consumer begins that has not read the queue, as ``consume_from`` says."""
-    # A message that the group sent back was for it, whenever the group began.
-    first = options.consume_from is ConsumeFrom.FIRST or queue.topic.startswith(RETRY_PREFIX)
-    if options.consume_from is ConsumeFrom.TIMESTAMP and not first:
-        time_ms = options.consume_from_time_ms
-        position = (await calls.positions_at([queue], time_ms))[queue]
-        if isinstance(position, CometError):
-            raise position
-        return position
-    bounds = (await calls.bounds([queue]))[queue]
-    if isinstance(bounds, CometError):
-        raise bounds
-    return Position(bounds.generation, bounds.min_offset if first else bounds.max_offset)
-
-
-StartPosition = Callable[[BrokerCalls, QueueRef, ConsumerOptions], Awaitable[Position]]
 
 
 def _drained(batch: PullBatch) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cometmq.client.connections import Connections
 from cometmq.client.routes import RouteWatcher
+from cometmq.client.routing import readable_queues
 from cometmq.client.sources import Sources
 from cometmq.errors import CometError, OffsetReset, PeerUnavailable, Retry
 from cometmq.model import Position, QueueRef
@@ -70,6 +71,12 @@ class BrokerCalls:
             raise
         self._sources.answered(member)
         return response
+
+    def queues_beside(self, queue: QueueRef) -> list[QueueRef]:
+        """The readable queues of its topic at its broker group, itself included."""
+        route = self._routes.get(queue.topic)
+        known = readable_queues(route) if route is not None else []
+        return [one for one in known if one.broker_group == queue.broker_group] or [queue]
 
     async def wait(self, seconds: float) -> None:
         """Waits that long before a call is made again, or until some route changes."""

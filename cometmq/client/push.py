@@ -13,7 +13,7 @@ from typing import Self
 
 from cometmq.client.assigned import AssignedQueue
 from cometmq.client.connections import Connections
-from cometmq.client.fetcher import Fetcher, first_position, start_position
+from cometmq.client.fetcher import Fetcher
 from cometmq.client.handover import Handover, common_allocation
 from cometmq.client.listener import Listener, Work, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
@@ -29,6 +29,7 @@ from cometmq.client.rebalance import Allocation, allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.client.send_backs import SendBacks
+from cometmq.client.start_positions import first_position, group_position
 from cometmq.errors import ClientClosed, CometError, ConfigInvalid, Retry, TopicNotFound
 from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -420,7 +421,7 @@ class PushConsumer:
             options,
             self._long_poller,
             lock_number,
-            start_position if self._offsets is None else first_position,
+            group_position if self._offsets is None else first_position,
         )
         if self._offsets is not None:
             fetcher.position = self._offsets.get(queue)

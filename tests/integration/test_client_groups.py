@@ -17,6 +17,7 @@ import pytest
 
 from cometmq.client import (
     Allocation,
+    ConsumeFrom,
     Message,
     MessageModel,
     Position,
@@ -29,8 +30,8 @@ from cometmq.client import (
 from cometmq.errors import InvalidRequest, NoPermission
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.cluster.broker import running_broker, running_namesrv
-from tests.support.waiting import until
+from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.waiting import until, until_async
 
 QUEUES = 8
 
@@ -221,3 +222,38 @@ async def test_a_group_that_may_not_read_stops_and_goes_on_where_it_was(tmp_path
             assert seen == [b"before"]
         await put(consume_enable=True)
         await until(lambda: seen == [b"before", b"meanwhile"])
+
+
+async def fixed(broker: BrokerClient) -> bool:
+    """Whether the group has a position in both queues."""
+    return None not in [await broker.committed("G", "T", queue_id) for queue_id in (0, 1)]
+
+
+async def test_last_means_the_start_of_the_group_and_new_queues_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    seen: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.extend(message.body for message in messages)
+
+    def member(namesrv: str) -> PushConsumer:
+        return consumer(namesrv, listener, consume_from=ConsumeFrom.LAST)
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        await broker.send("T", 0, b"old")
+        async with member(namesrv) as one:
+            await one.subscribe("T")
+            await until(lambda: len(one.assigned) == 2)
+            await until_async(lambda: fixed(broker))
+        await broker.put_topic("T", 3)
+        for queue_id in (0, 1, 2):
+            await broker.send("T", queue_id, b"while away %d" % queue_id)
+        async with member(namesrv) as one:
+            await one.subscribe("T")
+            await until(lambda: len(seen) == 3)
+        assert sorted(seen) == [b"while away 0", b"while away 1", b"while away 2"]
