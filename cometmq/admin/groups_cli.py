@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import click
 
-from cometmq.admin import groups
+from cometmq.admin import groups, ops
 from cometmq.admin.commandline import broker_groups_option, cluster_command
 from cometmq.admin.connection import Connection
-from cometmq.admin.views import GroupSettingsView
+from cometmq.admin.views import GroupMemberView, GroupSettingsView
 from cometmq.v1 import broker_pb2
+
+
+def disagreement(members: list[GroupMemberView]) -> str:
+    """What members of one group must have in common, and have not; empty: nothing."""
+    wrong = []
+    if len({one.message_model for one in members}) > 1:
+        wrong.append("the message model")
+    if len({one.allocation for one in members if one.allocation}) > 1:
+        wrong.append("the allocation (all use average)")
+    filters: dict[str, set[tuple[str, ...]]] = {}
+    for one in members:
+        for topic, wanted in one.subscriptions.items():
+            filters.setdefault(topic, set()).add(tuple(wanted))
+    wrong += [f"the filter of {topic}" for topic, some in sorted(filters.items()) if len(some) > 1]
+    return f"members do not agree on {', '.join(wrong)}" if wrong else ""
 
 
 def add_commands(group: click.Group) -> None:
@@ -51,6 +66,15 @@ def add_commands(group: click.Group) -> None:
             retry_queue_count=retry_queues,
         )
         return await groups.put_group(connection, settings, broker_groups)
+
+    @cluster_command(group, "members", disagreement)
+    @click.argument("name")
+    async def group_members(connection: Connection, name: str) -> list[GroupMemberView]:
+        """Show the live members of group NAME, what they read, and how they divide the queues.
+
+        mqadmin: consumerConnection.
+        """
+        return await ops.group_members(connection, name)
 
     @cluster_command(group, "info")
     @click.argument("name")

@@ -343,6 +343,21 @@ async def delete_group(
     return [DeletedGroupView(name, group) for group, done in deleted.items() if done]
 
 
+def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
+    return GroupMemberView(
+        member.client_id,
+        {s.topic: _wanted(s.filter) for s in member.subscriptions},
+        "broadcasting" if member.is_broadcasting else "clustering",
+        member.allocation,
+        sum(len(held.queue_ids) for held in member.held),
+    )
+
+
+async def group_members(connection: Connection, group: str) -> list[GroupMemberView]:
+    """The live members of a group. GroupNotFound when no broker group knows it."""
+    return (await group_progress(connection, group)).members
+
+
 async def group_progress(
     connection: Connection, group: str, *, topic: str = ""
 ) -> GroupProgressView:
@@ -365,10 +380,7 @@ async def group_progress(
     ]
     return GroupProgressView(
         group=group,
-        members=[
-            GroupMemberView(client_id, {s.topic: _wanted(s.filter) for s in m.subscriptions})
-            for client_id, m in sorted(members.items())
-        ],
+        members=[_member_view(member) for _, member in sorted(members.items())],
         queues=sorted(rows, key=lambda row: (row.topic, row.broker_group, row.queue_id)),
         lag_count=sum(row.lag_count or 0 for row in rows),
     )

@@ -479,7 +479,13 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("deleted group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),
     ),
-    views.GroupMemberView: (("client", lambda v: v.client_id), ("reads", _subscriptions)),
+    views.GroupMemberView: (
+        ("client", lambda v: v.client_id),
+        ("reads", _subscriptions),
+        ("model", lambda v: v.message_model),
+        ("allocation", lambda v: v.allocation),
+        ("queues", lambda v: v.held_queue_count),
+    ),
     views.QueueProgressView: (
         *_QUEUE,
         ("committed", lambda v: v.committed_offset),

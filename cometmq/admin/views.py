@@ -241,6 +241,9 @@ class GroupMemberView:
     client_id: str
     # Topic → tags, or one SQL92 expression; none = every message.
     subscriptions: dict[str, list[str]]
+    message_model: str  # "clustering" or "broadcasting"
+    allocation: str  # how it divides the queues; empty: it does not tell
+    held_queue_count: int  # queues that it reads, or is about to; 0: none, or it does not tell
 
 
 @dataclass(frozen=True, slots=True)

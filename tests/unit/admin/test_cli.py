@@ -60,6 +60,7 @@ def test_the_commands_are_these() -> None:
         "group delete",
         "group info",
         "group list",
+        "group members",
         "group progress",
         "group reset-offset",
         "group skip",

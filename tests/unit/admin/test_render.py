@@ -106,7 +106,7 @@ def test_a_body_that_is_not_text_is_counted(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_progress_shows_members_queues_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
-    member = views.GroupMemberView("c1", {"T": [], "U": ["a", "b"]})
+    member = views.GroupMemberView("c1", {"T": [], "U": ["a", "b"]}, "clustering", "average", 3)
     queue = views.QueueProgressView("T", "g1", 0, 1, None, None, 0, 1500, None)
     render.show(views.GroupProgressView("G", [member], [queue], 1234), render.TABLE)
     out = capsys.readouterr().out
