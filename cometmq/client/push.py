@@ -379,9 +379,12 @@ class PushConsumer:
             new = await self._lock(self._locks, new)
         if self._left.keys() & new:
             await self._commit([])  # else what was done there would come again
-        for queue in sorted(new):
+        still = {queue for queue in new if queue.topic in self._subscriptions}
+        for queue in sorted(still):
             self._assign(queue)
         self._handover.begun(new)
+        if self._locks is not None and new != still:
+            await self._locks.unlock(new - still)
         if wanted - new:  # the broker tells when they are free; or the time is over
             loop.call_later(self._options.handover_timeout_ms / 1000, self._unbalanced.set)
 
