@@ -339,7 +339,8 @@ class PushConsumer:
             for topic, some in members.items()
         }
         allocation = self._agreed_allocation(sharing, members != sharing)
-        return allocate_topics(allocation, self._options.client_id, queues, sharing)
+        held = {client: one.held for some in sharing.values() for client, one in some.items()}
+        return allocate_topics(allocation, self._options.client_id, queues, sharing, held)
 
     def _agreed_allocation(
         self, decided: dict[str, dict[str, KnownMember]], some_broadcast: bool

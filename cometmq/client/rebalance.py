@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from hashlib import md5
+from types import MappingProxyType
 
 from cometmq.model import QueueRef
 
@@ -23,12 +24,19 @@ class Allocation(Enum):
     AVERAGE = "average"  # one contiguous range each
     CIRCLE = "circle"  # in turn
     CONSISTENT_HASH = "consistent_hash"  # few queues move when a member comes or goes
+    STICKY = "sticky"  # the same number each, and as few as possible move
 
 
 def allocate(
-    strategy: Allocation, client_id: str, members: Collection[str], queues: Collection[QueueRef]
+    strategy: Allocation,
+    client_id: str,
+    members: Collection[str],
+    queues: Collection[QueueRef],
+    held: Mapping[str, Collection[QueueRef]] = MappingProxyType({}),
 ) -> list[QueueRef]:
-    """The queues of ``client_id``, in order. A client that is not a member gets nothing."""
+    """The queues of ``client_id``, in order. A client that is not a member gets nothing. ``held``:
+    what members read now, for STICKY.
+    """
     ordered_members = sorted(set(members))
     if client_id not in ordered_members:
         return []
@@ -39,9 +47,33 @@ def allocate(
     if strategy is Allocation.CONSISTENT_HASH:
         owners = _owners_by_hash(ordered_members, ordered)
         return [queue for queue, owner in zip(ordered, owners, strict=True) if owner == client_id]
+    if strategy is Allocation.STICKY:
+        sticky = _sticky_owners(ordered_members, ordered, held)
+        return [queue for queue in ordered if sticky[queue] == client_id]
     share, rest = divmod(len(ordered), count)
     start = index * share + min(index, rest)
     return ordered[start : start + share + (index < rest)]
+
+
+def _sticky_owners(
+    members: Sequence[str],
+    queues: Sequence[QueueRef],
+    held: Mapping[str, Collection[QueueRef]],
+) -> dict[QueueRef, str]:
+    """Each member keeps what it reads, up to its share; who reads most gets the larger shares."""
+    known = set(queues)
+    mine = {member: known.intersection(held.get(member, ())) for member in members}
+    by_load = sorted(members, key=lambda member: (-len(mine[member]), member))
+    share, rest = divmod(len(queues), len(members))
+    room = {member: share + (place < rest) for place, member in enumerate(by_load)}
+    owners: dict[QueueRef, str] = {}
+    for queue in queues:
+        keeper = next((m for m in members if room[m] and queue in mine[m]), None)
+        if keeper is not None:
+            owners[queue] = keeper
+            room[keeper] -= 1
+    takers = iter([member for member in by_load for _ in range(room[member])])
+    return owners | {queue: next(takers) for queue in queues if queue not in owners}
 
 
 def _owners_by_hash(members: Sequence[str], queues: Iterable[QueueRef]) -> Iterable[str]:
@@ -66,6 +98,7 @@ def allocate_topics(
     client_id: str,
     queues_by_topic: Mapping[str, Collection[QueueRef]],
     members_by_topic: Mapping[str, Iterable[str]],
+    held: Mapping[str, Collection[QueueRef]] = MappingProxyType({}),
 ) -> set[QueueRef]:
     """The queues of ``client_id`` over all its topics: each topic is divided among the members that
     read it.
@@ -73,5 +106,5 @@ def allocate_topics(
     mine: set[QueueRef] = set()
     for topic, queues in queues_by_topic.items():
         members = list(members_by_topic.get(topic, ()))
-        mine.update(allocate(strategy, client_id, members, queues))
+        mine.update(allocate(strategy, client_id, members, queues, held))
     return mine

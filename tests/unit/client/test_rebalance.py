@@ -77,3 +77,21 @@ def test_each_topic_is_divided_among_its_own_readers() -> None:
         {"S": ["a"], "T": ["a", "b"]},
     )
     assert mine == {*queues(2, "S"), QueueRef("T", 0, "g")}
+
+
+@given(
+    st.sets(NAMES, min_size=1, max_size=12),
+    st.sets(NAMES, min_size=1, max_size=12),
+    st.sets(QUEUES, max_size=50),
+)
+def test_sticky_moves_no_more_queues_than_it_has_to(
+    before: set[str], after: set[str], all_queues: set[QueueRef]
+) -> None:
+    strategy = Allocation.STICKY
+    held = {name: allocate(strategy, name, before, all_queues) for name in before}
+    now = {name: allocate(strategy, name, after, all_queues, held) for name in after}
+    assert {name: allocate(strategy, name, after, all_queues, now) for name in after} == now
+    share = len(all_queues) // len(after)
+    for name in before & after:
+        kept = set(held[name]) & set(now[name])
+        assert len(kept) >= min(len(held[name]), share), "a member keeps what it has, up to a share"
