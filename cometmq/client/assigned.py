@@ -69,6 +69,8 @@ class AssignedQueue:
             while self._full(self._progress):
                 await self._change()
             self._take(self._progress, await self._fetcher.fetch())
+            if self._options.pull_interval_ms:
+                await asyncio.sleep(self._options.pull_interval_ms / 1000)
 
     async def _change(self) -> None:
         """Waits until something finishes."""

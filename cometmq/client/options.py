@@ -276,6 +276,9 @@ class PushConsumerOptions(ConsumerOptions):
         "Time between commits.",
         "autoCommitIntervalMillis, persistConsumerOffsetInterval",
     )
+    pull_interval_ms: int = _option(
+        0, 0, 65_535, "Wait between two pulls of a queue that has messages.", "pullInterval"
+    )
     queue_count_max: int = _option(
         1_000,
         1,

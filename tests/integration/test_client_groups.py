@@ -257,3 +257,23 @@ async def test_last_means_the_start_of_the_group_and_new_queues_lose_nothing(
             await one.subscribe("T")
             await until(lambda: len(seen) == 3)
         assert sorted(seen) == [b"while away 0", b"while away 1", b"while away 2"]
+
+
+async def test_a_queue_rests_between_pulls(tmp_path: Path) -> None:
+    seen: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.append(loop.time())
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, *[b"."] * 4)
+        options = {"pull_count_max": 1, "pull_interval_ms": 100}
+        async with consumer(namesrv, listener, **options) as one:
+            await one.subscribe("T")
+            await until(lambda: len(seen) == 4)
+    assert seen[3] - seen[0] >= 0.29
