@@ -10,7 +10,7 @@ from cometmq.client.listener import NotDone, SendBack, Work, Workers
 from cometmq.client.messages import Later, PullBatch
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
-from cometmq.client.queue_locks import QueueLocks
+from cometmq.client.queue_locks import Lock
 from cometmq.model import DEAD_LETTER_LEVEL, Position
 from cometmq.rpc.tasks import Tasks
 
@@ -26,11 +26,11 @@ class OrderlyQueue(AssignedQueue):
         workers: Workers,
         options: PushConsumerOptions,
         tasks: Tasks,
-        locks: QueueLocks,
+        lock: Lock,
     ) -> None:
         self._revoked = False
         super().__init__(fetcher, workers, options, tasks)
-        self._locks = locks
+        self._lock = lock
         self._waiting: deque[Work] = deque()  # behind the piece
         self._piece: Work | None = None  # with the workers, at the broker, or waits for its time
 
@@ -39,7 +39,7 @@ class OrderlyQueue(AssignedQueue):
         """Also while the lock is not ours: what the workers drop then is read again under the next
         lock.
         """
-        return self._revoked or not self._locks.is_held(self.queue)
+        return self._revoked or not self._lock.is_held
 
     @closed.setter
     def closed(self, closed: bool) -> None:
@@ -52,11 +52,16 @@ class OrderlyQueue(AssignedQueue):
 
     def finish(self, run: Run, start: int, stop: int) -> None:
         super().finish(run, start, stop)
-        piece = self._piece
-        if piece is None or piece.run is not run or run.low < min(piece.stop, run.limit):
+        work, low = self._piece, run.low
+        if work is None or work.run is not run or (low < work.stop and low < run.limit):
             return
-        if self._next_piece():
-            self._workers.append(self._waiting[0])  # who calls sees to it
+        if low < run.limit:  # mostly there is more of the same work
+            work.cursor, work.stop = low, min(low + self._options.batch_count, run.limit)
+        elif self._next_piece():
+            work = self._waiting[0]
+        else:
+            return
+        self._workers.append(work)  # who calls sees to it
 
     def _go_to(self, position: Position) -> None:
         super()._go_to(position)

@@ -380,7 +380,12 @@ class PushConsumer:
             new = await self._lock(self._locks, new)
         if self._left.keys() & new:
             await self._commit([])  # else what was done there would come again
-        still = {queue for queue in new if queue.topic in self._subscriptions}
+        still = {
+            queue
+            for queue in new
+            if queue.topic in self._subscriptions
+            and (self._locks is None or self._locks.holds(queue))
+        }
         for queue in sorted(still):
             self._assign(queue)
         self._handover.begun(new)
@@ -430,7 +435,7 @@ class PushConsumer:
         if self._offsets is not None:
             fetcher.position = self._offsets.get(queue)
         self._assigned[queue] = (
-            OrderlyQueue(fetcher, workers, options, self._tasks, locks)
+            OrderlyQueue(fetcher, workers, options, self._tasks, locks.get(queue))
             if locks is not None
             else AssignedQueue(fetcher, workers, options, self._tasks)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from time import monotonic
 
 from cometmq.client.names import of
 from cometmq.client.offsets import BrokerCalls
@@ -17,9 +17,19 @@ RENEW_S = 5.0
 _log = logger(__name__)
 
 
-class _Lock(NamedTuple):
-    number: int
-    until_s: float  # on the event loop's clock
+class Lock:
+    """A queue's lock, as long as this client renews it."""
+
+    __slots__ = ("number", "until_s")
+
+    def __init__(self, number: int, until_s: float) -> None:
+        self.number = number
+        self.until_s = until_s  # monotonic
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no other client can have the queue now."""
+        return monotonic() < self.until_s
 
 
 class QueueLocks:
@@ -33,14 +43,17 @@ class QueueLocks:
         self._calls = calls
         self._client_id = client_id
         self._on_lost = on_lost
-        self._held: dict[QueueRef, _Lock] = {}  # renewed
+        self._held: dict[QueueRef, Lock] = {}  # renewed
         # Also of locks that ended: commits go out with them, and the broker decides.
         self._numbers: dict[QueueRef, int] = {}
 
-    def is_held(self, queue: QueueRef) -> bool:
-        """Whether no other client can have the queue now."""
-        lock = self._held.get(queue)
-        return lock is not None and _now_s() < lock.until_s
+    def holds(self, queue: QueueRef) -> bool:
+        """Whether this client renews the queue's lock."""
+        return queue in self._held
+
+    def get(self, queue: QueueRef) -> Lock:
+        """The lock of a queue that this client has locked."""
+        return self._held[queue]
 
     def number(self, queue: QueueRef) -> int:
         """The newest lock number that this client got for the queue."""
@@ -48,20 +61,22 @@ class QueueLocks:
 
     async def lock(self, queues: Collection[QueueRef]) -> set[QueueRef]:
         """Ask for the locks; the queues that this client has now."""
-        asked_s = _now_s()  # the lease counts from before the broker gave it
+        asked_s = monotonic()  # the lease counts from before the broker gave it
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         for queue, answer in answers.items():
             if isinstance(answer, CometError):
                 _log.info("queue not locked", extra=fields(**of(queue), error=answer))
             else:
-                self._held[queue] = _Lock(answer, asked_s + lease_s)
+                self._held[queue] = Lock(answer, asked_s + lease_s)
                 self._numbers[queue] = answer
-        return {queue for queue in queues if self.is_held(queue)}
+        return {queue for queue in queues if self.holds(queue) and self._held[queue].is_held}
 
     def abandon(self, queues: Collection[QueueRef]) -> None:
         """Renew these locks no more."""
         for queue in queues:
-            self._held.pop(queue, None)
+            lock = self._held.pop(queue, None)
+            if lock is not None:
+                lock.until_s = 0.0
 
     async def unlock(self, queues: Collection[QueueRef]) -> None:
         """Let other clients have these queues at once."""
@@ -76,7 +91,7 @@ class QueueLocks:
                 await self._renew_all()
 
     async def _renew_all(self) -> None:
-        asked_s, queues = _now_s(), list(self._held)
+        asked_s, queues = monotonic(), list(self._held)
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         lost = []
         for queue, answer in answers.items():
@@ -84,11 +99,11 @@ class QueueLocks:
             if lock is None:
                 continue  # given up meanwhile
             # A lock that has ended cannot be told from one that others had in between.
-            if _now_s() >= lock.until_s or isinstance(answer, QueueLocked):
+            if not lock.is_held or isinstance(answer, QueueLocked):
                 lost.append(queue)
             elif not isinstance(answer, CometError):
                 assert answer >= lock.number, "lock numbers only rise"
-                self._held[queue] = _Lock(answer, asked_s + lease_s)
+                lock.number, lock.until_s = answer, asked_s + lease_s
                 self._numbers[queue] = answer
         if lost:
             _log.warning(
@@ -97,7 +112,3 @@ class QueueLocks:
             )
             self.abandon(lost)
             self._on_lost(lost)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
