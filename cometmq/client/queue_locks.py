@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from time import monotonic
 
 from cometmq.client.names import of
 from cometmq.client.offsets import BrokerCalls
+from cometmq.clock import SystemClock
 from cometmq.errors import CometError, QueueLocked
 from cometmq.model import QueueRef
 from cometmq.telemetry import fields, logger
 
 RENEW_S = 5.0
+_CLOCK = SystemClock()
 
 _log = logger(__name__)
 
@@ -24,12 +25,12 @@ class Lock:
 
     def __init__(self, number: int, until_s: float) -> None:
         self.number = number
-        self.until_s = until_s  # monotonic
+        self.until_s = until_s  # by the clock that counts while the machine is suspended
 
     @property
     def is_held(self) -> bool:
         """Whether no other client can have the queue now."""
-        return monotonic() < self.until_s
+        return _CLOCK.boottime_s() < self.until_s
 
 
 class QueueLocks:
@@ -61,7 +62,7 @@ class QueueLocks:
 
     async def lock(self, queues: Collection[QueueRef]) -> set[QueueRef]:
         """Ask for the locks; the queues that this client has now."""
-        asked_s = monotonic()  # the lease counts from before the broker gave it
+        asked_s = _CLOCK.boottime_s()  # the lease counts from before the broker gave it
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         for queue, answer in answers.items():
             if isinstance(answer, CometError):
@@ -91,7 +92,7 @@ class QueueLocks:
                 await self._renew_all()
 
     async def _renew_all(self) -> None:
-        asked_s, queues = monotonic(), list(self._held)
+        asked_s, queues = _CLOCK.boottime_s(), list(self._held)
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         lost = []
         for queue, answer in answers.items():
