@@ -99,13 +99,13 @@ class QueueLocks:
             lock = self._held.get(queue)
             if lock is None:
                 continue  # given up meanwhile
-            # A lock that has ended cannot be told from one that others had in between.
-            if not lock.is_held or isinstance(answer, QueueLocked):
+            # Another number: a fail-over took the grant back, and others may have had the queue.
+            # So they may have while the lease was over.
+            is_other = isinstance(answer, int) and answer != lock.number
+            if is_other or not lock.is_held or isinstance(answer, QueueLocked):
                 lost.append(queue)
-            elif not isinstance(answer, CometError):
-                assert answer >= lock.number, "lock numbers only rise"
-                lock.number, lock.until_s = answer, asked_s + lease_s
-                self._numbers[queue] = answer
+            elif isinstance(answer, int):
+                lock.until_s = asked_s + lease_s
         if lost:
             _log.warning(
                 "queue locks lost",
