@@ -18,8 +18,8 @@ from cometmq.model import QueueKey
 LEASE_S = 15.0
 QUEUES_PER_CALL_MAX = 4_096
 LOCKS_MAX = 1_000_000
-# The writer's epoch is the upper part of a lock number: what a fail-over took back is not given
-# again.
+# The writer's epoch is the upper part of the numbers of locks and of resets: what a fail-over took
+# back is not given again.
 EPOCH_SHIFT = 32
 
 

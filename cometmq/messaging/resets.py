@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from cometmq.errors import OffsetReset
+from cometmq.messaging.locks import EPOCH_SHIFT
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import Position, QueueKey
 
@@ -20,6 +21,7 @@ class ResetTable:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[QueueKey, int]] = {}
+        self._last_number = 0
 
     @property
     def count(self) -> int:
@@ -32,7 +34,14 @@ class ResetTable:
         """The number of the group's newest reset."""
         return max(self._groups.get(group, {}).values(), default=0)
 
+    def next_number(self, epoch: int) -> int:
+        """The number of a reset that the writer of this epoch makes: above all that any group ever
+        had, also for topics and groups that are deleted. A client may still know those.
+        """
+        return max(self._last_number, epoch << EPOCH_SHIFT) + 1
+
     def put(self, group: str, number: int, keys: Iterable[QueueKey]) -> None:
+        self._last_number = max(self._last_number, number)
         self._groups.setdefault(group, {}).update(dict.fromkeys(keys, number))
 
     def check(self, group: str, key: QueueKey, number: int, position: Position | None) -> None:

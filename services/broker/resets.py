@@ -101,7 +101,7 @@ class OffsetResets:
         return answers
 
     async def _write(self, group: str, topic: str, resets: list[QueueReset]) -> None:
-        number = self._keeper.state.resets.newest(group) + 1
+        number = self._keeper.state.resets.next_number(self._storage.store.epoch)
         # A commit of before must not come behind the reset: read from the log it would undo it.
         self._keeper.write_offsets()
         change = OffsetsReset(

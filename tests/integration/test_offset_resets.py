@@ -108,18 +108,36 @@ async def test_a_reset_outlives_a_restart_and_stops_commits_of_before(tmp_path: 
         assert await reset(broker, offset=3) == [(7, 3)]
         assert await reset(broker, offset=99) == [(3, 10)]  # its end
         assert await reset(broker, offset=4, queue_ids=[0]) == [(10, 4)]
-        assert await commit(broker, 8, 2) == (RESET, 4, 3)
+        code, fence, newest = await commit(broker, 8, 0)
+        assert (code, fence) == (RESET, 4)
+        assert await commit(broker, 8, newest - 1) == (RESET, 4, newest)
         for wrong in ({}, {"bound": 0}, {"offset": -1}, {"time_ms": -1}, {"clone_of": "G"}):
             with pytest.raises(grpc.aio.AioRpcError):
                 await reset(broker, **wrong)
         assert len(await reset(broker, offset=0, queue_ids=[7], dry_run=True)) == 1
     async with running_broker(tmp_path) as broker:
         assert await committed(broker) == 4
-        assert await commit(broker, 8, 2) == (RESET, 4, 3)
-        assert await commit(broker, 8, 3) == (0, 0, 0)
+        assert await commit(broker, 8, newest - 1) == (RESET, 4, newest)
+        assert await commit(broker, 8, newest) == (0, 0, 0)
         assert await reset(broker, clone_of="G", group="H") == [(None, 8)]
         assert await committed(broker, "H") == 8
         assert await committed(broker) == 8
+
+
+async def test_a_client_that_knew_a_deleted_topic_cannot_undo_a_reset(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        newest = 0
+        for count in (3, 1):  # more resets before the deletion than after it
+            await broker.put_topic("T", 1)
+            await broker.send("T", 0, *[b"."] * 10)
+            assert len(await broker.read_queue("T", 0)) == 10
+            assert (await commit(broker, 9, newest))[0] == 0
+            for _ in range(count):
+                await reset(broker, offset=2)
+            stale, newest = newest, (await commit(broker, 9, 0))[2]
+            assert newest > stale
+            assert (await commit(broker, 9, stale))[:2] == (RESET, 2)
+            await broker.admin.DeleteTopic(pb.DeleteTopicRequest(topic="T"))
 
 
 async def test_a_pull_consumer_goes_on_where_the_group_was_reset_to(tmp_path: Path) -> None:
