@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from cometmq.errors import StateTooNew, StoreDamaged
@@ -21,6 +22,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 
 VERSION = 1
@@ -148,6 +150,15 @@ class StreamsReached:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptsStored:
+    """Messages that groups sent back were stored for another try, or among the dead letters; the
+    oldest first.
+    """
+
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLettersResent:
     """Which dead letters of a group were sent again, by their offsets; replaces what was known.
     Nothing: none was, or they are gone.
@@ -186,6 +197,7 @@ Change = (
     | OffsetsReset
     | DelaysReached
     | StreamsReached
+    | AttemptsStored
     | DeadLettersResent
     | QueuesLocked
     | QueuesUnlocked
@@ -292,6 +304,19 @@ def _streams(value: dict[str, Json]) -> tuple[StreamEntry, ...]:
             tuple(StoredRun(*map(_int, run)) for run in runs),
         )
         for name, (intervals, runs) in value.items()
+    )
+
+
+def _attempt_fields(attempts: Iterable[Attempt]) -> list[list[Json]]:
+    runs = groupby(attempts, key=lambda one: (one.group, one.reconsume_times))
+    return [[*key, [one.source for one in some]] for key, some in runs]
+
+
+def _attempts(value: list[Json]) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(_str(group), _int(source), _int(times))
+        for group, times, sources in value
+        for source in sources
     )
 
 
@@ -402,6 +427,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": sorted(c.offsets.items())},
         lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
+    ),
+    AttemptsStored: _Kind(
+        "attempts",
+        frozenset("a"),
+        lambda c: {"a": _attempt_fields(c.attempts)},
+        lambda f: AttemptsStored(_attempts(f["a"])),
     ),
     DeadLettersResent: _Kind(
         "resent",

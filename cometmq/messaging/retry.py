@@ -8,6 +8,8 @@ number of tries it goes to ``%DLQ%group``, at once. Pure.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
@@ -134,13 +136,46 @@ class AttemptTable:
 
     def __init__(self) -> None:
         self._ends: OrderedDict[Attempt, int] = OrderedDict()
+        self._unwritten: dict[Attempt, None] = {}  # that the state log does not know, in order
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        """All of them, the oldest first."""
+        return iter(self._ends)
 
     def end_of(self, attempt: Attempt) -> int | None:
-        """Log offset behind the record; None: this send-back is new."""
+        """Log offset behind the record; 0: an earlier writer has stored it; None: this send-back is
+        new.
+        """
         return self._ends.get(attempt)
 
     def add(self, attempt: Attempt, end: int) -> None:
         """The record is in the log."""
+        self._put(attempt, end)
+        self._unwritten[attempt] = None
+
+    def restore(self, attempts: Iterable[Attempt]) -> None:
+        """Takes send-backs as the state log tells them, the oldest first."""
+        for attempt in attempts:
+            self._put(attempt, self._ends.get(attempt, 0))
+
+    def _put(self, attempt: Attempt, end: int) -> None:
         self._ends[attempt] = end
         if len(self._ends) > ATTEMPTS_KNOWN_MAX:
-            self._ends.popitem(last=False)
+            gone, _ = self._ends.popitem(last=False)
+            self._unwritten.pop(gone, None)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the state log does not know all of them."""
+        return bool(self._unwritten)
+
+    @contextmanager
+    def unwritten(self) -> Iterator[list[Attempt]]:
+        """Those that the state log does not know. They count as written when the block ends without
+        an error.
+        """
+        yield list(self._unwritten)
+        self._unwritten.clear()

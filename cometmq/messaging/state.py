@@ -21,6 +21,7 @@ from itertools import islice
 from cometmq.errors import GroupNotFound, LimitExceeded, NoPermission, StateTooNew, StoreDamaged
 from cometmq.messaging import groups, topics
 from cometmq.messaging.changes import (
+    AttemptsStored,
     Change,
     DeadLettersResent,
     DelaysReached,
@@ -49,6 +50,7 @@ from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.resets import ResetTable, positions_of
+from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.messaging.topics import TopicTable
 from cometmq.model import DLQ_PREFIX, TopicConfig
 
@@ -75,6 +77,8 @@ TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
 RESENT_BYTES = 2_000
 LOCK_BYTES = 300
+ATTEMPT_BYTES = 60
+ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -98,6 +102,7 @@ class BrokerState:
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
+        self.attempts = AttemptTable()  # takes what groups send back
         # By group, the offsets of the dead letters that were sent again.
         self.resent: dict[str, tuple[Interval, ...]] = {}
         self.locks = LockTable()
@@ -197,6 +202,7 @@ class BrokerState:
         self.offsets = other.offsets
         self.delays = other.delays
         self.streams = other.streams
+        self.attempts = other.attempts
         self.resent = other.resent
         self.locks = other.locks
         self.resets = other.resets
@@ -240,6 +246,7 @@ class BrokerState:
         self,
         change: DelaysReached
         | StreamsReached
+        | AttemptsStored
         | DeadLettersResent
         | QueuesLocked
         | QueuesUnlocked
@@ -256,6 +263,8 @@ class BrokerState:
                 self.delays = dict(offsets)
             case StreamsReached(streams, gone):
                 self.streams.restore(streams, gone)
+            case AttemptsStored(attempts):
+                self.attempts.restore(attempts)
             case DeadLettersResent(group, intervals):
                 self.resent.pop(group, None)
                 if intervals:
@@ -336,6 +345,7 @@ class BrokerState:
         for run in self.locks:
             yield QueuesLocked(run)
         yield from stream_changes(self.streams, [])
+        yield from attempt_changes(self.attempts)
 
     def _committed(self) -> Iterator[OffsetsCommitted | OffsetsReset]:
         for commits in batched(self.offsets, RECORD_BYTES_MAX):
@@ -378,6 +388,7 @@ class BrokerState:
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * len(self.resent)
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
+        entries += ATTEMPT_BYTES * len(self.attempts)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:
@@ -400,6 +411,13 @@ def stream_changes(streams: Iterable[StreamEntry], gone: Sequence[str]) -> Itera
     while (some := tuple(islice(entries, each))) or left:
         yield StreamsReached(some, left)
         left = ()
+
+
+def attempt_changes(attempts: Iterable[Attempt]) -> Iterator[AttemptsStored]:
+    """The send-backs as changes that fit a record each."""
+    left = iter(attempts)
+    while some := tuple(islice(left, ATTEMPTS_PER_CHANGE)):
+        yield AttemptsStored(some)
 
 
 def _queue_count(config: TopicConfig) -> int:

@@ -16,13 +16,15 @@ from cometmq.messaging.retry import AttemptTable, attempt_of
 
 
 class Tail:
-    """Takes a log's end, piece by piece. What it finds of producers goes into ``streams``."""
+    """Takes a log's end, piece by piece. What it finds of producers goes into ``streams``, what of
+    send-backs into ``attempts``.
+    """
 
-    def __init__(self, streams: StreamTable) -> None:
+    def __init__(self, streams: StreamTable, attempts: AttemptTable) -> None:
         # Log offset of the newest delivered message of each level. A level is delivered in order.
         self.delivered: dict[int, int] = {}
-        self.attempts = AttemptTable()
         self._streams = streams
+        self._attempts = attempts
 
     def observe(self, chunk: bytes, log_offset: int) -> None:
         """The next piece: whole records, or the end mark of a file."""
@@ -52,4 +54,4 @@ class Tail:
             self.delivered[level] = found.prepared_offset
         attempt = attempt_of(found)
         if attempt is not None:
-            self.attempts.add(attempt, found.log_offset + found.size)
+            self._attempts.add(attempt, found.log_offset + found.size)

@@ -18,7 +18,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.retry import Attempt, AttemptTable
+from cometmq.messaging.retry import Attempt
 from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
@@ -53,14 +53,14 @@ class RetryService:
         storage: MemberStorage,
         keeper: StateKeeper,
         relays: RelayWriter,
-        attempts: AttemptTable,
         metrics: MemberMetrics,
     ) -> None:
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
-        self._attempts = attempts
         self._metrics = metrics
+        # What earlier writers stored lies below; it may not be as safe as it is to be.
+        self._opened_end = storage.store.appended_offset
 
     async def send_back(
         self, group: str, items: Sequence[SendBackItem]
@@ -92,6 +92,7 @@ class RetryService:
         """Append what is new, at once, so that nobody takes it twice."""
         answers: list[SentBack | CometError] = []
         fresh: dict[Attempt, Relayed] = {}
+        attempts = self._keeper.state.attempts
         end = 0
         for item, original in zip(items, originals, strict=True):
             try:
@@ -102,15 +103,18 @@ class RetryService:
                 answers.append(error)
                 continue
             attempt = Attempt(settings.name, original.log_offset, made.reconsume_times)
-            known = self._attempts.end_of(attempt)
+            known = attempts.end_of(attempt)
             if known is None:
                 fresh[attempt] = made
-            end = max(end, known or 0)
+                count = self._metrics.sent_back if level else self._metrics.sent_to_dlq
+                count(original.topic, settings.name)
+            else:
+                end = max(end, known or self._opened_end)
             answers.append(SentBack(level))
         if fresh:
             end = self._relays.append(list(fresh.values())).appended.end_offset
             for attempt in fresh:
-                self._attempts.add(attempt, end)
+                attempts.add(attempt, end)
         return answers, end
 
     async def _make_topics(self, settings: GroupSettings) -> None:
@@ -160,14 +164,12 @@ class RetryService:
         if level is None:
             properties = retry.dead_properties(original, origin)
             topic = retry.dlq_topic(settings.name)
-            self._metrics.sent_to_dlq(original.topic, settings.name)
             return relay(
                 original, topic, 0, host, properties=properties, reconsume_times=times + 1
             ), 0
         topic = retry.retry_topic(settings.name)
         queue_id = retry.queue_id_of(settings, original)
         properties = retry.retry_properties(original, level, topic, queue_id, origin)
-        self._metrics.sent_back(original.topic, settings.name)
         made = relay(
             original,
             SCHEDULE_TOPIC,

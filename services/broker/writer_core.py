@@ -65,7 +65,7 @@ class WriterCore:
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
-        self.retries = RetryService(self.storage, self.keeper, relays, opened.attempts, metrics)
+        self.retries = RetryService(self.storage, self.keeper, relays, metrics)
         self.dead_letters = DeadLetters(self.storage, self.keeper, relays)
         self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
         write_snapshot = self.keeper.write_snapshot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.support.cluster.broker import BrokerClient, refusal, running_broker
-from tests.support.waiting import until_async
+from tests.support.cluster.broker import BrokerClient, numbered, refusal, running_broker
+from tests.support.waiting import until, until_async
 
 RETRY, DLQ = "%RETRY%G", "%DLQ%G"
 
@@ -77,15 +79,23 @@ async def test_a_message_comes_again_and_dies_as_it_was_sent(tmp_path: Path) -> 
 
 
 async def test_a_send_back_that_is_sent_twice_is_stored_once(tmp_path: Path) -> None:
-    """Also when the writer dies between the two."""
+    """Also when the writer dies between the two, soon or after it has written its progress."""
     async with running_broker(tmp_path) as broker:
         await prepare(broker, *(b"%d" % n for n in range(300)))
         items = [item(n) for n in range(300)]
         assert await send_back(broker, *items) == [3] * 300
         assert await send_back(broker, *items, item(0, delay_level=-1)) == [3] * 300 + [0]
+        records = partial(broker.store.queue_bounds, STATE_TOPIC, 0)
+        _, before = records()
+        await (await broker.lane()).exchange(*numbered(0, b"."))
+        await until(lambda: records()[1] > before)
         broker.crash()
     async with running_broker(tmp_path) as broker:
         assert await send_back(broker, *items[:5], items[4]) == [3] * 6
+        assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 300
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await send_back(broker, *items) == [3] * 300
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 300
         assert (await broker.status(DLQ, 0)).appended_offset == 0
 

@@ -33,6 +33,7 @@ from cometmq.messaging.state import (
     STATE_TOPIC,
     BrokerState,
     StateRecord,
+    attempt_changes,
     change_records,
     stream_changes,
 )
@@ -198,19 +199,20 @@ class StateKeeper:
             self._on_drop_group(group)
 
     def write_progress(self, now_s: float) -> None:
-        """Append how far delayed messages were delivered and what producers have sent since the
-        last time; no answer waits for it. May raise DiskFull, BrokerDraining: then the next call
-        writes it.
+        """Append how far delayed messages were delivered, what producers have sent and what groups
+        have sent back since the last time. No answer waits for it. May raise DiskFull,
+        BrokerDraining: then the next call writes it.
         """
         state = self.state
         state.streams.expire(now_s)
         offsets = self.delays.offsets
-        if offsets == self.delays.written and not state.streams.has_unwritten:
+        has_unwritten = state.streams.has_unwritten or state.attempts.has_unwritten
+        if offsets == self.delays.written and not has_unwritten:
             return
-        with state.streams.unwritten() as (changed, gone):
-            delays = DelaysReached(offsets)
-            streams = stream_changes(changed, gone)
-            self._append(change_records([delays, *streams]), DurabilityClass.ASYNC)
+        delays = DelaysReached(offsets)
+        with state.streams.unwritten() as (changed, gone), state.attempts.unwritten() as attempts:
+            changes = [delays, *stream_changes(changed, gone), *attempt_changes(attempts)]
+            self._append(change_records(changes), DurabilityClass.ASYNC)
         self.delays.written = offsets
         state.apply(delays)
         self._progress_end = self._storage.store.appended_offset

@@ -37,7 +37,6 @@ from cometmq.messaging.changes import DelaysReached, TopicDropped
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.rebuilding import Commits
-from cometmq.messaging.retry import AttemptTable
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
 from cometmq.messaging.topics import is_system
 from cometmq.model import DELAY_LEVEL_MAX, TopicConfig
@@ -57,14 +56,12 @@ NewState: TypeAlias = Callable[[], BrokerState]
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open store, the state that its log tells, and how long it took. ``delays``: how far each
-    level of delayed messages was delivered, ``attempts``: the newest messages that groups sent
-    back; both up to the log's last record.
+    level of delayed messages was delivered, up to the log's last record.
     """
 
     store: MessageStore
     state: BrokerState
     delays: DelayProgress
-    attempts: AttemptTable
     seconds: float
 
 
@@ -120,7 +117,7 @@ def open_writer(
             # RocketMQ wrote it; its tables need not name it.
             schedule = TopicConfig(SCHEDULE_TOPIC, DELAY_LEVEL_MAX, DELAY_LEVEL_MAX)
             state.apply(state.plan_topic(schedule, by_system=True))
-        delays, attempts = progress_of(store, state)
+        delays = progress_of(store, state)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
         orphans = {topic for topic in stored if not _is_known(topic, state)}
@@ -141,9 +138,7 @@ def open_writer(
     except BaseException:
         store.abandon()
         raise
-    return Opened(
-        store, state, delays, attempts, _log_opened(store, clock.monotonic_s() - started_s)
-    )
+    return Opened(store, state, delays, _log_opened(store, clock.monotonic_s() - started_s))
 
 
 class _WriterApproval:

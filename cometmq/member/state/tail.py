@@ -9,7 +9,6 @@ from cometmq.format import queueunit, record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging.delay import DelayProgress
-from cometmq.messaging.retry import AttemptTable
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
 from cometmq.store.writer import MessageStore
@@ -18,17 +17,18 @@ from cometmq.store.writer import MessageStore
 TAIL_BYTES_MAX = 128 * 1024 * 1024
 
 
-def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress, AttemptTable]:
-    """How far the levels of delayed messages were delivered, by the state and the log's end; and
-    the newest messages that groups sent back. What producers sent goes into the state's streams.
+def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
+    """How far the levels of delayed messages were delivered, by the state and the log's end. What
+    producers sent goes into the state's streams, what groups sent back into its attempts.
     """
 
     def end_of(level: int) -> int:
         return store.queue_bounds(SCHEDULE_TOPIC, queue_id_of(level))[1]
 
-    progress, tail = DelayProgress(state.delays, end_of), Tail(state.streams)
+    progress = DelayProgress(state.delays, end_of)
     if store.adoption is not None:  # RocketMQ's tables know all that it did
-        return progress, tail.attempts
+        return progress
+    tail = Tail(state.streams, state.attempts)
     start = 0 if store.state_lost is not None else newest_progress(store)
     for log_offset, data in store.good_records(TAIL_BYTES_MAX, start):
         tail.observe(data, log_offset)
@@ -42,4 +42,4 @@ def progress_of(store: MessageStore, state: BrokerState) -> tuple[DelayProgress,
                 unit = store.read_units(*queue, found.queue_offset, 1)
                 if queueunit.unit_at(unit, 0)[0] == source:
                     progress.reached(found.queue_id, found.queue_offset)
-    return progress, tail.attempts
+    return progress

@@ -188,6 +188,7 @@ class State:
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[str, Json] = field(default_factory=dict)
     # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
+    attempts: dict[tuple[str, int, int], None] = field(default_factory=dict)
     resets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     locks: dict[tuple[str, str, int], tuple[str, int]] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
@@ -294,6 +295,12 @@ class State:
 
     def _resent(self, change: Json, _: object) -> None:
         self.resent[change["n"]] = change["o"]
+
+    def _attempts(self, change: Json, _: object) -> None:
+        for group, times, sources in change["a"]:
+            for source in sources:
+                self.attempts[group, source, times] = None
+        self.attempts = dict(list(self.attempts.items())[-10_000:])
 
     def _locks(self, change: Json, _: object) -> None:
         for topic, queue_ids in change["q"].items():
