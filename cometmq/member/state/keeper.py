@@ -211,7 +211,11 @@ class StateKeeper:
             return
         delays = DelaysReached(offsets)
         with state.streams.unwritten() as (changed, gone), state.attempts.unwritten() as attempts:
-            changes = [delays, *stream_changes(changed, gone), *attempt_changes(attempts)]
+            changes: list[Change] = [
+                delays,
+                *stream_changes(changed, gone),
+                *attempt_changes(attempts),
+            ]
             self._append(change_records(changes), DurabilityClass.ASYNC)
         self.delays.written = offsets
         state.apply(delays)
