@@ -554,6 +554,17 @@ class DiskFull(Shortage):
     )
 
 
+class BatchOutOfOrder(BusyError):
+    """A batch in order came behind one that was refused; nothing was stored."""
+
+    code = 4013
+    status = "ABORTED"
+    advice = (
+        "Send the refused batch again, and after it everything that was sent behind it, in order: "
+        "the SDK does so."
+    )
+
+
 class DescriptorsExhausted(Shortage):
     """No file can be opened: the process has as many open as it may; nothing was changed."""
 

@@ -45,8 +45,10 @@ class Batch:
     __slots__ = (
         "deadline_s",
         "expired",
+        "first",
         "futures",
         "last",
+        "may_be_stored",
         "parts",
         "records",
         "segments",
@@ -57,6 +59,7 @@ class Batch:
 
     def __init__(self, sequence: int, deadline_s: float) -> None:
         self.sequence = sequence  # order of sending within the sender
+        self.first = 0  # of what remains of a batch: the place of its first message in the whole
         self.deadline_s = deadline_s  # monotonic; the first message's
         self.parts: list[bytes] = []  # of the records, in any number of pieces
         self.records = b""
@@ -66,6 +69,7 @@ class Batch:
         self.futures: list[Future[SendReceipt]] = []
         self.size = 0  # bytes of all records
         self.expired = False  # its futures have failed; an answer is of no use any more
+        self.may_be_stored = False  # it was sent, and what became of it is not known
 
     def close(self) -> None:
         """Joins the records; from here on the bytes never change, however often they are sent."""
@@ -86,30 +90,38 @@ class Batch:
             self.size += len(part)
         self.close()
 
-    def split(self, chosen: Collection[int]) -> tuple[Batch | None, Batch | None]:
-        """Two batches in place of this one: (the chosen segments, the others); None for an empty
-        one.
+    @property
+    def in_order(self) -> bool:
+        """Whether it may not be stored before what was sent before it: it has messages of which
+        the application chose the queue, or by a key."""
+        return any(segment.pinned for segment in self.segments)
+
+    def split(self, chosen: Collection[int]) -> tuple[list[Batch], list[Batch]]:
+        """Batches in place of this one: (the chosen segments, the others). Each has neighbours
+        only, so that its ids follow each other: else the broker would not know it again.
         """
         assert self.records
-        halves = self._like(), self._like()
+        halves: tuple[list[Batch], list[Batch]] = [], []
         ends = [*self.starts, self.size]
-        first = 0
+        first, half = 0, None
         for index, segment in enumerate(self.segments):
             last = first + segment.count
-            half = halves[0] if index in chosen else halves[1]
+            side = halves[0] if index in chosen else halves[1]
+            if half is None or side[-1:] != [half]:
+                half = self._like(first)
+                side.append(half)
             half.segments.append(segment)
             half.futures += self.futures[first:last]
             half.parts += [self.records[ends[n] : ends[n + 1]] for n in range(first, last)]
             first = last
-        for half in halves:
-            if half.parts:
-                half.replace(half.parts)
-        return halves[0] if halves[0].records else None, halves[1] if halves[1].records else None
+        for half in (*halves[0], *halves[1]):
+            half.replace(half.parts)
+        return halves
 
     def split_at(self, count: int) -> tuple[Batch, Batch]:
         """Two batches in place of this one: the first ``count`` messages, and the others."""
         assert 0 < count < len(self.futures)
-        first, rest = self._like(), self._like()
+        first, rest = self._like(0), self._like(count)
         left = count
         for segment in self.segments:
             taken = min(left, segment.count)
@@ -132,7 +144,9 @@ class Batch:
         rest.replace(parts[count:])
         return first, rest
 
-    def _like(self) -> Batch:
+    def _like(self, first: int) -> Batch:
         twin = Batch(self.sequence, self.deadline_s)
+        twin.first = self.first + first
         twin.expired = self.expired
+        twin.may_be_stored = self.may_be_stored
         return twin

@@ -220,39 +220,24 @@ class Batcher:
         assert self.encoder is not None
         before = batch.size
         records = decode_all(batch.records)
-        batch.replace([self.encoder.again(r, r.queue_id, keep_id=True) for r in records])
-        self._buffer.used += batch.size - before
-
-    def renumber(self, batch: Batch) -> None:
-        """Gives the messages of a closed batch new ids: some of its messages have gone."""
-        encoder = self.encoder
-        assert encoder is not None
-        self.close()  # the ids of the open batch follow each other too
-        encoder.begin_batch(len(batch.futures))
-        records = iter(decode_all(batch.records))
-        parts: list[bytes] = []
-        for segment in batch.segments:
-            segment.id_stream, segment.first_counter = encoder.stream, encoder.counter
-            parts += [encoder.again(r, r.queue_id) for r in islice(records, segment.count)]
-        before = batch.size
-        batch.replace(parts)
+        batch.replace([self.encoder.again(r, r.queue_id) for r in records])
         self._buffer.used += batch.size - before
 
     def adopt(self, moved: Batch, slot: Slot) -> None:
-        """Takes a batch of another sender, of one topic, for one queue: new identity, same futures
-        and deadline."""
+        """Takes a batch of another sender, of one topic, for one queue: same futures, ids and
+        deadline."""
         encoder = self.encoder
         assert encoder is not None
         self.close()
-        encoder.begin_batch(len(moved.futures))
         batch = self._new_batch(moved.deadline_s)
         records = iter(decode_all(moved.records))
         parts: list[bytes] = []
         for before in moved.segments:
             level = before.delay_level
             to = slot.at_level(level) if level else slot
-            segment = self._next_segment(batch, to)
+            segment = Segment(to.queue, to.pinned, before.id_stream, before.first_counter, level)
             segment.count = before.count
+            batch.segments.append(segment)
             old = new = b""
             if level:
                 old = prefix(level, before.queue.topic, before.queue.queue_id)

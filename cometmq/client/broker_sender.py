@@ -19,7 +19,14 @@ from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
 from cometmq.clock import Clock
-from cometmq.errors import CometError, InternalError, PeerUnavailable, Retry, SendTimeout
+from cometmq.errors import (
+    BatchOutOfOrder,
+    CometError,
+    InternalError,
+    PeerUnavailable,
+    Retry,
+    SendTimeout,
+)
 from cometmq.model import QueueRef, SendStatus
 from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
@@ -173,9 +180,13 @@ class BrokerSender:
             batch, sent_s = self.window.answered(result.batch_id)
             now_s = self._clock.monotonic_s()
             self._latency.answered(now_s - sent_s, now_s)
+            error = from_proto(result.error) if result.HasField("error") else None
+            if batch.in_order and _breaks_order(batch, result, error):
+                self.window.refused(result.batch_id)
             if not batch.expired:
-                if result.HasField("error"):
-                    self._refused(batch, from_proto(result.error))
+                if error is not None:
+                    batch.may_be_stored |= result.may_be_stored
+                    self._refused(batch, error)
                 else:
                     self._stored(batch, result)
             self._close_if_sendable()
@@ -189,7 +200,9 @@ class BrokerSender:
                 self._wake.clear()
                 await self._wake.wait()
             else:
-                await write(call, request_of(*item, checksum=self._options.batch_checksum))
+                after = self.window.refused_id if item[1].in_order else None
+                checksum = self._options.batch_checksum
+                await write(call, request_of(*item, checksum=checksum, in_order_after=after))
 
     async def _watch_answers(self) -> None:
         """Gives the stream up when a batch waits too long: a half-dead peer says nothing."""
@@ -203,7 +216,7 @@ class BrokerSender:
     # --- answers ----------------------------------------------------------------------------------
 
     def _stored(self, batch: Batch, result: broker_pb2.SendBatchResult) -> None:
-        is_partial = 0 < result.stored_count < len(batch.futures)
+        is_partial = _is_partial(batch, result)
         if len(result.queue_offsets) != len(batch.segments) and not is_partial:
             error = InternalError("The broker's answer does not fit the batch.")
             self.fail(batch, error)
@@ -222,17 +235,16 @@ class BrokerSender:
         """
         if error.retry is not Retry.LATER and error.segment is not None:
             failed, rest = batch.split({error.segment})
-            self.fail(failed or batch, error)
-            if failed is not None and rest is not None:
-                # Nothing of it was stored. New ids, which follow each other: else the broker would
-                # not know the batch again.
-                self.batcher.renumber(rest)
-                self.window.push(rest)
+            for part in failed or [batch]:
+                self.fail(part, error)
+            for part in rest if failed else []:
+                self.window.push(part)
         elif error.retry is Retry.NEVER:
             self.fail(batch, error)
         else:
             self.window.push(batch)
-            self._pause(error)
+            if not isinstance(error, BatchOutOfOrder):
+                self._pause(error)
 
     def _pause(self, error: CometError) -> None:
         if not self._paused:
@@ -270,24 +282,41 @@ class BrokerSender:
 
     def fail_all(self, error: CometError) -> None:
         """The producer closes."""
-        for batch in self.evacuate(everything=True):
+        self.batcher.close()
+        for batch in self.window.drain():
             self.fail(batch, error)
 
-    def evacuate(self, *, everything: bool = False) -> list[Batch]:
-        """Takes out what waits and may go to another broker group (or everything): batches that
-        this sender forgets."""
+    def evacuate(self, now_s: float) -> list[Batch]:
+        """Takes out what waits and may go to another broker group: batches that this sender
+        forgets. One that the group may have stored waits for the group until half of its time is
+        over: elsewhere it would be stored twice.
+        """
         self.batcher.close()
-        if everything:
-            return self.window.drain()
         batches, self.window.waiting = self.window.waiting, []
+        patience_s = self._options.delivery_timeout_ms / 2000
         moving: list[Batch] = []
         for batch in batches:
+            if batch.may_be_stored and batch.deadline_s - now_s > patience_s:
+                self.window.push(batch)
+                continue
             free, pinned = batch.split({n for n, s in enumerate(batch.segments) if not s.pinned})
-            if pinned is not None:
-                self.window.push(pinned)
-            if free is not None:
-                moving.append(free)
+            for part in pinned:
+                self.window.push(part)
+            moving += free
         return moving
+
+
+def _is_partial(batch: Batch, result: broker_pb2.SendBatchResult) -> bool:
+    return 0 < result.stored_count < len(batch.futures)
+
+
+def _breaks_order(
+    batch: Batch, result: broker_pb2.SendBatchResult, error: CometError | None
+) -> bool:
+    """Whether the broker refuses what came behind the batch, by docs/protocol.md."""
+    if error is None:
+        return _is_partial(batch, result)
+    return not result.may_be_stored and not isinstance(error, BatchOutOfOrder)
 
 
 def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
@@ -313,12 +342,15 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
 _KINDS = (broker_pb2.SEGMENT_KIND_UNSPECIFIED, broker_pb2.SEGMENT_KIND_DELAY_LEVEL)
 
 
-def request_of(batch_id: int, batch: Batch, *, checksum: bool) -> broker_pb2.SendStreamRequest:
+def request_of(
+    batch_id: int, batch: Batch, *, checksum: bool, in_order_after: int | None = None
+) -> broker_pb2.SendStreamRequest:
     """A closed batch as it travels."""
     return broker_pb2.SendStreamRequest(
         batch_id=batch_id,
         records=batch.records,
         records_crc32=crc32(batch.records) if checksum else None,
+        in_order_after=in_order_after,
         segments=[
             broker_pb2.Segment(
                 topic=s.queue.topic,

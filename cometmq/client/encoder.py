@@ -235,21 +235,15 @@ class RecordEncoder:
         record: Record,
         queue_id: int,
         *,
-        keep_id: bool = False,
         prefix: tuple[bytes, bytes] = (b"", b""),
     ) -> bytes:
-        """A record of ours, of this or another sender, for this sender's present stream.
-        ``prefix``: what its properties begin with, and shall begin with.
+        """A record of ours, of this or another sender, for this sender's present stream, with its
+        id. ``prefix``: what its properties begin with, and shall begin with.
         """
         properties = record.raw_properties
         assert properties[-_ID_PROPERTY_BYTES:].startswith(_ID_PROPERTY)
         assert properties.startswith(prefix[0])
         properties = prefix[1] + properties[len(prefix[0]) :]
-        if not keep_id:
-            own = properties[:-_ID_PROPERTY_BYTES]
-            unique_id = b"%b%08X" % (self.stream.encode(), self.counter)
-            properties = b"%b%b%b\x02" % (own, _ID_PROPERTY, unique_id)
-            self.counter += 1
         return encode(
             record.topic.encode(),
             queue_id,

@@ -4,6 +4,9 @@ I/O; time is passed in.
 Invariants (asserted): batch ids of one stream rise by one from 1; answers come in the order sent;
 waiting batches are in sequence order, and a batch that comes back (broken stream, refused for now)
 goes to its old place, so that a retry sends the same bytes in the same order.
+
+When a batch in order is refused, the broker refuses those behind it too (docs/protocol.md). All of
+them are answered before anything is sent again.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from cometmq.client.batch import Batch
 from cometmq.errors import InternalError
 
 
-def _sequence(batch: Batch) -> int:
-    return batch.sequence
+def _sequence(batch: Batch) -> tuple[int, int]:
+    return batch.sequence, batch.first
 
 
 class InFlightBatches:
@@ -28,11 +31,16 @@ class InFlightBatches:
         self.in_flight: dict[int, Batch] = {}  # by batch id, in the order sent
         self._next_id = 1
         self._sent_s: dict[int, float] = {}  # when each batch in flight was sent
+        self.refused_id = 0  # the newest batch in order on this stream that was refused
+        self._awaited_id = 0  # nothing is sent before this one is answered
 
     @property
     def open(self) -> bool:
         """Whether a further batch may be sent now."""
-        return len(self.in_flight) < self.in_flight_max
+        in_flight = self.in_flight
+        return not in_flight or (
+            len(in_flight) < self.in_flight_max and next(iter(in_flight)) > self._awaited_id
+        )
 
     def push(self, batch: Batch) -> None:
         """Takes a closed batch, new or coming back."""
@@ -60,16 +68,25 @@ class InFlightBatches:
             raise InternalError(f"The broker answered batch {batch_id}; expected was {expected}.")
         return self.in_flight.pop(batch_id), self._sent_s.pop(batch_id)
 
+    def refused(self, batch_id: int) -> None:
+        """A batch in order was not stored whole, by its own fault: the broker refuses what was sent
+        behind it."""
+        assert batch_id > self.refused_id
+        self.refused_id = batch_id
+        self._awaited_id = self._next_id - 1
+
     def restart(self) -> None:
         """The stream is gone: what was in flight waits again, in order; the next stream counts from
         1.
         """
         for batch in self.in_flight.values():
             if not batch.expired:
+                batch.may_be_stored = True
                 self.push(batch)
         self.in_flight.clear()
         self._sent_s.clear()
         self._next_id = 1
+        self.refused_id = self._awaited_id = 0
 
     def waits_s(self, now_s: float) -> float:
         """How long the oldest batch in flight has waited for its answer; 0 = none is."""

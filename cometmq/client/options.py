@@ -134,9 +134,7 @@ class ProducerOptions:
         "Size at which a batch is closed; one larger message travels alone.",
     )
     batch_count_max: int = _option(1024, 1, 1024, "Messages at which a batch is closed.")
-    in_flight_max: int = _option(
-        8, 1, 1024, "Unanswered batches of a broker group. 1 keeps the order without exception."
-    )
+    in_flight_max: int = _option(8, 1, 1024, "Unanswered batches of a broker group.")
     buffer_bytes_max: int = _option(
         8 * _MIB,
         1024,

@@ -365,19 +365,14 @@ class Producer:
         """The sender's broker group has no writer: what waits there goes to other groups, if the
         topic has any.
         """
-        for batch in sender.evacuate():
-            rest: Batch | None = batch
+        for batch in sender.evacuate(self._clock.monotonic_s()):
             for topic in {segment.queue.topic for segment in batch.segments}:
-                assert rest is not None
-                chosen = {
-                    n for n, segment in enumerate(rest.segments) if segment.queue.topic == topic
-                }
-                moving, rest = rest.split(chosen)
-                assert moving is not None
-                partitioner = self._partitioners[topic]
-                writer = partitioner.choose()
-                if writer is None or writer.sender is sender:
-                    sender.window.push(moving)
-                else:
-                    writer.sender.batcher.adopt(moving, writer)
-            assert rest is None
+                moving, _ = batch.split(
+                    {n for n, s in enumerate(batch.segments) if s.queue.topic == topic}
+                )
+                writer = self._partitioners[topic].choose()
+                for part in moving:
+                    if writer is None or writer.sender is sender:
+                        sender.window.push(part)
+                    else:
+                        writer.sender.batcher.adopt(part, writer)

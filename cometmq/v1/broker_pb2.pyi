@@ -388,6 +388,7 @@ class SendStreamRequest(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     RECORDS_CRC32_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
+    IN_ORDER_AFTER_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """Chosen by the client, higher by one for each batch of the stream, from 1; answered with the result. Any other is refused
     (INVALID_REQUEST) and stores nothing: the number that was due stays due.
@@ -398,6 +399,12 @@ class SendStreamRequest(_message.Message):
     """
     records_crc32: _builtins.int
     """CRC-32 (IEEE) of `records` as sent; absent = not checked."""
+    in_order_after: _builtins.int
+    """Set for a batch in order: it is not stored unless all batches in order before it on this stream were, or the sender knows
+    which one was not. The newest of them that was refused, or stored in part, as far as the sender knows; 0 = none. When a newer
+    one was, the batch is refused (BATCH_OUT_OF_ORDER): send everything from the refused one on again, in order, with its number here.
+    Absent = the batch is stored whatever became of those before it.
+    """
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """What the records are, in their order; covers all of them. 1 to 1,024."""
@@ -409,13 +416,19 @@ class SendStreamRequest(_message.Message):
         records: _builtins.bytes = ...,
         records_crc32: _builtins.int | None = ...,
         segments: _abc.Iterable[Global___Segment] | None = ...,
+        in_order_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_records_crc32", b"_records_crc32", "records_crc32", b"records_crc32"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "in_order_after", b"in_order_after", "records_crc32", b"records_crc32"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "in_order_after", b"in_order_after", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__in_order_after: _TypeAlias = _typing.Literal["in_order_after"]  # noqa: Y015
+    _WhichOneofArgType__in_order_after: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after"]  # noqa: Y015
     _WhichOneofReturnType__records_crc32: _TypeAlias = _typing.Literal["records_crc32"]  # noqa: Y015
     _WhichOneofArgType__records_crc32: _TypeAlias = _typing.Literal["_records_crc32", b"_records_crc32"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_order_after) -> _WhichOneofReturnType__in_order_after | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__records_crc32) -> _WhichOneofReturnType__records_crc32 | None: ...
 
 Global___SendStreamRequest: _TypeAlias = SendStreamRequest  # noqa: Y015
@@ -515,6 +528,7 @@ class SendBatchResult(_message.Message):
     STORE_TIME_MS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     STORED_COUNT_FIELD_NUMBER: _builtins.int
+    MAY_BE_STORED_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch that is answered."""
     log_offset: _builtins.int
@@ -527,11 +541,15 @@ class SendBatchResult(_message.Message):
     """Above 0: the batch was stored when it came before, and the fields above say where. Only so many of its records were, if
     that is fewer than all: a crash has taken the others. Send them again.
     """
+    may_be_stored: _builtins.bool
+    """With an error: the batch was in the log when the error came, and nobody knows whether it stays. Sent again to the same broker
+    group it is not stored twice.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent. But of a
-        batch that had waited already nobody knows whether it stays: STORE_FAILED of a disk that failed, BROKER_DRAINING of a
-        writer whose role another member has taken.
+        batch that had waited already nobody knows whether it stays (`may_be_stored`): STORE_FAILED of a disk that failed,
+        BROKER_DRAINING of a writer whose role another member has taken.
         """
 
     @_builtins.property
@@ -550,10 +568,11 @@ class SendBatchResult(_message.Message):
         store_time_ms: _builtins.int = ...,
         status: Global___SendStatus.ValueType = ...,
         stored_count: _builtins.int = ...,
+        may_be_stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "may_be_stored", b"may_be_stored", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,13 +75,14 @@ class ProducePolicy:
 
 class Accepted(NamedTuple):
     """A batch that is in the log, and when its sender has to be answered. ``record_count``: how
-    many of its records; fewer than all when a crash had left only its first ones.
+    many of its records.
     """
 
     ticket: Ticket
     answer_by_s: float  # on the monotonic clock
     record_count: int
     is_known: bool = False  # it was stored when it came before
+    is_partial: bool = False  # then only its first records: a crash has taken the others
 
 
 class ProduceHandler:
@@ -227,9 +228,10 @@ class ProduceHandler:
         demands = union(segment.demands for segment in segments)
         self._storage.check_open()
         ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
-        self._observer.known(len(found.segment_bytes))
+        count = len(found.segment_bytes)
+        self._observer.known(count)
         answer_by_s = came_s + self._patience_s(demands)
-        return Accepted(ticket, answer_by_s, len(found.segment_bytes), is_known=True)
+        return Accepted(ticket, answer_by_s, count, is_known=True, is_partial=count < ids.id_count)
 
     def _patience_s(self, demands: DurabilityClass) -> float:
         policy = self._policy

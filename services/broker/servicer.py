@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from cometmq.errors import CometError, InvalidRequest, LimitExceeded
+from cometmq.errors import BatchOutOfOrder, CometError, InvalidRequest, LimitExceeded
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
@@ -17,6 +17,7 @@ from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import ReadServicer, check_items
 from cometmq.messaging.locks import LEASE_S
+from cometmq.messaging.send_order import SendOrder
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of
@@ -124,41 +125,60 @@ class BrokerServicer(ReadServicer):
         self, context: Context, born_host: bytes, answers: Answers, room: asyncio.Semaphore
     ) -> None:
         next_id = 1
+        order = SendOrder()
         try:
             while True:
                 await room.acquire()
                 request = await context.read()
                 if request is grpc.aio.EOF:
                     return
-                taken = await self._take(request, next_id, born_host)
+                if request.batch_id == next_id:
+                    next_id += 1
+                    taken = await self._take_in_order(request, order, born_host)
+                else:  # lost, sent twice, or out of order
+                    taken = InvalidRequest(f"batch_id: the next is {next_id}")
+                if isinstance(taken, CometError):
+                    self._metrics.batches_refused.labels(taken.name()).inc()
                 answers.put_nowait((request.batch_id, taken))
-                next_id += request.batch_id == next_id
         finally:
             answers.put_nowait(None)
 
+    async def _take_in_order(
+        self, request: broker_pb2.SendStreamRequest, order: SendOrder, born_host: bytes
+    ) -> Accepted | CometError:
+        if not request.HasField("in_order_after"):
+            return await self._take(request, born_host)
+        try:
+            order.check(request.in_order_after)
+        except BatchOutOfOrder as error:
+            return error
+        taken = await self._take(request, born_host)
+        if isinstance(taken, CometError) or taken.is_partial:
+            order.refused(request.batch_id)
+        return taken
+
     async def _take(
-        self, request: broker_pb2.SendStreamRequest, next_id: int, born_host: bytes
+        self, request: broker_pb2.SendStreamRequest, born_host: bytes
     ) -> Accepted | CometError:
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
-            if request.batch_id != next_id:  # lost, sent twice, or out of order
-                raise InvalidRequest(f"batch_id: the next is {next_id}, not {request.batch_id}")
             self._gate.check()
             claims = [_claim(segment) for segment in request.segments]
             return await self._produce.take(request.records, claims, born_host, checksum)
         except CometError as error:
-            self._metrics.batches_refused.labels(error.name()).inc()
             return error
 
     async def _batch_result(
         self, batch_id: int, taken: Accepted | CometError
     ) -> broker_pb2.SendBatchResult:
+        if isinstance(taken, CometError):
+            return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(taken))
         try:
-            if isinstance(taken, CometError):
-                raise taken
             status = await self._produce.settled(taken)
-        except CometError as error:  # refused, or the disk failed after it was appended
-            return broker_pb2.SendBatchResult(batch_id=batch_id, error=to_proto(error))
+        except CometError as error:  # the disk has failed, or another member writes now
+            return broker_pb2.SendBatchResult(
+                batch_id=batch_id, error=to_proto(error), may_be_stored=True
+            )
         appended = taken.ticket.appended
         return broker_pb2.SendBatchResult(
             batch_id=batch_id,

@@ -290,7 +290,9 @@ async def test_a_broker_that_comes_back_elsewhere_gets_what_waits() -> None:
 
 
 async def test_a_group_without_writer_loses_its_messages_to_the_others() -> None:
-    async with sending("g1", "g2", batch_count_max=2) as (producer, namesrv, [first, second]):
+    """After half of their time, and with their ids: the group may have stored them."""
+    options = {"batch_count_max": 2, "delivery_timeout_ms": 2_000}
+    async with sending("g1", "g2", **options) as (producer, namesrv, [first, second]):
         await asyncio.gather(*await send_all(producer, 32))
         first.answering.clear()
         second.answering.clear()
@@ -301,9 +303,12 @@ async def test_a_group_without_writer_loses_its_messages_to_the_others() -> None
         await namesrv.put("T", second)
         second.answering.set()
         receipts = await asyncio.gather(*futures)
-        moved = {record.body for record in second.stored("T")}
+        moved = {record.unique_id: record.body for record in second.stored("T")}
+        before_it = {record.unique_id: record.body for record in first.stored("T")}
     assert {receipt.queue.broker_group for receipt in receipts} == {"g2"}
-    assert moved >= {b"%d" % n for n in range(32)}
+    assert [moved[r.unique_id] for r in receipts] == [b"%d" % n for n in range(32)]
+    assert moved.keys() & before_it.keys()
+    assert all(before_it.get(unique_id, body) == body for unique_id, body in moved.items())
 
 
 async def test_a_broker_that_is_away_gets_nothing_new() -> None:

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from cometmq.errors import CometError, PositionFenced, QueueNotFound, TopicNotFound
+from cometmq.errors import BatchOutOfOrder, CometError, PositionFenced, QueueNotFound, TopicNotFound
 from cometmq.format.batch import BatchLimits, SegmentClaim, stamp
 from cometmq.format.record import Record, decode_all, encode
+from cometmq.messaging.send_order import SendOrder
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.server import RpcServer
@@ -236,7 +237,7 @@ class FakeBroker(_Servicer):
     async def SendStream(self, request_iterator: Any, context: Any) -> None:
         self.streams += 1
         await context.write(broker_pb2.SendStreamResponse(opened=self._opened()))
-        breaking = self._breaking
+        breaking, order = self._breaking, SendOrder()
         unanswered: asyncio.Queue[broker_pb2.SendBatchResult] = asyncio.Queue(1024)
         answers = asyncio.create_task(self._answer(context, unanswered))
         broken = asyncio.create_task(breaking.wait())
@@ -249,7 +250,7 @@ class FakeBroker(_Servicer):
                 ):
                     reading.cancel()
                     return
-                result = self._take(request)
+                result = self._take(request, order)
                 if self.lose_answers and not result.HasField("error"):
                     self.lose_answers -= 1
                     return
@@ -280,13 +281,20 @@ class FakeBroker(_Servicer):
             batch_max_count=self.batch_max_count,
         )
 
-    def _take(self, request: broker_pb2.SendStreamRequest) -> broker_pb2.SendBatchResult:
+    def _take(
+        self, request: broker_pb2.SendStreamRequest, order: SendOrder
+    ) -> broker_pb2.SendBatchResult:
         self.batches.append(request)
+        in_order = request.HasField("in_order_after")
         try:
+            if in_order:
+                order.check(request.in_order_after)
             if self.refuse:
                 raise self.refuse.pop(0)
             return self._store(request)
         except CometError as error:
+            if in_order and not isinstance(error, BatchOutOfOrder):
+                order.refused(request.batch_id)
             return broker_pb2.SendBatchResult(batch_id=request.batch_id, error=to_proto(error))
 
     def _store(self, request: broker_pb2.SendStreamRequest) -> broker_pb2.SendBatchResult:

@@ -30,10 +30,8 @@ def batch_of(runs: list[list[bytes]]) -> Batch:
     return batch
 
 
-def contents(batch: Batch | None) -> list[tuple[int, bytes, int]]:
+def contents(batch: Batch) -> list[tuple[int, bytes, int]]:
     """(queue, record, its unique id's counter) of each message."""
-    if batch is None:
-        return []
     ends = [*batch.starts[1:], batch.size]
     records = [batch.records[a:b] for a, b in zip(batch.starts, ends, strict=True)]
     places = [
@@ -57,11 +55,16 @@ def test_splitting_loses_nothing_and_keeps_the_order(
     batch = batch_of(runs)
     before = contents(batch)
     taken, rest = batch.split(chosen)
-    assert contents(taken) == [item for item in before if item[0] in chosen]
-    assert contents(rest) == [item for item in before if item[0] not in chosen]
-    futures = [half.futures for half in (taken, rest) if half is not None]
-    assert {id(f) for half in futures for f in half} == {id(f) for f in batch.futures}
-    assert all(half is None or half.sequence == 3 for half in (taken, rest))
+    wanted = [item for item in before if item[0] in chosen]
+    assert [item for part in taken for item in contents(part)] == wanted
+    wanted = [item for item in before if item[0] not in chosen]
+    assert [item for part in rest for item in contents(part)] == wanted
+    parts = sorted([*taken, *rest], key=lambda part: part.first)
+    assert [f for part in parts for f in part.futures] == batch.futures
+    assert all(part.sequence == 3 for part in parts)
+    for part in parts:
+        counters = [counter for _, _, counter in contents(part)]
+        assert counters == list(range(counters[0], counters[0] + len(counters))), "ids have a gap"
 
 
 def test_replacing_gives_the_same_messages_other_bytes() -> None:

@@ -149,7 +149,7 @@ async def test_a_new_incarnation_begins_with_a_batch() -> None:
     assert ids[1].endswith("00000000")
 
 
-async def test_an_adopted_batch_has_a_new_identity_and_the_old_futures() -> None:
+async def test_an_adopted_batch_keeps_its_identity_and_its_futures() -> None:
     old, new = Collected(), Collected()
     futures = old.put(old.slot(3), b"1", b"2")
     old.batcher.close()
@@ -161,7 +161,10 @@ async def test_an_adopted_batch_has_a_new_identity_and_the_old_futures() -> None
     assert (bodies(before), bodies(adopted)) == ([b"before"], [b"1", b"2"])
     assert adopted.futures == futures
     assert adopted.deadline_s == moved.deadline_s
-    assert [r.unique_id[26:] for r in decode_all(adopted.records)] == ["00000001", "00000002"]
+    ids = [r.unique_id for r in decode_all(adopted.records)]
+    assert ids == [r.unique_id for r in decode_all(moved.records)]
+    segment = adopted.segments[0]
+    assert ids[0] == f"{segment.id_stream}{segment.first_counter:08X}"
     assert new.buffer.used == before.size + adopted.size
     assert {r.queue_id for r in decode_all(adopted.records)} == {7}
 

@@ -53,7 +53,7 @@ def test_a_compressed_body_stays_so_when_it_is_encoded_again() -> None:
     size = made.fixed_bytes + len(stored) + len(middle)
     first = decode(b"".join(made.pieces(size, 0, stored, 0, sys_flag, middle, 1234)))
     made.take(opened(host_bytes=16))
-    again = decode(made.again(first, 1, keep_id=True))
+    again = decode(made.again(first, 1))
     assert again.plain_body == bytes(5000)
 
 
@@ -174,12 +174,11 @@ def test_bad_bodies_and_flags_are_refused(message: Message, error: type[CometErr
         encoder().refuse(message)
 
 
-def test_a_record_for_another_lane_gets_a_new_identity() -> None:
+def test_a_record_for_another_lane_keeps_its_identity() -> None:
     message = Message("T", b"body", "A", ("k",), {"p": "v"}, 3)
     old = decode(record_of(encoder(), message))
-    lane = encoder()
-    new = decode(lane.again(old, 9))
-    assert new.unique_id == lane.stream + "00000000"
+    new = decode(encoder().again(old, 9))
+    assert new.unique_id == old.unique_id
     assert facts(new) == facts(old)
     assert new.queue_id == 9
 
@@ -189,7 +188,7 @@ def test_a_record_for_other_host_lengths_keeps_its_identity() -> None:
     old = decode(record_of(made, Message("T", b"body", "A"), 4))
     assert not made.take(opened(4))
     assert made.take(opened(16))
-    new = decode(made.again(old, 4, keep_id=True))
+    new = decode(made.again(old, 4))
     assert (new.unique_id, new.sys_flag, facts(new)) == (old.unique_id, 48, facts(old))
 
 
