@@ -398,10 +398,10 @@ class IndexDisabled(ConflictError):
 
 
 class AlreadyResent(ConflictError):
-    """A dead letter was sent again before."""
+    """A message was sent again before, or is one that was sent again."""
 
     code = 3020
-    advice = "Send it once more with --again, if its group is to have it twice."
+    advice = "Send it once more with --again, if its consumers are to have it twice."
 
 
 class QueueLocked(ConflictError):

@@ -26,6 +26,7 @@ from cometmq.admin import (
     offsets_cli,
     ops,
     render,
+    resends_cli,
     resets_cli,
     search_cli,
     store_cli,
@@ -482,6 +483,7 @@ async def message_get(connection: Connection, message_id: str) -> MessageView:
 
 
 search_cli.add_to(message_group, topic_group)
+resends_cli.add_to(message_group)
 
 
 cli.add_command(store_cli.store_group)

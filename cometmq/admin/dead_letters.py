@@ -6,7 +6,7 @@ They lie in the topic ``%DLQ%group`` of each broker group, in one queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 from cometmq.admin.connection import (
     CHANGE_DEADLINE_S,
@@ -14,6 +14,7 @@ from cometmq.admin.connection import (
     call,
     each_that_knows,
 )
+from cometmq.admin.pacing import Pace
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
 from cometmq.errors import AlreadyResent, CometError, TopicNotFound
@@ -23,7 +24,6 @@ from cometmq.model import DLQ_PREFIX
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2, namesrv_pb2
 
-OFFSETS_PER_CALL = 256
 PREVIEW_CHARACTERS = 60
 
 
@@ -81,19 +81,13 @@ async def resend(
     for one in sorted(wanted, key=lambda one: one.offset):
         offsets_of.setdefault(one.broker_group, []).append(one.offset)
     writers = await connection.writers(tuple(sorted(offsets_of)))
-    sent = 0
-    at_once = min(OFFSETS_PER_CALL, max(1, int(rate))) if rate else OFFSETS_PER_CALL
+    sent, pace = 0, Pace(rate, sleep)
     for broker_group, offsets in sorted(offsets_of.items()):
-        member = writers[broker_group]
-        for first in range(0, len(offsets), at_once):
-            some = offsets[first : first + at_once]
-            errors = await _resend_at(connection, member, group, some, again=again)
-            for error in errors:
-                if error is not None and not isinstance(error, AlreadyResent):
-                    raise error
-            sent += errors.count(None)
-            if rate and first + at_once < len(offsets):
-                await sleep(len(some) / rate)
+        for first in range(0, len(offsets), pace.at_once):
+            some = offsets[first : first + pace.at_once]
+            await pace.take(len(some))
+            member = writers[broker_group]
+            sent += count_sent(await _resend_at(connection, member, group, some, again=again))
     return ResentView(group=group, resent_count=sent, resent_before_count=len(wanted) - sent)
 
 
@@ -101,14 +95,27 @@ async def _resend_at(
     connection: Connection,
     member: namesrv_pb2.Member,
     group: str,
-    offsets: list[int],
+    offsets: Sequence[int],
     *,
     again: bool,
 ) -> list[CometError | None]:
     request = broker_pb2.ResendDeadLettersRequest(group=group, offsets=offsets, again=again)
     method = connection.admin(member).ResendDeadLetters
     answer = await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
-    return [from_proto(one.error) if one.HasField("error") else None for one in answer.results]
+    return errors_of(answer.results)
+
+
+def errors_of(results: Iterable[broker_pb2.ResendResult]) -> list[CometError | None]:
+    """Why each message was not sent again; None: it was."""
+    return [from_proto(one.error) if one.HasField("error") else None for one in results]
+
+
+def count_sent(errors: Sequence[CometError | None]) -> int:
+    """How many were sent again. Raises the first refusal that is not AlreadyResent."""
+    for error in errors:
+        if error is not None and not isinstance(error, AlreadyResent):
+            raise error
+    return errors.count(None)
 
 
 async def purge(

@@ -454,6 +454,13 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("resent", lambda v: v.resent_count),
         ("resent before", lambda v: v.resent_before_count),
     ),
+    views.MessagesResentView: (
+        ("topic", lambda v: v.topic),
+        ("group", lambda v: v.group),
+        ("resent", lambda v: v.resent_count),
+        ("resent before", lambda v: v.resent_before_count),
+        ("done", lambda v: v.done),
+    ),
     views.GroupSettingsView: (
         ("group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),

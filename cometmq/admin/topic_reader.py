@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -29,11 +30,18 @@ class TopicReader:
     """Reads all queues of a topic side by side; made by :func:`open_reader`."""
 
     def __init__(
-        self, connection: Connection, cursors: Iterable[_Cursor], wanted: common_pb2.Filter
+        self,
+        connection: Connection,
+        cursors: Iterable[_Cursor],
+        wanted: common_pb2.Filter,
+        *,
+        to_the_end: bool = False,
     ) -> None:
+        """``to_the_end``: nothing that comes after this is read."""
         self._connection = connection
         self._cursors = list(cursors)
         self._filter = wanted
+        self._to_the_end = to_the_end
 
     @property
     def caught_up(self) -> bool:
@@ -52,15 +60,17 @@ class TopicReader:
 
     async def _pull(self, cursor: _Cursor) -> list[broker_pb2.StoredMessage]:
         """Pull one queue until there are messages or nothing is left; moves the cursor on."""
-        while True:
+        end = cursor.appended_offset if self._to_the_end else sys.maxsize
+        while cursor.position.offset < end:
             answer = await self._pull_once(cursor)
             if answer is None:
                 continue
             cursor.position = answer.next_position
-            if answer.status == broker_pb2.PULL_STATUS_FOUND:
-                return list(answer.messages)
             if answer.status == broker_pb2.PULL_STATUS_NOT_FOUND:
                 return []
+            if found := [one for one in answer.messages if one.queue_offset < end]:
+                return found
+        return []
 
     async def _pull_once(self, cursor: _Cursor) -> broker_pb2.PullResponse | None:
         """One pull; None when the position was fenced and the cursor moved to the fence."""
@@ -91,10 +101,13 @@ async def open_reader(
     sql: str = "",
     broker_group: str = "",
     queue_id: int | None = None,
+    begin_ms: int | None = None,
+    to_the_end: bool = False,
 ) -> TopicReader:
-    """A reader from the first message on, or from the end; of all queues, those of one broker
-    group, or those of one number. ``tags`` or ``sql``, an SQL92 expression over properties, say
-    which messages. QueueNotFound when no readable queue is left."""
+    """A reader from the first message on, the first that was not stored before ``begin_ms``, or
+    from the end; of all queues, those of one broker group, or those of one number. ``tags`` or
+    ``sql``, an SQL92 expression over properties, say which messages. ``to_the_end``: only of what
+    is there now. QueueNotFound when no readable queue is left."""
     route = await connection.route(topic)
     groups = [g for g in route.groups if broker_group in ("", g.broker_group)]
     found = [await _cursors(connection, group, queue_id, from_end) for group in groups]
@@ -102,7 +115,21 @@ async def open_reader(
     if not cursors:
         which = f"queue {broker_group}/{queue_id}" if broker_group else "queue"
         raise QueueNotFound(f"topic {topic} has no {which} that can be read")
-    return TopicReader(connection, cursors, common_pb2.Filter(tags=sorted(tags), sql=sql))
+    if begin_ms is not None:
+        for cursor in cursors:
+            await _move_to(connection, cursor, begin_ms)
+    wanted = common_pb2.Filter(tags=sorted(tags), sql=sql)
+    return TopicReader(connection, cursors, wanted, to_the_end=to_the_end)
+
+
+async def _move_to(connection: Connection, cursor: _Cursor, time_ms: int) -> None:
+    request = broker_pb2.QueryOffsetsByTimeRequest(
+        queues=[cursor.queue], time_ms=time_ms, boundary=broker_pb2.TIME_BOUNDARY_LOWER
+    )
+    method = connection.broker(cursor.member).QueryOffsetsByTime
+    [found] = (await call(cursor.member.address, method, request, deadline_s=10.0)).queues
+    if not found.HasField("error"):
+        cursor.position = found.position
 
 
 async def _cursors(

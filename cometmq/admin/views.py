@@ -347,6 +347,17 @@ class ResentView:
 
 
 @dataclass(frozen=True, slots=True)
+class MessagesResentView:
+    """What `message resend` did, or would do."""
+
+    topic: str
+    group: str  # that got them; empty: the topic did
+    resent_count: int
+    resent_before_count: int  # left out: they were sent again before, or are copies
+    done: bool  # False: a dry run
+
+
+@dataclass(frozen=True, slots=True)
 class PurgedView:
     """Dead letters that were deleted."""
 

@@ -22,6 +22,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 
@@ -159,12 +160,12 @@ class AttemptsStored:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLettersResent:
-    """Which dead letters of a group were sent again, by their offsets; replaces what was known.
-    Nothing: none was, or they are gone.
+class MessagesResent:
+    """Which messages of a queue were sent again, by their offsets; replaces what was known. No
+    offsets: none was, or they are gone.
     """
 
-    group: str
+    key: ResentKey
     offsets: tuple[Interval, ...]
 
 
@@ -198,7 +199,7 @@ Change = (
     | DelaysReached
     | StreamsReached
     | AttemptsStored
-    | DeadLettersResent
+    | MessagesResent
     | QueuesLocked
     | QueuesUnlocked
 )
@@ -434,11 +435,19 @@ _KINDS: dict[type[Change], _Kind] = {
         lambda c: {"a": _attempt_fields(c.attempts)},
         lambda f: AttemptsStored(_attempts(f["a"])),
     ),
-    DeadLettersResent: _Kind(
+    MessagesResent: _Kind(
         "resent",
-        frozenset("no"),
-        lambda c: {"n": c.group, "o": list(map(list, c.offsets))},
-        lambda f: DeadLettersResent(_str(f["n"]), _intervals(f["o"])),
+        frozenset("tqo"),
+        lambda c: {
+            "t": c.key.topic,
+            "q": c.key.queue_id,
+            "o": list(map(list, c.offsets)),
+            **({"n": c.key.group} if c.key.group else {}),
+        },
+        lambda f: MessagesResent(
+            ResentKey(_str(f["t"]), _int(f["q"]), _str(f.get("n", ""))), _intervals(f["o"])
+        ),
+        optional=frozenset("n"),
     ),
     QueuesLocked: _Kind(
         "locks",

@@ -28,7 +28,6 @@ ATTEMPTS_KNOWN_MAX = 10_000
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
 _OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
-RESENT_INTERVALS_MAX = 1_000  # of a group: which dead letters were sent again
 _SCHEDULED = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 
 
@@ -80,7 +79,7 @@ def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) ->
 
 def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:
     """Of a message that comes again in ``topic``, a retry topic. ``origin``: the source's id."""
-    return delayed.prefix(level, topic, queue_id) + _with_origin(source, origin)
+    return delayed.prefix(level, topic, queue_id) + with_origin(source, origin)
 
 
 def dead_properties(source: Record, origin: str) -> bytes:
@@ -92,7 +91,7 @@ def dead_properties(source: Record, origin: str) -> bytes:
             DLQ_ORIGIN_MESSAGE_ID: found.get(ORIGIN_MESSAGE_ID, origin),
         }
     )
-    return first + _with_origin(source, origin)
+    return first + with_origin(source, origin)
 
 
 def resent_properties(dead: Record) -> bytes:
@@ -100,7 +99,7 @@ def resent_properties(dead: Record) -> bytes:
     return with_properties(dead.raw_properties, b"", _OF_DEAD_LETTERS)
 
 
-def _with_origin(source: Record, origin: str) -> bytes:
+def with_origin(source: Record, origin: str) -> bytes:
     missing = {
         name: value
         for name, value in ((RETRY_TOPIC, source.topic), (ORIGIN_MESSAGE_ID, origin))

@@ -23,12 +23,12 @@ from cometmq.messaging import groups, topics
 from cometmq.messaging.changes import (
     AttemptsStored,
     Change,
-    DeadLettersResent,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
     GroupPut,
+    MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
     QueuesCounted,
@@ -46,13 +46,13 @@ from cometmq.messaging.changes import (
 from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
-from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
+from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.messaging.topics import TopicTable
-from cometmq.model import DLQ_PREFIX, TopicConfig
+from cometmq.model import TopicConfig
 
 STATE_TOPIC = "rmq_sys_cometmq_state"
 STATE_QUEUE_ID = 0
@@ -75,7 +75,7 @@ RECORD_BYTES_MAX = 256 * 1024
 # Of an entry in a state snapshot, with names of middle length.
 TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
-RESENT_BYTES = 2_000
+RESENT_BYTES = 200
 LOCK_BYTES = 300
 ATTEMPT_BYTES = 60
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
@@ -104,7 +104,7 @@ class BrokerState:
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
         self.attempts = AttemptTable()  # takes what groups send back
         # By group, the offsets of the dead letters that were sent again.
-        self.resent: dict[str, tuple[Interval, ...]] = {}
+        self.resent = ResentTable()
         self.locks = LockTable()
         self.resets = ResetTable()
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
@@ -247,7 +247,7 @@ class BrokerState:
         change: DelaysReached
         | StreamsReached
         | AttemptsStored
-        | DeadLettersResent
+        | MessagesResent
         | QueuesLocked
         | QueuesUnlocked
         | OffsetsReset,
@@ -265,10 +265,8 @@ class BrokerState:
                 self.streams.restore(streams, gone)
             case AttemptsStored(attempts):
                 self.attempts.restore(attempts)
-            case DeadLettersResent(group, intervals):
-                self.resent.pop(group, None)
-                if intervals:
-                    self.resent[group] = intervals
+            case MessagesResent(key, intervals):
+                self.resent.put(key, intervals)
 
     def _put_topic(self, config: TopicConfig, generation: int) -> None:
         before = self.topics.find(config.name)
@@ -288,8 +286,7 @@ class BrokerState:
         self.offsets.forget_topic(topic)
         self.locks.forget_topic(topic)
         self.resets.forget_topic(topic)
-        if topic.startswith(DLQ_PREFIX):
-            self.resent.pop(topic.removeprefix(DLQ_PREFIX), None)
+        self.resent.forget_topic(topic)
 
     def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
         if len(histories) < _queue_count(config):
@@ -305,6 +302,7 @@ class BrokerState:
             self.offsets.forget_group(change.group)
             self.locks.forget_group(change.group)
             self.resets.forget_group(change.group)
+            self.resent.forget_group(change.group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -340,8 +338,8 @@ class BrokerState:
         yield from self._committed()
         if self.delays:
             yield DelaysReached(self.delays)
-        for group in sorted(self.resent):
-            yield DeadLettersResent(group, self.resent[group])
+        for key, intervals in self.resent:
+            yield MessagesResent(key, intervals)
         for run in self.locks:
             yield QueuesLocked(run)
         yield from stream_changes(self.streams, [])
@@ -386,7 +384,7 @@ class BrokerState:
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
-        entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * len(self.resent)
+        entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
         entries += ATTEMPT_BYTES * len(self.attempts)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record

@@ -2435,7 +2435,7 @@ Global___ResendDeadLettersRequest: _TypeAlias = ResendDeadLettersRequest  # noqa
 
 @_typing.final
 class ResendResult(_message.Message):
-    """What became of one dead letter."""
+    """What became of one dead letter, or message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2456,6 +2456,98 @@ class ResendResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResendResult: _TypeAlias = ResendResult  # noqa: Y015
+
+@_typing.final
+class ResendItem(_message.Message):
+    """One message that is to be sent again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    queue_id: _builtins.int
+    """Queue number."""
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """Its place there; generation 0 = whatever it is."""
+
+    def __init__(
+        self,
+        *,
+        queue_id: _builtins.int = ...,
+        position: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendItem: _TypeAlias = ResendItem  # noqa: Y015
+
+@_typing.final
+class ResendMessagesRequest(_message.Message):
+    """See BrokerAdminService.ResendMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Where the messages lie; no system topic."""
+    group: _builtins.str
+    """The group that gets them; empty = the topic, and so every group."""
+    again: _builtins.bool
+    """Also those that were sent again before, and those that are copies."""
+    dry_run: _builtins.bool
+    """Send nothing: the answers tell what would be sent."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResendItem]:
+        """At most 256; sent in the order of their queues and offsets."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        items: _abc.Iterable[Global___ResendItem] | None = ...,
+        group: _builtins.str = ...,
+        again: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "dry_run", b"dry_run", "group", b"group", "items", b"items", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendMessagesRequest: _TypeAlias = ResendMessagesRequest  # noqa: Y015
+
+@_typing.final
+class ResendMessagesResponse(_message.Message):
+    """See BrokerAdminService.ResendMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResendResult]:
+        """One for each item, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ResendResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendMessagesResponse: _TypeAlias = ResendMessagesResponse  # noqa: Y015
 
 @_typing.final
 class ResendDeadLettersResponse(_message.Message):

@@ -774,6 +774,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.ResendMessages = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ResendMessages',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ResendMessagesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendMessagesResponse.FromString,
+                _registered_method=True)
         self.DescribeDeadLetters = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeDeadLetters',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeDeadLettersRequest.SerializeToString,
@@ -888,6 +893,19 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResendMessages(self, request, context):
+        """Sends messages of a topic again, with their ids: to the topic, so that every group gets them, or to one group through its
+        retry topic. One that was sent to the same before is refused, unless the request says so, and so is one that is itself such a
+        copy (it has the property ORIGIN_MESSAGE_ID); so a call that is made twice sends nothing twice. Errors: TOPIC_NAME_INVALID,
+        TOPIC_NOT_FOUND, NO_PERMISSION (a system topic, dead letters included; a topic that may not be written),
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: QUEUE_NOT_FOUND, NO_PERMISSION
+        (a topic that may not be read), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+        PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeDeadLetters(self, request, context):
         """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s.
         """
@@ -981,6 +999,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.ResendDeadLetters,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.SerializeToString,
+            ),
+            'ResendMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResendMessages,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResendMessagesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ResendMessagesResponse.SerializeToString,
             ),
             'DescribeDeadLetters': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeDeadLetters,
@@ -1258,6 +1281,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ResendDeadLetters',
             cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ResendDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResendMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ResendMessages',
+            cometmq_dot_v1_dot_broker__pb2.ResendMessagesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ResendMessagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -425,6 +425,15 @@ class BrokerAdminServiceStub:
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
     inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
     """
+    ResendMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResendMessagesRequest, _broker_pb2.ResendMessagesResponse]
+    """Sends messages of a topic again, with their ids: to the topic, so that every group gets them, or to one group through its
+    retry topic. One that was sent to the same before is refused, unless the request says so, and so is one that is itself such a
+    copy (it has the property ORIGIN_MESSAGE_ID); so a call that is made twice sends nothing twice. Errors: TOPIC_NAME_INVALID,
+    TOPIC_NOT_FOUND, NO_PERMISSION (a system topic, dead letters included; a topic that may not be written),
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: QUEUE_NOT_FOUND, NO_PERMISSION
+    (a topic that may not be read), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+    PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 10 s.
+    """
     DescribeDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeDeadLettersRequest, _broker_pb2.DescribeDeadLettersResponse]
     """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s."""
     PurgeDeadLetters: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PurgeDeadLettersRequest, _broker_pb2.PurgeDeadLettersResponse]
@@ -490,6 +499,15 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
     inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+    """
+    ResendMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResendMessagesRequest, _broker_pb2.ResendMessagesResponse]  # type: ignore[assignment]
+    """Sends messages of a topic again, with their ids: to the topic, so that every group gets them, or to one group through its
+    retry topic. One that was sent to the same before is refused, unless the request says so, and so is one that is itself such a
+    copy (it has the property ORIGIN_MESSAGE_ID); so a call that is made twice sends nothing twice. Errors: TOPIC_NAME_INVALID,
+    TOPIC_NOT_FOUND, NO_PERMISSION (a system topic, dead letters included; a topic that may not be written),
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: QUEUE_NOT_FOUND, NO_PERMISSION
+    (a topic that may not be read), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+    PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 10 s.
     """
     DescribeDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeDeadLettersRequest, _broker_pb2.DescribeDeadLettersResponse]  # type: ignore[assignment]
     """Which dead letters of a group were sent again. A read. Errors: GROUP_NAME_INVALID. Deadline 3 s."""
@@ -607,6 +625,21 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         that was sent again before is refused, unless the request says so; so a call that is made twice sends nothing twice.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, TOPIC_NOT_FOUND (it has none), LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED;
         inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT, STORE_DAMAGED. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ResendMessages(
+        self,
+        request: _broker_pb2.ResendMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ResendMessagesResponse, _abc.Awaitable[_broker_pb2.ResendMessagesResponse]]:
+        """Sends messages of a topic again, with their ids: to the topic, so that every group gets them, or to one group through its
+        retry topic. One that was sent to the same before is refused, unless the request says so, and so is one that is itself such a
+        copy (it has the property ORIGIN_MESSAGE_ID); so a call that is made twice sends nothing twice. Errors: TOPIC_NAME_INVALID,
+        TOPIC_NOT_FOUND, NO_PERMISSION (a system topic, dead letters included; a topic that may not be written),
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: QUEUE_NOT_FOUND, NO_PERMISSION
+        (a topic that may not be read), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+        PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

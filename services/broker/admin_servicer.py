@@ -13,8 +13,9 @@ from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2
-from services.broker.dead_letters import ITEMS_MAX, DeadLetters
+from services.broker.dead_letters import DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
+from services.broker.resends import ITEMS_MAX, Resender, ResendItem
 from services.broker.resets import Bound, OffsetResets, QueueReset, ResetTarget
 
 _BOUNDS = {
@@ -44,6 +45,10 @@ def _reset_result(answer: QueueReset | CometError) -> broker_pb2.ResetResult:
     return broker_pb2.ResetResult(queue_id=answer.queue_id, before=before, after=after)
 
 
+def _resend_result(answer: CometError | None) -> broker_pb2.ResendResult:
+    return broker_pb2.ResendResult(error=None if answer is None else to_proto(answer))
+
+
 class BrokerAdminServicer(AdminReadServicer):
     """``cometmq.v1.BrokerAdminService`` of the writer."""
 
@@ -53,6 +58,7 @@ class BrokerAdminServicer(AdminReadServicer):
         coordinator: GroupCoordinator,
         keeper: StateKeeper,
         dead_letters: DeadLetters,
+        resender: Resender,
         resets: OffsetResets,
         new_topic: TopicConfig,
     ) -> None:
@@ -61,6 +67,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._reserved_ms = core.retention.rules.reserved_ms
         self._keeper = keeper
         self._dead_letters = dead_letters
+        self._resender = resender
         self._resets = resets
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
@@ -99,12 +106,18 @@ class BrokerAdminServicer(AdminReadServicer):
         answers = await self._dead_letters.resend(
             request.group, request.offsets, again=request.again
         )
-        return broker_pb2.ResendDeadLettersResponse(
-            results=[
-                broker_pb2.ResendResult(error=None if answer is None else to_proto(answer))
-                for answer in answers
-            ]
+        return broker_pb2.ResendDeadLettersResponse(results=map(_resend_result, answers))
+
+    async def ResendMessages(
+        self, request: broker_pb2.ResendMessagesRequest, context: Context
+    ) -> broker_pb2.ResendMessagesResponse:
+        if len(request.items) > ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.items)} messages, {ITEMS_MAX} are allowed")
+        items = [ResendItem(one.queue_id, convert.position(one.position)) for one in request.items]
+        answers = await self._resender.resend(
+            request.topic, request.group, items, again=request.again, dry=request.dry_run
         )
+        return broker_pb2.ResendMessagesResponse(results=map(_resend_result, answers))
 
     async def PurgeDeadLetters(
         self, request: broker_pb2.PurgeDeadLettersRequest, context: Context

@@ -173,6 +173,7 @@ class _Parts:
             coordinator,
             writer.keeper,
             writer.dead_letters,
+            writer.resender,
             client_api.resets,
             client_api.policy.new_topic,
         )

@@ -12,7 +12,7 @@ from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
 from cometmq.member.metrics import MemberMetrics
-from cometmq.member.read.records import read_each, span_of
+from cometmq.member.read.records import read_each, slices, span_of
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
@@ -25,6 +25,7 @@ from cometmq.store.log.commitlog import Span
 
 ITEMS_MAX = 1_024
 SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
+SLICE_BYTES_MAX = 1024 * 1024  # unless one message is larger; the memory of a call, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,11 @@ class RetryService:
         await self._make_topics(settings)
         answers: list[SentBack | CometError] = []
         end = 0  # of the log, behind all that was taken
-        for first in range(0, len(items), SLICE_MAX):
-            some = items[first : first + SLICE_MAX]
-            found = await self._originals(group, some)
-            taken, end_of_slice = self._take(settings, some, found)
+        spans = [self._found(group, item) for item in items]
+        sizes = [None if isinstance(span, CometError) else span for span in spans]
+        for part in slices(sizes, SLICE_MAX, SLICE_BYTES_MAX):
+            found = await self._originals(spans[part])
+            taken, end_of_slice = self._take(settings, items[part], found)
             answers += taken
             end = max(end, end_of_slice)
         demands = DurabilityClass.of(*self._keeper.state.topics.demands(SCHEDULE_TOPIC))
@@ -125,16 +127,14 @@ class RetryService:
         )
         await self._keeper.create_system_topic(retry.dlq_topic(name), 1)
 
-    async def _originals(
-        self, group: str, items: Sequence[SendBackItem]
-    ) -> list[Record | CometError]:
-        """The records that the items name."""
-        spans: list[Span | CometError] = []
-        for item in items:
-            try:
-                spans.append(self._span(group, item))
-            except CometError as error:
-                spans.append(error)
+    def _found(self, group: str, item: SendBackItem) -> Span | CometError:
+        try:
+            return self._span(group, item)
+        except CometError as error:
+            return error
+
+    async def _originals(self, spans: Sequence[Span | CometError]) -> list[Record | CometError]:
+        """The records at these places."""
         good = [span for span in spans if not isinstance(span, CometError)]
         found = iter(await read_each(self._storage.store, good))
         return [span if isinstance(span, CometError) else next(found) for span in spans]

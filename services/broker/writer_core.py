@@ -18,6 +18,7 @@ from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableM
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.dead_letters import DeadLetters
 from services.broker.queue_locks import QueueLocks
+from services.broker.resends import Resender
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
@@ -66,7 +67,8 @@ class WriterCore:
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
         self.retries = RetryService(self.storage, self.keeper, relays, metrics)
-        self.dead_letters = DeadLetters(self.storage, self.keeper, relays)
+        self.resender = Resender(self.storage, self.keeper, relays)
+        self.dead_letters = DeadLetters(self.keeper, self.resender)
         self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)

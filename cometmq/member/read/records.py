@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from cometmq.errors import MessageNotFound, OffsetInvalid, StoreDamaged
 from cometmq.format import queueunit, record
@@ -31,6 +31,21 @@ def span_of(storage: BaseStorage, queue: QueueKey, offset: int) -> Span:
         )
     log_offset, size, _ = queueunit.unit_at(storage.store.read_units(*queue, offset, 1), 0)
     return log_offset, size
+
+
+def slices(spans: Sequence[Span | None], count_max: int, bytes_max: int) -> Iterator[slice]:
+    """Slices of ``spans`` in their order, each with so many at most, of which the records have so
+    many bytes at most, or are one. None has no bytes.
+    """
+    first, size = 0, 0
+    for number, span in enumerate(spans):
+        more = span[1] if span is not None else 0
+        if number > first and (number - first == count_max or size + more > bytes_max):
+            yield slice(first, number)
+            first, size = number, 0
+        size += more
+    if first < len(spans):
+        yield slice(first, len(spans))
 
 
 async def read_each(

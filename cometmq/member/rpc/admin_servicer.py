@@ -11,6 +11,8 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import not_writer
 from cometmq.member.rpc.offset_snapshot import PIECE_ROWS_MAX, OffsetSnapshot, queue_proto
 from cometmq.messaging.groups import check_name
+from cometmq.messaging.resends import ResentKey
+from cometmq.model import DLQ_PREFIX
 from cometmq.telemetry import version
 from cometmq.v1 import broker_pb2, broker_pb2_grpc
 
@@ -62,6 +64,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.ResendDeadLettersResponse:
         raise not_writer(self._identity)
 
+    async def ResendMessages(
+        self, request: broker_pb2.ResendMessagesRequest, context: Context
+    ) -> broker_pb2.ResendMessagesResponse:
+        raise not_writer(self._identity)
+
     async def PurgeDeadLetters(
         self, request: broker_pb2.PurgeDeadLettersRequest, context: Context
     ) -> broker_pb2.PurgeDeadLettersResponse:
@@ -71,7 +78,8 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self, request: broker_pb2.DescribeDeadLettersRequest, context: Context
     ) -> broker_pb2.DescribeDeadLettersResponse:
         check_name(request.group)
-        ranges = self._state.resent.get(request.group, ())
+        group = request.group
+        ranges = self._state.resent.of(ResentKey(DLQ_PREFIX + group, 0, group))
         return broker_pb2.DescribeDeadLettersResponse(
             resent=[broker_pb2.OffsetRange(first=first, end=end) for first, end in ranges]
         )

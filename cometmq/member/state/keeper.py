@@ -19,8 +19,8 @@ from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import (
     Change,
-    DeadLettersResent,
     DelaysReached,
+    MessagesResent,
     OffsetsReset,
     QueuesLocked,
     QueuesUnlocked,
@@ -226,9 +226,7 @@ class StateKeeper:
         """How far the log has grown since progress was written."""
         return self._storage.store.appended_offset - self._progress_end
 
-    def write(
-        self, change: DeadLettersResent | QueuesLocked | QueuesUnlocked | OffsetsReset
-    ) -> int:
+    def write(self, change: MessagesResent | QueuesLocked | QueuesUnlocked | OffsetsReset) -> int:
         """Append a change that takes effect at once; the end of the log. May raise DiskFull,
         BrokerDraining: then nothing has changed.
         """

@@ -98,7 +98,7 @@ _SETTINGS = {
     "y": lambda value: type(value) is int and value in (2, 3),
 }
 # Fields that may be left out: an asynchronous topic says no replication mode.
-OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}, "streams": {"x"}}
+OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}, "streams": {"x"}, "resent": {"n"}}
 # Kind → field → is it of the right type; fields in the order in which they must stand.
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
@@ -118,7 +118,12 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "reset": {"r": _number(1, 2**63 - 1), "o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
-    "resent": {"n": _is_name, "o": _is_list_of(_is_list_of(_offset))},
+    "resent": {
+        "t": _is_name,
+        "q": _count,
+        "o": _is_list_of(_is_list_of(_offset)),
+        "n": _is_name,
+    },
     "locks": {"n": _is_name, "c": _is_text, "l": _offset, "q": _is_map_to(_is_list_of(_count))},
     "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
@@ -186,7 +191,7 @@ class State:
     groups: dict[str, Json] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
-    resent: dict[str, Json] = field(default_factory=dict)
+    resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
     # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
     attempts: dict[tuple[str, int, int], None] = field(default_factory=dict)
     resets: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -232,7 +237,7 @@ class State:
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[1] != change["n"]}
         self.resets = {key: one for key, one in self.resets.items() if key[1] != change["n"]}
-        self.resent.pop(change["n"].removeprefix("%DLQ%"), None)
+        self.resent = {key: one for key, one in self.resent.items() if key[0] != change["n"]}
 
     def _topic_copy(self, change: Json, place: object) -> None:
         expect(change["n"] not in self.topics, place, f"topic {change['n']} is there already")
@@ -272,6 +277,11 @@ class State:
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[0] != change["n"]}
         self.resets = {key: one for key, one in self.resets.items() if key[0] != change["n"]}
+        self.resent = {
+            key: one
+            for key, one in self.resent.items()
+            if key[2] != change["n"] or key[0].startswith("%DLQ%")
+        }
 
     def _offsets(self, change: Json, _: object) -> None:
         for group, topics in change["o"].items():
@@ -294,7 +304,10 @@ class State:
         self.delays = {level: offset for level, offset in change["o"]}
 
     def _resent(self, change: Json, _: object) -> None:
-        self.resent[change["n"]] = change["o"]
+        key = change["t"], change["q"], change.get("n", "")
+        self.resent.pop(key, None)
+        if change["o"]:
+            self.resent[key] = change["o"]
 
     def _attempts(self, change: Json, _: object) -> None:
         for group, times, sources in change["a"]:

@@ -71,6 +71,7 @@ def test_the_commands_are_these() -> None:
         "message consume",
         "message get",
         "message query",
+        "message resend",
         "message send",
         "offsets export",
         "store dump",

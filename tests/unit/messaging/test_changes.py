@@ -14,12 +14,12 @@ from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.changes import (
     AttemptsStored,
     Change,
-    DeadLettersResent,
     DelaysReached,
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
     GroupPut,
+    MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
     QueuesCounted,
@@ -39,6 +39,7 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, Position, TopicConfig
 from tests.unit.messaging.strategies import CHANGES
@@ -76,12 +77,13 @@ GOLDEN: dict[str, Change] = {
         ),
     ),
     '{"k":"delays","o":[[3,17],[18,2]]}': DelaysReached({18: 2, 3: 17}),
-    '{"k":"resent","n":"billing","o":[[0,7],[9,12]]}': DeadLettersResent(
-        "billing", (Interval(0, 7), Interval(9, 12))
+    '{"k":"resent","t":"orders","q":3,"o":[[0,7],[9,12]],"n":"billing"}': MessagesResent(
+        ResentKey("orders", 3, "billing"), (Interval(0, 7), Interval(9, 12))
     ),
     '{"k":"attempts","a":[["billing",1,[880,4096]],["billing",2,[900]]]}': AttemptsStored(
         (Attempt("billing", 880, 1), Attempt("billing", 4096, 1), Attempt("billing", 900, 2))
     ),
+    '{"k":"resent","t":"orders","q":3,"o":[]}': MessagesResent(ResentKey("orders", 3, ""), ()),
     '{"k":"locks","n":"billing","c":"10.0.0.7@1","l":8589934593,"q":{"orders":[0,3]}}': (
         QueuesLocked(GrantRun("billing", Grant("10.0.0.7@1", (2 << 32) + 1), {"orders": (0, 3)}))
     ),
