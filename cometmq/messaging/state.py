@@ -103,7 +103,6 @@ class BrokerState:
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
         self.attempts = AttemptTable()  # takes what groups send back
-        # By group, the offsets of the dead letters that were sent again.
         self.resent = ResentTable()
         self.locks = LockTable()
         self.resets = ResetTable()
