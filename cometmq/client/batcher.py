@@ -24,18 +24,30 @@ from cometmq.v1 import broker_pb2
 
 
 class Buffer:
-    """Bytes that all senders of a producer hold together; senders wait while it is full."""
+    """What all senders of a producer hold together, in bytes and in messages; senders wait while it
+    is full.
+    """
 
-    def __init__(self, bytes_max: int) -> None:
+    __slots__ = ("bytes_max", "count", "count_max", "room", "used")
+
+    def __init__(self, bytes_max: int, count_max: int) -> None:
         self.bytes_max = bytes_max
+        self.count_max = count_max
         self.used = 0
+        self.count = 0
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
 
-    def release(self, size: int) -> None:
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.bytes_max or self.count >= self.count_max
+
+    def release(self, size: int, count: int) -> None:
         self.used -= size
+        self.count -= count
         assert self.used >= 0
-        if self.used < self.bytes_max:
+        assert self.count >= 0
+        if not self.is_full:
             self.room.set()
 
 
@@ -168,7 +180,9 @@ class Batcher:
             size, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
         )
         batch.size += size
-        self._buffer.used += size
+        buffer = self._buffer
+        buffer.used += size
+        buffer.count += 1
         if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
         return future

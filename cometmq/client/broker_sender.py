@@ -38,6 +38,8 @@ from cometmq.v1 import broker_pb2, namesrv_pb2
 
 SendStream: TypeAlias = "Stream[broker_pb2.SendStreamRequest, broker_pb2.SendStreamResponse]"
 
+ATTEMPTS_MIN = 3  # so many times a message is tried in its time, whatever single tries may take
+
 _log = logger(__name__)
 
 
@@ -73,7 +75,8 @@ class BrokerSender:
         self._routes = routes
         self._buffer = buffer
         self._clock = clock
-        policy = backoff_policy(options)
+        self._attempt_s_max = options.delivery_timeout_ms / 1000 / ATTEMPTS_MIN
+        policy = backoff_policy(options).at_most(self._attempt_s_max)
         self._reconnect = Backoff(policy, random.Random())
         self._refusals = Backoff(policy, random.Random())
         self._paused = False  # the broker said: later
@@ -144,7 +147,8 @@ class BrokerSender:
         address = writer.address
         call = self._connections.broker(address).SendStream()
         try:
-            first = await read_first(call, self._options.request_timeout_ms / 1000)
+            timeout_s = min(self._options.request_timeout_ms / 1000, self._attempt_s_max)
+            first = await read_first(call, timeout_s)
             if first is None or first.WhichOneof("kind") != "opened":
                 raise InternalError(f"The broker at {address} opened the stream wrongly.")
             if first.opened.broker_group != self.broker_group:  # the address has a new owner
@@ -206,7 +210,7 @@ class BrokerSender:
 
     async def _watch_answers(self) -> None:
         """Gives the stream up when a batch waits too long: a half-dead peer says nothing."""
-        limit_s = self._options.answer_timeout_ms / 1000
+        limit_s = min(self._options.answer_timeout_ms / 1000, self._attempt_s_max)
         while True:
             await asyncio.sleep(limit_s / 8)
             if self.window.waits_s(self._clock.monotonic_s()) > limit_s:
@@ -227,7 +231,7 @@ class BrokerSender:
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
         resolve(batch, result)
-        self._buffer.release(batch.size)
+        self._buffer.release(batch.size, len(batch.futures))
 
     def _refused(self, batch: Batch, error: CometError) -> None:
         """A refusal that names a segment is that segment's alone; one that may pass is tried again,
@@ -266,7 +270,7 @@ class BrokerSender:
         for future in batch.futures:
             if not future.done():
                 future.set_exception(error)
-        self._buffer.release(batch.size)
+        self._buffer.release(batch.size, len(batch.futures))
 
     def expire(self, now_s: float) -> None:
         """Fails what is past its deadline with SendTimeout."""

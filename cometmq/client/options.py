@@ -120,12 +120,15 @@ class ProducerOptions:
     route_timeout_ms: int = _option(
         3_000, 1, 86_400_000, "How long send() waits for the first route of a topic."
     )
-    request_timeout_ms: int = _option(3_000, 1, 600_000, "Opening a stream to a broker.")
+    request_timeout_ms: int = _option(
+        3_000, 1, 600_000, "Opening a stream to a broker; at most a third of delivery_timeout_ms."
+    )
     answer_timeout_ms: int = _option(
         10_000,
         1,
         86_400_000,
-        "How long a batch may be unanswered; then a new stream sends it again.",
+        "How long a batch may be unanswered; then a new stream sends it again. At most a third of "
+        "delivery_timeout_ms.",
     )
     batch_bytes_max: int = _option(
         256 * 1024,
@@ -140,6 +143,14 @@ class ProducerOptions:
         1024,
         64 * 1024 * _MIB,
         "Bytes encoded and undecided, of all broker groups; above it send() waits.",
+        "backPressureForAsyncSendSize",
+    )
+    buffer_count_max: int = _option(
+        65_536,
+        1,
+        100_000_000,
+        "The same in messages.",
+        "backPressureForAsyncSendNum",
     )
     retry_backoff_ms: int = _option(
         100, 1, 600_000, "First wait before a retry; doubles, with full jitter."

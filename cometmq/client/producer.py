@@ -138,6 +138,7 @@ class Producer:
             self._route_changed,
         )
         self._buffer_bytes_max = self._options.buffer_bytes_max
+        self._buffer_count_max = self._options.buffer_count_max
         self._selector = self._options.selector
         self._senders: dict[str, BrokerSender] = {}
         self._partitioners: dict[str, StickyPartitioner] = {}
@@ -148,7 +149,7 @@ class Producer:
         self._open = False
 
     async def __aenter__(self) -> Self:
-        self._buffer = Buffer(self._options.buffer_bytes_max)
+        self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._routes.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = True
@@ -196,6 +197,7 @@ class Producer:
             or message.queue is not None
             or message.sharding_key
             or self._buffer.used >= self._buffer_bytes_max
+            or self._buffer.count >= self._buffer_count_max
         ):
             return await self._send_with_care(message)
         future = partitioner.put(message)
@@ -244,15 +246,19 @@ class Producer:
                 f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
             )
         partitioner = self._partitioners.get(message.topic) or await self._new_target(message.topic)
-        while self._buffer.used >= self._buffer_bytes_max:
+        while self._buffer.is_full:
             self._buffer.room.clear()
             await self._buffer.room.wait()
             self._check_open()
         self._check_queues(message.topic, partitioner)
         queue = message.queue
         if queue is None and self._selector is not None:
-            queue = self._selector(message, partitioner.live)
-            check_queue(queue)
+            try:
+                queue = self._selector(message, partitioner.live)
+                check_queue(queue)
+                partitioner.named(queue)
+            except Exception as error:  # the application's: whatever it raises is the message's
+                return self._failed(error)
         elif queue is None and message.sharding_key:
             # Also of a group without a writer: its messages wait, else their order would be lost.
             queue = choose_by_hash(message.sharding_key, partitioner.queues)
@@ -266,6 +272,12 @@ class Producer:
         while not (writer := partitioner.named(queue)).ready():
             await self._wait_ready(message.topic, partitioner, [writer], deadline_s)
         return writer.sender.batcher.put(message, writer)
+
+    @staticmethod
+    def _failed(error: Exception) -> Future[SendReceipt]:
+        future: Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        future.set_exception(error)
+        return future
 
     def _check_open(self) -> None:
         if not self._open:

@@ -21,6 +21,10 @@ class BackoffPolicy:
     def __post_init__(self) -> None:
         assert 0 < self.first_s <= self.max_s
 
+    def at_most(self, limit_s: float) -> BackoffPolicy:
+        """The same, with no wait longer than ``limit_s``."""
+        return BackoffPolicy(min(self.first_s, limit_s), min(self.max_s, limit_s))
+
     def ceiling_s(self, attempt: int) -> float:
         """The longest wait before the next try after ``attempt`` failures in a row (from 0)."""
         return min(self.max_s, self.first_s * 2.0 ** min(attempt, _DOUBLINGS_MAX))

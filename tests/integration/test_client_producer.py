@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from cometmq.errors import (
     ClientClosed,
     FlowControl,
     InternalError,
+    InvalidRequest,
     NoPermission,
     PeerUnavailable,
     PropertyReserved,
@@ -154,8 +155,9 @@ async def test_no_more_batches_are_in_flight_than_allowed() -> None:
     assert broker.most_unanswered <= 3
 
 
-async def test_a_full_buffer_makes_senders_wait() -> None:
-    async with sending(buffer_bytes_max=1024) as (producer, _, [broker]):
+@pytest.mark.parametrize("limit", [{"buffer_bytes_max": 1024}, {"buffer_count_max": 1}])
+async def test_a_full_buffer_makes_senders_wait(limit: dict[str, int]) -> None:
+    async with sending(**limit) as (producer, _, [broker]):
         await producer.send_and_wait(Message("T", b"opens the stream"))
         broker.answering.clear()
         futures = [await producer.send(Message("T", bytes(2000)))]
@@ -256,6 +258,17 @@ async def test_a_silent_broker_is_given_up_and_asked_again() -> None:
         await future
 
 
+async def test_a_retry_always_has_time_left() -> None:
+    """A broker that says nothing is given up early enough, whatever a single try may take."""
+    limits = {"request_timeout_ms": 600_000, "answer_timeout_ms": 86_400_000}
+    async with sending(delivery_timeout_ms=1_500, **limits) as (producer, _, [broker]):
+        broker.answering.clear()
+        future = await producer.send(Message("T", b"0"))
+        await until(lambda: broker.streams >= 2)
+        broker.answering.set()
+        assert (await future).queue_offset >= 0
+
+
 async def test_an_answer_that_does_not_fit_fails_its_batch_and_the_next_stream_goes_on() -> None:
     async with sending() as (producer, _, [broker]):
         store, broker._store = broker._store, lambda request: SendBatchResult(batch_id=1)  # type: ignore[method-assign]
@@ -336,6 +349,35 @@ async def test_other_host_lengths_make_the_same_messages_in_other_bytes() -> Non
         await asyncio.gather(*futures)
         assert [record.unique_id for record in broker.stored("T")] == old
         assert {record.sys_flag for record in broker.stored("T")} == {48}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (ZeroDivisionError(), ZeroDivisionError),
+        (None, InvalidRequest),
+        ("T", InvalidRequest),
+        (QueueRef("T", 99), QueueNotFound),
+        (QueueRef("other", 0), QueueNotFound),
+    ],
+)
+async def test_what_a_selector_does_wrong_is_the_error_of_its_message(
+    answer: Any, error: type[Exception]
+) -> None:
+    def selector(message: Message, queues: Sequence[QueueRef]) -> QueueRef:
+        if message.body == b"good":
+            return queues[0]
+        if isinstance(answer, Exception):
+            raise answer
+        found: QueueRef = answer
+        return found
+
+    async with sending(selector=selector) as (producer, _, [broker]):
+        future = await producer.send(Message("T", b"bad"))
+        await producer.send_and_wait(Message("T", b"good"))
+        with pytest.raises(error):
+            await future
+    assert broker.bodies("T") == [b"good"]
 
 
 async def test_the_application_chooses_the_queue() -> None:

@@ -26,7 +26,7 @@ class Collected:
     def __init__(self, **options: Any) -> None:
         self.closed: list[Batch] = []
         self.turns = 0
-        self.buffer = Buffer(HUGE)
+        self.buffer = Buffer(HUGE, HUGE)
         self.batcher = Batcher(
             ProducerOptions(**options), self.buffer, SystemClock(), self.closed.append, self.turn
         )

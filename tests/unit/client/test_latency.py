@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.latency import LatencyFault, avoid_s
+from cometmq.client.latency import PROBE_S, LatencyFault, avoid_s
 
 TIMES_S = st.floats(0, 1000)
 
@@ -24,6 +24,18 @@ def test_the_newest_answer_decides_and_no_time_is_endless(
     for took_s, pause_s in answers:
         now_s += pause_s
         fault.answered(took_s, now_s)
-    assert fault.is_avoided(0.0, now_s + later_s) == (now_s + later_s < now_s + avoid_s(took_s))
+    # A batch is on its way, so that none is sent as a probe.
+    assert fault.is_avoided(0.1, now_s + later_s) == (now_s + later_s < now_s + avoid_s(took_s))
     assert not fault.is_avoided(0.0, now_s + 600.0)
     assert fault.is_avoided(0.55, now_s + 600.0), "what is not answered yet counts too"
+
+
+def test_an_avoided_group_gets_a_batch_now_and_then_and_comes_back_by_a_quick_answer() -> None:
+    fault = LatencyFault()
+    fault.answered(20.0, 0.0)
+    sent = [n / 10 for n in range(1, 201) if not fault.is_avoided(0.0, n / 10)]
+    assert sent == [PROBE_S, 2 * PROBE_S, 3 * PROBE_S, 4 * PROBE_S]
+    assert fault.is_avoided(0.2, 5 * PROBE_S), "the probe is on its way"
+    fault.answered(0.2, 5 * PROBE_S)
+    assert not fault.is_avoided(0.0, 5 * PROBE_S)
+    assert not fault.is_avoided(0.0, 5 * PROBE_S), "not one batch: all of them"
