@@ -17,6 +17,7 @@ from cometmq.model import DELAY_LEVEL_MAX
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY, REAL_TOPIC, REAL_QID = "DELAY", "REAL_TOPIC", "REAL_QID"
+PROPERTIES = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 
 # RocketMQ's delay levels, 1 to 18, in seconds.
 LEVELS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.errors import LimitExceeded
-from cometmq.format import properties
+from cometmq.format import delayed, properties
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
@@ -84,10 +84,10 @@ def is_copy(found: Record) -> bool:
 
 
 def copy_properties(source: Record, origin: str) -> bytes:
-    """Of a message that its topic gets again. ``origin``: the id of the source; that of the first
-    one stays.
+    """Of a message that its topic gets again, without what named its delay. ``origin``: the id of
+    the source; that of the first one stays.
     """
     if is_copy(source):
         return source.raw_properties
     first = properties.encode({ORIGIN_MESSAGE_ID: origin})
-    return with_properties(source.raw_properties, first, frozenset())
+    return with_properties(source.raw_properties, first, delayed.PROPERTIES)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
 from cometmq.format import delayed, properties
-from cometmq.format.delayed import DELAY, REAL_QID, REAL_TOPIC
+from cometmq.format.delayed import REAL_TOPIC
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
@@ -28,7 +28,6 @@ ATTEMPTS_KNOWN_MAX = 10_000
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"
 _OF_DEAD_LETTERS = frozenset((DLQ_ORIGIN_TOPIC.encode(), DLQ_ORIGIN_MESSAGE_ID.encode()))
-_SCHEDULED = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 
 
 def retry_topic(group: str) -> str:
@@ -105,7 +104,7 @@ def with_origin(source: Record, origin: str) -> bytes:
         for name, value in ((RETRY_TOPIC, source.topic), (ORIGIN_MESSAGE_ID, origin))
         if name not in source.properties
     }
-    return with_properties(source.raw_properties, properties.encode(missing), _SCHEDULED)
+    return with_properties(source.raw_properties, properties.encode(missing), delayed.PROPERTIES)
 
 
 class Attempt(NamedTuple):

@@ -2,17 +2,18 @@
 
 Progress is written about once a second. After a crash the records behind the newest progress tell
 the rest: a relayed record names its source, so nothing that was delivered is delivered again; other
-records have the ids of their producers, so nothing that was stored is stored again.
+records have the ids of their producers, so nothing that was stored is stored again. What an
+operator sent again is marked.
 """
 
 from __future__ import annotations
 
 from cometmq.format import delayed, record
-from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import walk
 from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
 from cometmq.messaging.retry import AttemptTable, attempt_of
+from cometmq.model import RETRY_PREFIX
 
 
 class Tail:
@@ -23,6 +24,9 @@ class Tail:
     def __init__(self, streams: StreamTable, attempts: AttemptTable) -> None:
         # Log offset of the newest delivered message of each level. A level is delivered in order.
         self.delivered: dict[int, int] = {}
+        # Messages that were sent again, by the log offset of their source: the group that got
+        # them, or "" for their topic. A crash may have come before their mark.
+        self.resent: dict[int, str] = {}
         self._streams = streams
         self._attempts = attempts
 
@@ -49,9 +53,13 @@ class Tail:
 
     def _observe_relayed(self, found: Record) -> None:
         assert found.prepared_offset, found.log_offset
-        level = delayed.level_named(found.properties)
-        if found.topic != SCHEDULE_TOPIC and level:
-            self.delivered[level] = found.prepared_offset
         attempt = attempt_of(found)
+        level = delayed.level_named(found.properties)
         if attempt is not None:
             self._attempts.add(attempt, found.log_offset + found.size)
+        elif level:
+            self.delivered[level] = found.prepared_offset
+        else:
+            is_retry = found.topic.startswith(RETRY_PREFIX)
+            group = found.topic.removeprefix(RETRY_PREFIX) if is_retry else ""
+            self.resent[found.prepared_offset] = group

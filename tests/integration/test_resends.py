@@ -28,10 +28,12 @@ from cometmq.errors import (
     NoPermission,
     OffsetInvalid,
     QueueNotFound,
+    StoreFailed,
     TopicNotFound,
 )
 from cometmq.format import record
 from cometmq.member.read import records
+from cometmq.member.state.keeper import StateKeeper
 from cometmq.model import QueueRef
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
@@ -44,7 +46,7 @@ from tests.support.cluster.broker import (
     running_broker,
     running_namesrv,
 )
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 COUNT = 6
 
@@ -69,17 +71,50 @@ async def stored(tmp_path: Path) -> AsyncIterator[tuple[str, LiveBroker]]:
         yield namesrv, broker
 
 
-async def resend(
-    broker: BrokerClient, *places: tuple[int, int], **fields: Any
-) -> list[type[CometError] | None]:
+def request(*places: tuple[int, int], **fields: Any) -> pb.ResendMessagesRequest:
     items = [
         pb.ResendItem(queue_id=queue_id, position=common.Position(offset=offset))
         for queue_id, offset in places
     ]
-    request = pb.ResendMessagesRequest(**{"topic": "T", "items": items, **fields})
-    answer = await broker.admin.ResendMessages(request)
+    return pb.ResendMessagesRequest(**{"topic": "T", "items": items, **fields})
+
+
+async def there(broker: BrokerClient, topic: str, count: int) -> bool:
+    return (await broker.status(topic, 0)).max_offset == count
+
+
+async def resend(
+    broker: BrokerClient, *places: tuple[int, int], **fields: Any
+) -> list[type[CometError] | None]:
+    answer = await broker.admin.ResendMessages(request(*places, **fields))
     errors = [from_proto(one.error) if one.HasField("error") else None for one in answer.results]
     return [None if error is None else type(error) for error in errors]
+
+
+@pytest.mark.parametrize("group", ["", "G"])
+async def test_a_crash_between_a_copy_and_its_mark_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    async with stored(tmp_path) as (_, broker):
+        late = pb.OutgoingMessage(topic="T", queue_id=0, body=b"late", delay_level=1)
+        await broker.stub.Send(pb.SendRequest(messages=[late]))
+        await until_async(lambda: there(broker, "T", COUNT // 2 + 1))
+
+        def dies(*_: object) -> int:
+            broker.crash()
+            raise StoreFailed("the process dies here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StateKeeper, "write", dies)
+            await refusal(broker.admin.ResendMessages(request((0, 1), (0, 3), group=group)))
+    async with running_broker(tmp_path) as broker:
+        assert await resend(broker, (0, 0), (0, 1), (0, 3), group=group) == [
+            None,
+            AlreadyResent,
+            AlreadyResent,
+        ]
+        # A copy of a message that was delayed is no delivery of its level.
+        assert (await broker.bodies("T", 0)).count(b"late") == (1 if group else 2)
 
 
 async def test_a_copy_is_the_message_again_and_is_sent_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from cometmq.format import queueunit, record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
 from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging.delay import DelayProgress
+from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
 from cometmq.store.writer import MessageStore
@@ -19,7 +20,8 @@ TAIL_BYTES_MAX = 128 * 1024 * 1024
 
 def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
     """How far the levels of delayed messages were delivered, by the state and the log's end. What
-    producers sent goes into the state's streams, what groups sent back into its attempts.
+    producers sent goes into the state's streams, what groups sent back into its attempts, and the
+    marks of messages that were sent again are completed.
     """
 
     def end_of(level: int) -> int:
@@ -42,4 +44,10 @@ def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
                 unit = store.read_units(*queue, found.queue_offset, 1)
                 if queueunit.unit_at(unit, 0)[0] == source:
                     progress.reached(found.queue_id, found.queue_offset)
+    for source, group in tail.resent.items():
+        with suppress(MessageNotFound, StoreDamaged):
+            found = record.decode(store.read_record(source))
+            key = ResentKey(found.topic, found.queue_id, group)
+            if not state.resent.holds(key, found.queue_offset):
+                state.resent.put(key, state.resent.plan(key, [found.queue_offset], low=0))
     return progress
