@@ -12,10 +12,11 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
+from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2
 from services.broker.dead_letters import DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
-from services.broker.resends import ITEMS_MAX, Resender, ResendItem
+from services.broker.resends import ITEMS_MAX, Asked, Resender, ResendItem
 from services.broker.resets import Bound, OffsetResets, QueueReset, ResetTarget
 
 _BOUNDS = {
@@ -103,9 +104,8 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.ResendDeadLettersResponse:
         if len(request.offsets) > ITEMS_MAX:
             raise LimitExceeded(f"{len(request.offsets)} dead letters, {ITEMS_MAX} are allowed")
-        answers = await self._dead_letters.resend(
-            request.group, request.offsets, again=request.again
-        )
+        asked = Asked(request.again, address_of(context.peer()))
+        answers = await self._dead_letters.resend(request.group, request.offsets, asked)
         return broker_pb2.ResendDeadLettersResponse(results=map(_resend_result, answers))
 
     async def ResendMessages(
@@ -114,9 +114,8 @@ class BrokerAdminServicer(AdminReadServicer):
         if len(request.items) > ITEMS_MAX:
             raise LimitExceeded(f"{len(request.items)} messages, {ITEMS_MAX} are allowed")
         items = [ResendItem(one.queue_id, convert.position(one.position)) for one in request.items]
-        answers = await self._resender.resend(
-            request.topic, request.group, items, again=request.again, dry=request.dry_run
-        )
+        asked = Asked(request.again, address_of(context.peer()), request.dry_run)
+        answers = await self._resender.resend(request.topic, request.group, items, asked)
         return broker_pb2.ResendMessagesResponse(results=map(_resend_result, answers))
 
     async def PurgeDeadLetters(
@@ -135,6 +134,7 @@ class BrokerAdminServicer(AdminReadServicer):
             sorted(set(request.queue_ids)),
             _reset_target(request),
             dry=request.dry_run,
+            asked_by=address_of(context.peer()),
         )
         return broker_pb2.ResetOffsetsResponse(results=map(_reset_result, answers))
 

@@ -9,7 +9,7 @@ from cometmq.format.record import Record
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging import retry
 from cometmq.messaging.groups import check_name
-from services.broker.resends import Resender
+from services.broker.resends import Asked, Resender
 
 QUEUE_ID = 0
 
@@ -24,11 +24,11 @@ class DeadLetters:
         self._resender = resender
 
     async def resend(
-        self, group: str, offsets: Sequence[int], *, again: bool
+        self, group: str, offsets: Sequence[int], asked: Asked
     ) -> list[CometError | None]:
         """Send dead letters again, in the order of their offsets; None for each that was sent.
-        ``again``: also those that were sent before. Returns when all is safe. Raises
-        GroupNameInvalid, GroupNotFound, TopicNotFound (it has none), and what appending raises.
+        Returns when all is safe. Raises GroupNameInvalid, GroupNotFound, TopicNotFound (it has
+        none), and what appending raises.
         """
         settings, topic = self._keeper.group(group), retry.dlq_topic(group)
         self._keeper.state.topics.get(topic)
@@ -39,7 +39,7 @@ class DeadLetters:
             return to, retry.queue_id_of(settings, dead), retry.resent_properties(dead)
 
         places = [(QUEUE_ID, offset) for offset in offsets]
-        answers = await self._resender.send(topic, group, to, target, places, again=again)
+        answers = await self._resender.send(topic, group, to, target, places, asked)
         return [answers[place] for place in places]
 
     async def purge(self, group: str) -> None:

@@ -41,6 +41,15 @@ class ResendItem:
     position: Position
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call wants: also what was sent before; from where it came; only to know."""
+
+    again: bool
+    by: str
+    dry: bool = False
+
+
 class Resender:
     """Belongs to the event loop. What is sent again comes as if it had never been tried, with its
     id, body, keys and properties.
@@ -52,13 +61,12 @@ class Resender:
         self._relays = relays
 
     async def resend(
-        self, topic: str, group: str, items: Sequence[ResendItem], *, again: bool, dry: bool
+        self, topic: str, group: str, items: Sequence[ResendItem], asked: Asked
     ) -> list[CometError | None]:
         """Send messages of a user's topic again, in the order of their queues and offsets: to one
-        group, or, without one, to the topic. None for each that was sent, or would be (``dry``).
-        ``again``: also those that were sent before, or are such. Returns when all is safe. Raises
-        TopicNameInvalid, TopicNotFound, NoPermission, GroupNameInvalid, GroupNotFound,
-        LimitExceeded, and what appending raises.
+        group, or, without one, to the topic. None for each that was sent, or would be. Returns when
+        all is safe. Raises TopicNameInvalid, TopicNotFound, NoPermission, GroupNameInvalid,
+        GroupNotFound, LimitExceeded, and what appending raises.
         """
         if is_system(topic):
             raise NoPermission(f"{topic} is a system topic: its messages are not sent again")
@@ -66,7 +74,7 @@ class Resender:
         if group:
             settings = self._keeper.group(group)
             to, target = retry.retry_topic(group), self._to_group(settings)
-            if not dry:
+            if not asked.dry:
                 await self._keeper.create_system_topic(to, retry.queue_count_of(settings))
         else:
             if not config.writable:
@@ -82,7 +90,7 @@ class Resender:
             except CometError as error:
                 places.append(error)
         good = [place for place in places if not isinstance(place, CometError)]
-        answers = await self.send(topic, group, to, target, good, again=again, dry=dry)
+        answers = await self.send(topic, group, to, target, good, asked)
         return [place if isinstance(place, CometError) else answers[place] for place in places]
 
     async def send(
@@ -92,9 +100,7 @@ class Resender:
         to: str,
         target: Target,
         places: Sequence[Place],
-        *,
-        again: bool,
-        dry: bool = False,
+        asked: Asked,
     ) -> dict[Place, CometError | None]:
         """Send messages of any topic again to the topic ``to``, and mark them for ``group``."""
         answers: dict[Place, CometError | None] = {}
@@ -102,7 +108,7 @@ class Resender:
         for place in sorted(set(places)):
             try:
                 key = ResentKey(topic, place[0], group)
-                if not again and self._keeper.state.resent.holds(key, place[1]):
+                if not asked.again and self._keeper.state.resent.holds(key, place[1]):
                     raise AlreadyResent(f"message {place[1]} of queue {place[0]} of {topic}")
                 found.append((place, span_of(self._storage, (topic, place[0]), place[1])))
             except CometError as error:
@@ -116,21 +122,21 @@ class Resender:
             for place, one in zip(some, records, strict=True):
                 try:
                     answers[place] = None
-                    made[place] = self._made(topic, one, target, again=again)
+                    made[place] = self._made(topic, one, target, again=asked.again)
                     # Another call may have sent it while this one read.
                     key = ResentKey(topic, place[0], group)
-                    if not again and self._keeper.state.resent.holds(key, place[1]):
+                    if not asked.again and self._keeper.state.resent.holds(key, place[1]):
                         raise AlreadyResent(f"message {place[1]} of queue {place[0]} of {topic}")
                 except CometError as error:
                     answers[place] = error
                     made.pop(place, None)
-            if made and not dry:
+            if made and not asked.dry:
                 end = self._append(topic, group, made)
                 sent += len(made)
         if sent:
             _log.warning(
                 "messages were sent again",
-                extra=fields(topic=topic, group=group or None, count=sent),
+                extra=fields(topic=topic, group=group or None, count=sent, asked_by=asked.by),
             )
             demands = DurabilityClass.of(*self._keeper.state.topics.demands(to))
             await self._storage.stored(end, demands)

@@ -69,12 +69,19 @@ class OffsetResets:
         self._on_reset = on_reset
 
     async def reset(
-        self, group: str, topic: str, queue_ids: Sequence[int], target: ResetTarget, *, dry: bool
+        self,
+        group: str,
+        topic: str,
+        queue_ids: Sequence[int],
+        target: ResetTarget,
+        *,
+        dry: bool,
+        asked_by: str,
     ) -> list[QueueReset | CometError]:
         """Let a group go on elsewhere in queues of a topic, all if none is named; ``dry``: only
-        tell. A clone leaves queues alone where the other group has not committed. Returns when it
-        is as safe as messages of the topic. Raises GroupNameInvalid, GroupNotFound, TopicNotFound,
-        OffsetInvalid, and what appending raises.
+        tell. ``asked_by`` goes into the log. A clone leaves queues alone where the other group has
+        not committed. Returns when it is as safe as messages of the topic. Raises GroupNameInvalid,
+        GroupNotFound, TopicNotFound, OffsetInvalid, and what appending raises.
         """
         if not target.clone_of:
             self._keeper.group(group)
@@ -97,10 +104,10 @@ class OffsetResets:
         ]
         resets = [one for one in answers if isinstance(one, QueueReset)]
         if resets and not dry:
-            await self._write(group, topic, resets)
+            await self._write(group, topic, resets, asked_by)
         return answers
 
-    async def _write(self, group: str, topic: str, resets: list[QueueReset]) -> None:
+    async def _write(self, group: str, topic: str, resets: list[QueueReset], asked_by: str) -> None:
         number = self._keeper.state.resets.next_number(self._storage.store.epoch)
         # A commit of before must not come behind the reset: read from the log it would undo it.
         self._keeper.write_offsets()
@@ -118,6 +125,7 @@ class OffsetResets:
                     offset=one.before.offset if one.before is not None else None,
                     goes_on_at=one.after.offset,
                     reset=number,
+                    asked_by=asked_by,
                 ),
             )
         self._metrics.offsets_reset(topic, group, len(resets))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from cometmq.admin.cli import cli
 from cometmq.client import (
     Message,
     Producer,
@@ -17,11 +22,27 @@ from cometmq.client import (
     PushConsumerOptions,
     ReceivedMessage,
 )
-from cometmq.errors import GroupNotFound, OffsetReset
-from cometmq.rpc.interceptors import error_from
+from cometmq.errors import (
+    CometError,
+    GroupNotFound,
+    InvalidRequest,
+    LimitExceeded,
+    OffsetInvalid,
+    OffsetReset,
+    QueueNotFound,
+    TopicNotFound,
+)
+from cometmq.format import record
+from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2
-from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.cluster.broker import (
+    BrokerClient,
+    LiveBroker,
+    refusal,
+    running_broker,
+    running_namesrv,
+)
 from tests.support.waiting import until
 
 COUNT = 40
@@ -162,3 +183,120 @@ async def test_a_pull_consumer_goes_on_where_the_group_was_reset_to(tmp_path: Pa
             assert [one.queue_offset for one in await consumer.poll()] == [7, 8]
             await consumer.commit()
         assert await committed(broker) == 9
+
+
+async def test_a_reset_by_queue_and_time_is_an_event_and_leaves_other_queues_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 3)
+        for queue_id in range(3):
+            for n in range(4):
+                await broker.send("T", queue_id, b"%d" % n)
+            await broker.read_queue("T", queue_id)
+        await broker.commit("G", *[("T", queue_id, 0, 2) for queue_id in range(2)])
+
+        async def where() -> list[int | None]:
+            found = [await broker.committed("G", "T", queue_id) for queue_id in range(3)]
+            return [None if one is None else one.offset for one in found]
+
+        def events() -> list[dict[str, object]]:
+            told = [one for one in caplog.records if one.getMessage().startswith("group was reset")]
+            return [vars(one)["fields"] for one in told]
+
+        for target in ({"offset": 1}, {"time_ms": 5}, {"bound": LAST}):
+            for queue_id in (7, -1):
+                wanted: Any = {"group": "G", "topic": "T", "queue_ids": [queue_id], **target}
+                answer = await broker.admin.ResetOffsets(pb.ResetOffsetsRequest(**wanted))
+                assert isinstance(from_proto(answer.results[0].error), QueueNotFound), wanted
+        wrong: list[tuple[dict[str, Any], type[CometError]]] = [
+            ({"time_ms": -1}, InvalidRequest),
+            ({"offset": -1}, OffsetInvalid),
+            ({"bound": 9}, InvalidRequest),
+            ({}, InvalidRequest),
+            ({"bound": FIRST, "topic": "U"}, TopicNotFound),
+            ({"bound": FIRST, "group": "H"}, GroupNotFound),
+            ({"clone_of": "G"}, InvalidRequest),
+            ({"clone_of": "H"}, GroupNotFound),
+            ({"bound": FIRST, "queue_ids": range(4097)}, LimitExceeded),
+        ]
+        for fields, error in wrong:
+            request = pb.ResetOffsetsRequest(**({"group": "G", "topic": "T"} | fields))
+            assert isinstance(await refusal(broker.admin.ResetOffsets(request)), error), fields
+        assert await where() == [2, 2, None]
+        assert not events()
+        assert not await counted(broker)
+
+        assert await reset(broker, offset=3, queue_ids=[1, 1]) == [(2, 3)]
+        assert await where() == [2, 3, None]
+        records = record.decode_all((await broker.pull("T", 2, 0, max_count=9)).records)
+        time_ms = records[2].store_time_ms
+        first = next(n for n, one in enumerate(records) if one.store_time_ms == time_ms)
+        assert await reset(broker, time_ms=time_ms, queue_ids=[2]) == [(None, first)]
+        assert await where() == [2, 3, first]
+        event, _ = events()
+        assert event.pop("reset")
+        assert event == {
+            "group": "G",
+            "topic": "T",
+            "queue": 1,
+            "offset": 2,
+            "goes_on_at": 3,
+            "asked_by": "127.0.0.1",
+        }
+        [line] = await counted(broker)
+        assert 'topic="T"' in line
+        assert 'consumer_group="G"' in line
+        assert line.endswith(" 2.0")
+
+
+async def counted(broker: LiveBroker) -> list[str]:
+    """What the metric of resets says."""
+
+    def scrape() -> str:
+        with urllib.request.urlopen(f"http://{broker.metrics_address}/metrics") as answer:
+            text: str = answer.read().decode()
+            return text
+
+    lines = (await asyncio.to_thread(scrape)).splitlines()
+    return [line for line in lines if line.startswith("cometmq_offset_resets_total{")]
+
+
+Row = tuple[int, int | None, int, bool]  # queue, before, after, done
+
+
+async def test_the_commands(tmp_path: Path) -> None:
+    def command(namesrv: str, *words: str) -> list[Row]:
+        done = CliRunner().invoke(cli, ["group", *words, "--namesrv", namesrv, "--output", "json"])
+        assert done.exit_code == 0, done.output
+        return [
+            (one["queue_id"], one["before"], one["after"], one["done"])
+            for one in json.loads(done.stdout)
+        ]
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        for queue_id in (0, 1):
+            await broker.send("T", queue_id, *[b"."] * 5)
+            await broker.read_queue("T", queue_id)
+        await broker.commit("G", ("T", 0, 0, 2), ("T", 1, 0, 3))
+
+        async def run(*words: str) -> list[Row]:
+            return await asyncio.to_thread(command, namesrv, *words)
+
+        one = ("reset-offset", "G", "T")
+        assert await run(*one, "--to-first", "--dry-run") == [(0, 2, 0, False), (1, 3, 0, False)]
+        assert await run(*one, "--to-offset", "1", "--queue", "1") == [(1, 3, 1, True)]
+        assert await run(*one, "--to-time", "5") == [(0, 2, 0, True), (1, 1, 0, True)]
+        assert await run("skip", "G", "T") == [(0, 0, 5, True), (1, 0, 5, True)]
+        assert await run(*one, "--to-offset", "4", "--queue", "0") == [(0, 5, 4, True)]
+        clone = ("clone-offset", "G", "H")
+        assert await run(*clone, "--dry-run") == [(0, None, 4, False), (1, None, 5, False)]
+        assert await broker.committed("H", "T", 0) is None
+        assert await run(*clone) == [(0, None, 4, True), (1, None, 5, True)]
+        assert await run(*one, "--to-last", "--queue", "0") == [(0, 4, 5, True)]
+        after = [await broker.committed("H", "T", queue_id) for queue_id in (0, 1)]
+        assert [place.offset for place in after if place] == [4, 5], "a clone goes its own way"
