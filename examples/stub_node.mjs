@@ -4,8 +4,8 @@
 //     node examples/stub_node.mjs --namesrv 127.0.0.1:9876 --topic Hello
 //
 // Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more, commits, reads
-// the commit back, sends one message back until it is a dead letter, and shows what a refusal says. The topic has to
-// exist (`cometmq topic create Hello`).
+// the commit back, reads in order under a lock, goes on where the group is reset to, sends one message back until it is
+// a dead letter, and shows what a refusal says. The topic has to exist (`cometmq topic create Hello`).
 // stub_python.py is the same in Python; docs/protocol.md tells what the messages of the contract share.
 
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -75,6 +75,7 @@ async function find(namesrv, topic) {
     topic,
     broker_group: group.broker_group,
     broker: connect(api.BrokerService, writer.address),
+    admin: connect(api.BrokerAdminService, writer.internal_address), // for operators: see reset()
     pullhold: addresses.length ? connect(api.HoldService, addresses[0]) : null,
   }
 }
@@ -176,20 +177,78 @@ async function readMatching(place, queue, sql) {
 
 // --- commit ----------------------------------------------------------------------------------------------------------
 
-/** The result for the one queue that was asked about. */
-function only([result]) {
-  // Of one queue among many; the call itself went well.
+/** What became of one queue among many; the call itself went well. */
+function checked(result) {
   if (result.error) throw new Error(`${result.error.name}: ${result.error.message}`)
-  return result.position
+  return result
 }
 
-/** Where the group goes on in a queue; null: it has never committed there. */
-const committed = async (place, group, queue) =>
-  only((await call(place.broker, 'QueryOffsets', { group, queues: [queue] })).results)
+/** Where the group goes on in a queue, its beginning if it has never committed there; and its newest reset there. */
+async function committed(place, group, queue) {
+  const { results } = await call(place.broker, 'QueryOffsets', { group, queues: [queue] })
+  const { position, reset_number } = checked(results[0])
+  return { position: position ?? { generation: 0, offset: 0 }, reset_number }
+}
 
-/** All messages before the position are done. The generation goes back as it came. */
-const commit = async (place, group, queue, position) =>
-  only((await call(place.broker, 'CommitOffsets', { group, commits: [{ queue, position }] })).results)
+/**
+ * All messages before the position are done. The generation goes back as it came, and so does the number of the newest
+ * reset that we know.
+ */
+const commit = async (place, group, queue, position, numbers) =>
+  (await call(place.broker, 'CommitOffsets', { group, commits: [{ queue, position, ...numbers }] })).results[0]
+
+// --- in order: one client at a time ----------------------------------------------------------------------------------
+
+/**
+ * Lock a queue for 15 s, counted from when we ask. A client that goes on asks again each 5 s, and handles nothing once
+ * its time is over: another client may have the queue then.
+ */
+const lock = async (place, group, client_id, queue) =>
+  (await call(place.broker, 'LockQueues', { group, client_id, queues: [queue] })).results[0]
+
+/** Commit before. */
+const unlock = (place, group, client_id, queue) =>
+  call(place.broker, 'UnlockQueues', { group, client_id, queues: [queue] })
+
+/**
+ * Two clients of a group want the same queue. Pulls and commits carry the number of the lock, so that who lost it does
+ * no harm.
+ */
+async function readInOrder(place, group, { queue, position }, reset_number) {
+  const { lock_number } = await lock(place, group, 'client-1', queue)
+  const refused = await lock(place, group, 'client-2', queue)
+  console.log(`locked: client-1 has the queue, client-2 gets ${refused.error.name}`)
+  const pull = { group, queue, position, lock_number, form: 'MESSAGE_FORM_MESSAGES' }
+  const { count, next_position } = await call(place.broker, 'Pull', pull)
+  const numbers = { lock_number, reset_number }
+  const done = checked(await commit(place, group, queue, next_position, numbers))
+  console.log(`locked: client-1 reads ${count}, commits ${done.position.offset}`)
+  await unlock(place, group, 'client-1', queue)
+  await lock(place, group, 'client-2', queue)
+  const late = await commit(place, group, queue, next_position, numbers)
+  console.log(`locked: client-2 has the queue, client-1 gets ${late.error.name}`)
+  await unlock(place, group, 'client-2', queue)
+}
+
+// --- a reset: an operator lets the group go on elsewhere --------------------------------------------------------------
+
+/**
+ * Let the group go on at an offset, and see what its members see. The call is for operators: it goes to the internal
+ * port, and where a cluster has a secret it needs the proof.
+ *
+ * Members that hold a JoinGroup stream are told within a second. A commit that was on its way is refused in any case,
+ * and tells where to go on and the number that commits need from now on.
+ */
+async function reset(place, group, queue, offset, reset_number) {
+  const before = (await committed(place, group, queue)).position
+  const request = { group, topic: queue.topic, queue_ids: [queue.queue_id], offset }
+  await call(place.admin, 'ResetOffsets', request)
+  const late = await commit(place, group, queue, before, { reset_number })
+  console.log(`reset: a late commit gets ${late.error.name}: go on at ${late.error.fence.offset}`)
+  const { messages, position } = await read(place, queue, late.error.fence)
+  const kept = checked(await commit(place, group, queue, position, { reset_number: late.reset_number }))
+  console.log(`reset: ${messages.length} messages again, committed ${kept.position.offset}`)
+}
 
 // --- what a group cannot do now --------------------------------------------------------------------------------------
 
@@ -198,21 +257,22 @@ const commit = async (place, group, queue, position) =>
  * (2 h), -1 = never, it is a dead letter now. Commit only after the answer.
  */
 const sendBack = async (place, group, queue, position, delay_level) =>
-  only((await call(place.broker, 'SendBack', { group, items: [{ queue, position, delay_level }] })).results)
+  checked((await call(place.broker, 'SendBack', { group, items: [{ queue, position, delay_level }] })).results[0])
 
 /** One message fails, comes again after a second, fails again, and is a dead letter then. */
 async function failTwice(place, group, { queue, queue_offset }, { generation }) {
   await sendBack(place, group, queue, { generation, offset: queue_offset }, 1)
   // It comes in a topic of the group's own, which the group reads like the others.
   const retries = { topic: `%RETRY%${group}`, queue_id: 0 }
-  let found = { messages: [], position: (await committed(place, group, retries)) ?? { generation: 0, offset: 0 } }
+  const { position, reset_number } = await committed(place, group, retries)
+  let found = { messages: [], position }
   while (!found.messages.length) found = await read(place, retries, found.position)
   const [again] = found.messages
   console.log(`again: ${again.body} of ${again.properties.RETRY_TOPIC}, sent back ${again.reconsume_times} times`)
 
   const failed = { generation: found.position.generation, offset: again.queue_offset }
   await sendBack(place, group, retries, failed, -1)
-  await commit(place, group, retries, found.position)
+  checked(await commit(place, group, retries, found.position, { reset_number }))
   const dead = { topic: `%DLQ%${group}`, queue_id: 0 }
   const [bounds] = (await call(place.broker, 'QueryQueues', { queues: [dead] })).queues
   const newest = { generation: bounds.generation, offset: BigInt(bounds.max_offset) - 1n + '' }
@@ -229,8 +289,8 @@ async function tour({ namesrv, topic, group }) {
 
   // Where to begin: at the commit, else at the beginning. A position of generation 0 is never fenced; 0 @ 0 is moved to
   // the first message that is left. The answers tell the generation.
-  let position = (await committed(place, group, queue)) ?? { generation: 0, offset: 0 }
-  position = await readUntil(place, position, last)
+  const known = await committed(place, group, queue)
+  let position = await readUntil(place, known.position, last)
 
   const second = sleep(1_000).then(() => send(place, ['while you were waiting'], { queue_id: queue.queue_id }))
   let found = { messages: [], position }
@@ -243,9 +303,13 @@ async function tour({ namesrv, topic, group }) {
   const offsets = await readMatching(place, queue, "language IS NOT NULL AND KEYS <> 'key-1'")
   console.log(`matched: [${offsets.join(', ')}]`)
 
-  await commit(place, group, queue, position)
-  const kept = await committed(place, group, queue)
+  const { reset_number } = known
+  checked(await commit(place, group, queue, position, { reset_number }))
+  const kept = (await committed(place, group, queue)).position
   console.log(`committed: ${group} at generation ${kept.generation}, offset ${kept.offset}`)
+
+  await readInOrder(place, group, last, reset_number)
+  await reset(place, group, queue, last.position.offset, reset_number)
 
   await failTwice(place, group, found.messages[0], position)
 
@@ -258,6 +322,7 @@ async function tour({ namesrv, topic, group }) {
     console.log(`refused: message ${refused.segment}: ${refused.message}. ${refused.advice}`)
   }
   place.broker.close()
+  place.admin.close()
   place.pullhold?.close()
 }
 

@@ -3,9 +3,9 @@
     python -m examples.stub_python --namesrv 127.0.0.1:9876 --topic Hello
 
 Finds the topic's route, sends, reads, holds where nothing is left until a second task sends more,
-commits, reads the commit back, sends one message back until it is a dead letter, and shows what a
-refusal says. The topic has to exist
-(``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
+commits, reads the commit back, reads in order under a lock, goes on where the group is reset to,
+sends one message back until it is a dead letter, and shows what a refusal says. The topic has to
+exist (``cometmq topic create Hello``). ``stub_node.mjs`` is the same for Node.js; the contract is
 ``proto/cometmq/v1``, and docs/protocol.md tells what its messages share. In a project of your own
 generate the stubs with ``python -m grpc_tools.protoc`` from those files.
 """
@@ -63,6 +63,7 @@ class Place:
     topic: str
     broker_group: str
     broker: broker_pb2_grpc.BrokerServiceAsyncStub
+    admin: broker_pb2_grpc.BrokerAdminServiceAsyncStub  # for operators: see reset()
     pullhold: hold_pb2_grpc.HoldServiceAsyncStub | None
 
 
@@ -99,6 +100,7 @@ async def find(namesrv: str, topic: str, stack: AsyncExitStack) -> Place:
         topic,
         group.broker_group,
         broker_pb2_grpc.BrokerServiceStub(await channel(writer.address)),
+        broker_pb2_grpc.BrokerAdminServiceStub(await channel(writer.internal_address)),
         hold_pb2_grpc.HoldServiceStub(await channel(addresses[0])) if addresses else None,
     )
 
@@ -215,26 +217,115 @@ async def read_matching(place: Place, queue: common_pb2.QueueRef, expression: st
 # --- commit ---------------------------------------------------------------------------------------
 
 
+def checked(result: broker_pb2.OffsetResult) -> broker_pb2.OffsetResult:
+    """What became of one queue among many; the call itself went well."""
+    if result.HasField("error"):
+        raise RuntimeError(f"{result.error.name}: {result.error.message}")
+    return result
+
+
 async def committed(
     place: Place, group: str, queue: common_pb2.QueueRef
-) -> common_pb2.Position | None:
-    """Where the group goes on in a queue; None: it has never committed there."""
+) -> broker_pb2.OffsetResult:
+    """Where the group goes on in a queue, and the number of its newest reset there. Without a
+    position it has never committed in the queue.
+    """
     request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
     [result] = (await place.broker.QueryOffsets(request, timeout=TIMEOUT_S)).results
-    if result.HasField("error"):  # of one queue among many; the call itself went well
-        raise RuntimeError(f"{result.error.name}: {result.error.message}")
-    return result.position if result.HasField("position") else None
+    return checked(result)
 
 
 async def commit(
-    place: Place, group: str, queue: common_pb2.QueueRef, position: common_pb2.Position
-) -> None:
-    """All messages before the position are done. The generation goes back as it came."""
-    item = broker_pb2.OffsetCommit(queue=queue, position=position)
+    place: Place,
+    group: str,
+    queue: common_pb2.QueueRef,
+    position: common_pb2.Position,
+    *,
+    reset_number: int,
+    lock_number: int = 0,
+) -> broker_pb2.OffsetResult:
+    """All messages before the position are done. The generation goes back as it came, and so does
+    the number of the newest reset that we know.
+    """
+    item = broker_pb2.OffsetCommit(
+        queue=queue, position=position, reset_number=reset_number, lock_number=lock_number
+    )
     request = broker_pb2.CommitOffsetsRequest(group=group, commits=[item])
     [result] = (await place.broker.CommitOffsets(request, timeout=TIMEOUT_S)).results
-    if result.HasField("error"):
-        raise RuntimeError(f"{result.error.name}: {result.error.message}")
+    return result
+
+
+# --- in order: one client at a time ---------------------------------------------------------------
+
+
+async def lock(
+    place: Place, group: str, client_id: str, queue: common_pb2.QueueRef
+) -> broker_pb2.LockResult:
+    """Lock a queue for 15 s, counted from when we ask. A client that goes on asks again each 5 s,
+    and handles nothing once its time is over: another client may have the queue then.
+    """
+    request = broker_pb2.LockQueuesRequest(group=group, client_id=client_id, queues=[queue])
+    [result] = (await place.broker.LockQueues(request, timeout=TIMEOUT_S)).results
+    return result
+
+
+async def unlock(place: Place, group: str, client_id: str, queue: common_pb2.QueueRef) -> None:
+    """Commit before."""
+    request = broker_pb2.UnlockQueuesRequest(group=group, client_id=client_id, queues=[queue])
+    await place.broker.UnlockQueues(request, timeout=TIMEOUT_S)
+
+
+async def read_in_order(
+    place: Place, group: str, last: broker_pb2.SentMessage, reset_number: int
+) -> None:
+    """Two clients of a group want the same queue. Pulls and commits carry the number of the lock,
+    so that who lost it does no harm.
+    """
+    queue = last.queue
+    first = await lock(place, group, "client-1", queue)
+    second = await lock(place, group, "client-2", queue)
+    print(f"locked: client-1 has the queue, client-2 gets {second.error.name}")
+    pull = broker_pb2.PullRequest(
+        group=group,
+        queue=queue,
+        position=last.position,
+        lock_number=first.lock_number,
+        form=broker_pb2.MESSAGE_FORM_MESSAGES,
+    )
+    answer = await place.broker.Pull(pull, timeout=TIMEOUT_S)
+    numbers = {"reset_number": reset_number, "lock_number": first.lock_number}
+    done = await commit(place, group, queue, answer.next_position, **numbers)
+    print(f"locked: client-1 reads {answer.count}, commits {checked(done).position.offset}")
+    await unlock(place, group, "client-1", queue)
+    second = await lock(place, group, "client-2", queue)
+    late = await commit(place, group, queue, answer.next_position, **numbers)
+    print(f"locked: client-2 has the queue, client-1 gets {late.error.name}")
+    await unlock(place, group, "client-2", queue)
+
+
+# --- a reset: an operator lets the group go on elsewhere ------------------------------------------
+
+
+async def reset(
+    place: Place, group: str, queue: common_pb2.QueueRef, offset: int, known: int
+) -> None:
+    """Let the group go on at an offset, and see what its members see. The call is for operators: it
+    goes to the internal port, and where a cluster has a secret it needs the proof.
+
+    Members that hold a JoinGroup stream are told within a second. A commit that was on its way is
+    refused in any case, and tells where to go on and the number that commits need from now on.
+    """
+    before = (await committed(place, group, queue)).position
+    request = broker_pb2.ResetOffsetsRequest(
+        group=group, topic=queue.topic, queue_ids=[queue.queue_id], offset=offset
+    )
+    await place.admin.ResetOffsets(request, timeout=TIMEOUT_S)
+    late = await commit(place, group, queue, before, reset_number=known)
+    fence = late.error.fence
+    print(f"reset: a late commit gets {late.error.name}: go on at {fence.offset}")
+    messages, position = await read(place, queue, fence)
+    kept = await commit(place, group, queue, position, reset_number=late.reset_number)
+    print(f"reset: {len(messages)} messages again, committed {checked(kept).position.offset}")
 
 
 # --- what a group cannot do now -------------------------------------------------------------------
@@ -265,7 +356,8 @@ async def fail_twice(
     await send_back(place, group, message.queue, failed, 1)
     # It comes in a topic of the group's own, which the group reads like the others.
     retries = common_pb2.QueueRef(topic=f"%RETRY%{group}")
-    position = await committed(place, group, retries) or common_pb2.Position()
+    known = await committed(place, group, retries)
+    position = known.position
     found: Messages = []
     while not found:
         found, position = await read(place, retries, position)
@@ -275,7 +367,7 @@ async def fail_twice(
 
     failed = common_pb2.Position(generation=position.generation, offset=again.queue_offset)
     await send_back(place, group, retries, failed, -1)
-    await commit(place, group, retries, position)
+    checked(await commit(place, group, retries, position, reset_number=known.reset_number))
     dead = common_pb2.QueueRef(topic=f"%DLQ%{group}")
     request = broker_pb2.QueryQueuesRequest(queues=[dead])
     [bounds] = (await place.broker.QueryQueues(request, timeout=TIMEOUT_S)).queues
@@ -294,8 +386,8 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
 
         # Where to begin: at the commit, else at the beginning. A position of generation 0 is never
         # fenced; 0 @ 0 is moved to the first message that is left. The answers tell the generation.
-        start = await committed(place, group, last.queue) or common_pb2.Position()
-        position = await read_until(place, start, last)
+        known = await committed(place, group, last.queue)
+        position = await read_until(place, known.position, last)
 
         async def send_later() -> broker_pb2.SentMessage:
             await asyncio.sleep(1)
@@ -312,11 +404,13 @@ async def tour(namesrv: str, topic: str, group: str) -> None:
         offsets = await read_matching(place, last.queue, "language IS NOT NULL AND KEYS <> 'key-1'")
         print(f"matched: {offsets}")
 
-        await commit(place, group, last.queue, position)
-        kept = await committed(place, group, last.queue)
-        assert kept is not None
+        number = known.reset_number
+        checked(await commit(place, group, last.queue, position, reset_number=number))
+        kept = (await committed(place, group, last.queue)).position
         print(f"committed: {group} at generation {kept.generation}, offset {kept.offset}")
 
+        await read_in_order(place, group, last, number)
+        await reset(place, group, last.queue, last.position.offset, number)
         await fail_twice(place, group, messages[0], position.generation)
 
         try:

@@ -242,6 +242,32 @@ def test_it_committed_behind_the_last_message(stub: Stub, cluster: Cluster) -> N
     assert said == [f"{kept.generation}, offset 6"]
 
 
+def test_it_read_in_order_under_a_lock(stub: Stub, cluster: Cluster) -> None:
+    assert stub.first.found(r"locked: (.*)") == [
+        "client-1 has the queue, client-2 gets QUEUE_LOCKED",
+        "client-1 reads 2, commits 6",
+        "client-2 has the queue, client-1 gets QUEUE_LOCKED",
+    ]
+    queue = common.QueueRef(topic=stub.topic, queue_id=0)
+
+    async def lock(client: BrokerClient) -> pb.LockResult:
+        request = pb.LockQueuesRequest(group=stub.group, client_id="other", queues=[queue])
+        answer = await client.stub.LockQueues(request)
+        await client.stub.UnlockQueues(
+            pb.UnlockQueuesRequest(group=stub.group, client_id="other", queues=[queue])
+        )
+        return answer.results[0]
+
+    assert not cluster.ask(lock).HasField("error"), "it has unlocked the queue"
+
+
+def test_it_went_on_where_its_group_was_reset_to(stub: Stub, cluster: Cluster) -> None:
+    assert stub.first.found(r"reset: (.*)") == [
+        "a late commit gets OFFSET_RESET: go on at 4",
+        "2 messages again, committed 6",
+    ]
+
+
 def test_it_sent_a_message_back_until_it_was_a_dead_letter(stub: Stub, cluster: Cluster) -> None:
     text = SENT[-1].decode()
     assert stub.first.found(r"again: (.*)") == [f"{text} of {stub.topic}, sent back 1 times"]
@@ -267,6 +293,7 @@ def test_it_goes_on_at_its_commit_and_polls_without_a_pullhold(
     assert again.found(r"read: (.*)") == ["6: one", "7: two", "8: three"]
     assert not again.found(r"(hold: .*)")
     assert len(again.found(r"(held: .*)")) == 1
+    assert len(again.found(r"reset: (.*)")) == 2, "after an earlier reset, too"
 
 
 def test_a_topic_that_is_not_there(stub: Stub, cluster: Cluster) -> None:
