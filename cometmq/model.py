@@ -121,6 +121,7 @@ class Message:
     queue: QueueRef | None  # None: the producer chooses
     delay_level: int  # 1 (1 s) to 18 (2 h): consumers read it after that time; 0 = at once
     sharding_key: str  # messages of one key go to one queue, in order; empty = none
+    wait_store: bool  # False: acknowledged when appended, whatever the topic asks for
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Message:
         queue: QueueRef | None = None,
         delay_level: int = 0,
         sharding_key: str = "",
+        wait_store: bool = True,
     ) -> None:
         self.topic = topic
         self.body = body
@@ -143,12 +145,14 @@ class Message:
         self.queue = queue
         self.delay_level = delay_level
         self.sharding_key = sharding_key
+        self.wait_store = wait_store
         if (
             keys
             or properties
             or flag
             or (delay_level and not _is_delay_level(delay_level))
             or sharding_key
+            or wait_store is not True
             or queue is not None
             or body.__class__ is not bytes
             or topic.__class__ is not str
@@ -169,6 +173,7 @@ class Message:
             or self.flag
             or (self.delay_level and not _is_delay_level(self.delay_level))
             or self.sharding_key.__class__ is not str
+            or self.wait_store.__class__ is not bool
             or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
@@ -199,6 +204,8 @@ class Message:
             raise DelayLevelInvalid(
                 f"delay_level is 0 (none) to {DELAY_LEVEL_MAX}, not {self.delay_level!r}."
             )
+        if self.wait_store.__class__ is not bool:
+            raise InvalidRequest(f"wait_store is True or False, not {self.wait_store!r}.")
         if self.queue is not None:
             check_queue(self.queue)
             if self.queue.topic != self.topic:

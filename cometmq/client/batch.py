@@ -16,10 +16,19 @@ from cometmq.model import QueueRef
 
 class Segment:
     """A run of records of one queue. ``pinned``: the application chose the queue, so no other will
-    do. ``delay_level`` 0: the messages do not wait.
+    do. ``delay_level`` 0: the messages do not wait. ``wait_store`` False: they are acknowledged
+    when they are appended.
     """
 
-    __slots__ = ("count", "delay_level", "first_counter", "id_stream", "pinned", "queue")
+    __slots__ = (
+        "count",
+        "delay_level",
+        "first_counter",
+        "id_stream",
+        "pinned",
+        "queue",
+        "wait_store",
+    )
 
     def __init__(
         self,
@@ -28,10 +37,12 @@ class Segment:
         id_stream: str,
         first_counter: int,
         delay_level: int = 0,
+        wait_store: bool = True,
     ) -> None:
         self.queue = queue
         self.pinned = pinned
         self.delay_level = delay_level
+        self.wait_store = wait_store
         self.id_stream = id_stream  # of the unique ids: hexadecimal digits before the counter
         self.first_counter = first_counter  # the others of the segment follow without gaps
         self.count = 0
@@ -134,6 +145,7 @@ class Batch:
                         segment.id_stream,
                         segment.first_counter + skip,
                         segment.delay_level,
+                        segment.wait_store,
                     )
                     part.count = some
                     half.segments.append(part)

@@ -17,7 +17,7 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions
 from cometmq.clock import Clock
 from cometmq.format.compression import compress
-from cometmq.format.delayed import prefix, queue_id_of
+from cometmq.format.delayed import queue_id_of, stored_prefix
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
 from cometmq.v1 import broker_pb2
@@ -53,43 +53,53 @@ class Buffer:
 
 class Slot:
     """One queue as records are encoded for it, or the messages for one queue that wait as long as
-    ``delay_level`` says. ``pinned``: the application chose the queue.
+    ``delay_level`` says, or whose acknowledgement does not wait (``wait_store``). ``pinned``: the
+    application chose the queue.
     """
 
     __slots__ = (
-        "_delayed",
+        "_others",
         "delay_level",
         "form",
         "pinned",
         "queue",
         "segment",
         "stored_queue_id",
+        "wait_store",
     )
 
-    def __init__(self, queue: QueueRef, *, pinned: bool, delay_level: int = 0) -> None:
+    def __init__(
+        self, queue: QueueRef, *, pinned: bool, delay_level: int = 0, wait_store: bool = True
+    ) -> None:
         self.queue = queue
         self.pinned = pinned
         self.delay_level = delay_level
+        self.wait_store = wait_store
         # What the records carry.
         self.stored_queue_id = queue_id_of(delay_level) if delay_level else queue.queue_id
         self.form: RecordForm | None = None  # None until the broker has said how to encode
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
-        self._delayed: dict[int, Slot] = {}  # by level
+        self._others: dict[tuple[int, bool], Slot] = {}  # by level and wait_store
 
-    def delayed(self, message: Message) -> Slot:
+    def like(self, message: Message) -> Slot:
         """The same queue, for messages that wait like this one. DelayLevelInvalid."""
-        level = message.delay_level
-        slot = self._delayed.get(level) if level.__class__ is int else None
+        level, wait_store = message.delay_level, message.wait_store
+        is_usual = level.__class__ is int and wait_store.__class__ is bool
+        slot = self._others.get((level, wait_store)) if is_usual else None
         if slot is None:
             message.check()  # it may have been changed since it was made
-            slot = self.at_level(level)
+            slot = self.of(level, wait_store)
         return slot
 
-    def at_level(self, level: int) -> Slot:
-        """The same queue, for messages that wait so long."""
-        slot = self._delayed.get(level)
+    def of(self, level: int, wait_store: bool) -> Slot:
+        """The same queue, for messages that wait so."""
+        if level == self.delay_level and wait_store == self.wait_store:
+            return self
+        slot = self._others.get((level, wait_store))
         if slot is None:
-            slot = self._delayed[level] = Slot(self.queue, pinned=self.pinned, delay_level=level)
+            slot = self._others[level, wait_store] = Slot(
+                self.queue, pinned=self.pinned, delay_level=level, wait_store=wait_store
+            )
         return slot
 
 
@@ -139,15 +149,15 @@ class Batcher:
 
     @staticmethod
     def _form(encoder: RecordEncoder, slot: Slot) -> RecordForm:
-        if slot.delay_level:
-            return encoder.delayed_form(slot.queue, slot.delay_level)
+        if slot.delay_level or not slot.wait_store:
+            return encoder.form_with_prefix(slot.queue, slot.delay_level, slot.wait_store)
         return encoder.form(slot.queue.topic)
 
     def put(self, message: Message, slot: Slot) -> Future[SendReceipt]:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
-        if message.delay_level:
-            slot = slot.delayed(message)
+        if message.delay_level or message.wait_store is not True:
+            slot = slot.like(message)
             if slot.form is None:
                 self.ready(slot)
         encoder, form = self.encoder, slot.form
@@ -214,7 +224,9 @@ class Batcher:
         """A new segment; it begins with the record that is encoded next."""
         assert self.encoder is not None
         stream, counter = self.encoder.stream, self.encoder.counter
-        segment = Segment(slot.queue, slot.pinned, stream, counter, slot.delay_level)
+        segment = Segment(
+            slot.queue, slot.pinned, stream, counter, slot.delay_level, slot.wait_store
+        )
         batch.segments.append(segment)
         batch.last = segment
         return segment
@@ -247,15 +259,18 @@ class Batcher:
         records = iter(decode_all(moved.records))
         parts: list[bytes] = []
         for before in moved.segments:
-            level = before.delay_level
-            to = slot.at_level(level) if level else slot
-            segment = Segment(to.queue, to.pinned, before.id_stream, before.first_counter, level)
+            to = slot.of(before.delay_level, before.wait_store)
+            segment = Segment(
+                to.queue,
+                to.pinned,
+                before.id_stream,
+                before.first_counter,
+                before.delay_level,
+                before.wait_store,
+            )
             segment.count = before.count
             batch.segments.append(segment)
-            old = new = b""
-            if level:
-                old = prefix(level, before.queue.topic, before.queue.queue_id)
-                new = self._form(encoder, to).prefix
+            old, new = _prefix_of(before), _prefix_of(segment)
             parts += [
                 encoder.again(record, to.stored_queue_id, prefix=(old, new))
                 for record in islice(records, before.count)
@@ -264,3 +279,10 @@ class Batcher:
         batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)
+
+
+def _prefix_of(segment: Segment) -> bytes:
+    queue = segment.queue
+    return stored_prefix(
+        segment.delay_level, queue.topic, queue.queue_id, wait_store=segment.wait_store
+    )

@@ -362,6 +362,7 @@ def request_of(
                 count=s.count,
                 kind=_KINDS[bool(s.delay_level)],
                 delay_level=s.delay_level,
+                no_wait_store=not s.wait_store,
             )
             for s in batch.segments
         ],

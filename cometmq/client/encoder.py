@@ -129,8 +129,8 @@ class RecordEncoder:
     __slots__ = (
         "_born_host",
         "_clock",
-        "_delayed_forms",
         "_forms",
+        "_forms_with_prefix",
         "_host_flags",
         "_pack_head",
         "_store_host",
@@ -143,7 +143,8 @@ class RecordEncoder:
     def __init__(self, opened: broker_pb2.SendStreamOpened, clock: Clock) -> None:
         self._clock = clock
         self._forms: dict[str, RecordForm] = {}  # by topic
-        self._delayed_forms: dict[tuple[QueueRef, int], RecordForm] = {}  # by queue and level
+        # By queue, level and wait_store.
+        self._forms_with_prefix: dict[tuple[QueueRef, int, bool], RecordForm] = {}
         self.stream = UniqueIds(clock).stream
         self.counter = 0
         self._born_host = b""
@@ -171,7 +172,7 @@ class RecordEncoder:
         if self.counter + count_max > UNIQUE_ID_COUNTER_MAX:
             self.stream = UniqueIds(self._clock).stream
             self.counter = 0
-            for form in (*self._forms.values(), *self._delayed_forms.values()):
+            for form in (*self._forms.values(), *self._forms_with_prefix.values()):
                 form.use(self.stream)
 
     def form(self, topic: str) -> RecordForm:
@@ -181,13 +182,18 @@ class RecordEncoder:
             form = self._forms[topic] = RecordForm(topic, self.stream)
         return form
 
-    def delayed_form(self, queue: QueueRef, level: int) -> RecordForm:
-        """As :meth:`form`, of messages for ``queue`` that wait."""
-        form = self._delayed_forms.get((queue, level))
+    def form_with_prefix(self, queue: QueueRef, level: int, wait_store: bool) -> RecordForm:
+        """As :meth:`form`, of messages for ``queue`` that wait, or whose acknowledgement does
+        not.
+        """
+        key = (queue, level, wait_store)
+        form = self._forms_with_prefix.get(key)
         if form is None:
-            prefix = delayed.prefix(level, queue.topic, queue.queue_id)
-            form = RecordForm(delayed.SCHEDULE_TOPIC, self.stream, prefix)
-            self._delayed_forms[queue, level] = form
+            prefix = delayed.stored_prefix(
+                level, queue.topic, queue.queue_id, wait_store=wait_store
+            )
+            topic = delayed.SCHEDULE_TOPIC if level else queue.topic
+            form = self._forms_with_prefix[key] = RecordForm(topic, self.stream, prefix)
         return form
 
     def pieces(

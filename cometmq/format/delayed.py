@@ -1,4 +1,5 @@
-"""The stored form of a delayed message, which its sender encodes. Spec: docs/format/batch.md.
+"""The stored form of a delayed message, and of one that waits for nothing, which their sender
+encodes. Spec: docs/format/batch.md.
 
 RocketMQ's form (docs/format/properties.md): the record lies in a queue of the schedule topic, one
 for each delay level, and its properties name the topic and the queue that it is meant for. The
@@ -22,6 +23,9 @@ PROPERTIES = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 # RocketMQ's delay levels, 1 to 18, in seconds.
 LEVELS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)
 assert len(LEVELS_S) == DELAY_LEVEL_MAX
+
+
+NO_WAIT_PREFIX = b"WAIT\x01false\x02"  # RocketMQ's waitStoreMsgOK=false
 
 
 def check_level(level: int) -> None:
@@ -50,6 +54,14 @@ def prefix(level: int, topic: str, queue_id: int) -> bytes:
     """What the properties of such a record begin with, byte for byte."""
     pairs = ((DELAY, level), (REAL_TOPIC, topic), (REAL_QID, queue_id))
     return b"".join(f"{name}\x01{value}\x02".encode() for name, value in pairs)
+
+
+def stored_prefix(level: int, topic: str, queue_id: int, *, wait_store: bool) -> bytes:
+    """The same, also of messages that do not wait (``level`` 0), or that are acknowledged when they
+    are appended.
+    """
+    delayed = prefix(level, topic, queue_id) if level else b""
+    return delayed if wait_store else delayed + NO_WAIT_PREFIX
 
 
 def level_named(properties: Mapping[str, str]) -> int:

@@ -351,6 +351,7 @@ class Segment(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic of the messages. Each record of a normal segment carries the same name; delayed ones carry SCHEDULE_TOPIC_XXXX."""
     queue_id: _builtins.int
@@ -361,6 +362,10 @@ class Segment(_message.Message):
     """What becomes of the messages."""
     delay_level: _builtins.int
     """1 (1 s) to 18 (2 h), for SEGMENT_KIND_DELAY_LEVEL; else 0."""
+    no_wait_store: _builtins.bool
+    """Acknowledged as soon as they are appended, whatever their topic asks for; they are shown to consumers no sooner than others. The
+    records have the stored form of docs/format/batch.md. RocketMQ's waitStoreMsgOK=false.
+    """
     def __init__(
         self,
         *,
@@ -369,10 +374,11 @@ class Segment(_message.Message):
         count: _builtins.int = ...,
         kind: Global___SegmentKind.ValueType = ...,
         delay_level: _builtins.int = ...,
+        no_wait_store: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "delay_level", b"delay_level", "kind", b"kind", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "delay_level", b"delay_level", "kind", b"kind", "no_wait_store", b"no_wait_store", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -613,6 +619,7 @@ class OutgoingMessage(_message.Message):
     FLAG_FIELD_NUMBER: _builtins.int
     BORN_TIME_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic name."""
     queue_id: _builtins.int
@@ -627,6 +634,8 @@ class OutgoingMessage(_message.Message):
     """When the producer made the message, not before 1970; 0 = when the broker gets it."""
     delay_level: _builtins.int
     """RocketMQ's delay level, 1 (1 s) to 18 (2 h): consumers read the message after that time. 0 = at once."""
+    no_wait_store: _builtins.bool
+    """Acknowledged as soon as it is appended, whatever its topic asks for; the call waits for its other messages."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys to find the message by; no blanks inside a key."""
@@ -647,10 +656,11 @@ class OutgoingMessage(_message.Message):
         flag: _builtins.int = ...,
         born_time_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
+        no_wait_store: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "no_wait_store", b"no_wait_store", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015

@@ -31,12 +31,15 @@ AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in Ro
 
 
 class Claim(NamedTuple):
-    """A run of records as its sender describes it. ``delay_level`` 0: it does not wait."""
+    """A run of records as its sender describes it. ``delay_level`` 0: it does not wait.
+    ``wait_store`` False: it is acknowledged when it is appended.
+    """
 
     topic: str
     queue_id: int
     record_count: int
     delay_level: int = 0
+    wait_store: bool = True
 
 
 class _ScheduleTopicMissing(Exception):
@@ -189,7 +192,7 @@ class ProduceHandler:
             if known is not None:
                 return known
         self._storage.check_room(len(records))
-        for_copies = any(segment.demands & REPLICATED for segment in segments)
+        for_copies = any(segment.ack_demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
         if for_copies:
             self._storage.authority.check_in_sync()
@@ -225,7 +228,7 @@ class ProduceHandler:
         found = stored_batch(self._storage.store, run, ids, records, segments)
         if found is None:  # other messages with the same ids: nobody's batch is taken for another's
             return None
-        demands = union(segment.demands for segment in segments)
+        demands = union(segment.ack_demands for segment in segments)
         self._storage.check_open()
         ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
         count = len(found.segment_bytes)
@@ -240,7 +243,7 @@ class ProduceHandler:
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
         for index, claim in enumerate(claims):
-            topic, queue_id, count, delay_level = claim
+            topic, queue_id, count, delay_level, wait_store = claim
             try:
                 self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
@@ -248,7 +251,14 @@ class ProduceHandler:
                 segments.append(
                     self._delayed(claim, demands)
                     if delay_level
-                    else Segment(topic, queue_id, count, demands)
+                    else Segment(
+                        topic,
+                        queue_id,
+                        count,
+                        demands,
+                        b"" if wait_store else delayed.NO_WAIT_PREFIX,
+                        wait_store=wait_store,
+                    )
                 )
             except CometError as error:
                 error.segment = index
@@ -257,11 +267,11 @@ class ProduceHandler:
 
     def _delayed(self, claim: Claim, demands: DurabilityClass) -> Segment:
         """A run of delayed messages: they lie in the queue of their level until they are due."""
-        topic, queue_id, count, level = claim
+        topic, queue_id, count, level, wait_store = claim
         delayed.check_level(level)
         if SCHEDULE_TOPIC not in self._topics:
             raise _ScheduleTopicMissing
-        prefix = delayed.prefix(level, topic, queue_id)
+        prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=wait_store)
         return Segment(
             SCHEDULE_TOPIC,
             delayed.queue_id_of(level),
@@ -269,6 +279,7 @@ class ProduceHandler:
             demands | DurabilityClass.of(*self._topics.demands(SCHEDULE_TOPIC)),
             prefix,
             delayed.delay_ms(level),
+            wait_store,
         )
 
     async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:

@@ -49,9 +49,10 @@ class StreamShares:
 def _claim(segment: broker_pb2.Segment) -> Claim:
     """Raises InvalidRequest for a kind that we do not know."""
     topic, queue_id, count = segment.topic, segment.queue_id, segment.count
+    wait_store = not segment.no_wait_store
     if segment.kind == broker_pb2.SEGMENT_KIND_DELAY_LEVEL:
         check_level(segment.delay_level)
-        return Claim(topic, queue_id, count, segment.delay_level)
+        return Claim(topic, queue_id, count, segment.delay_level, wait_store)
     if segment.kind not in (
         broker_pb2.SEGMENT_KIND_UNSPECIFIED,
         broker_pb2.SEGMENT_KIND_NORMAL,
@@ -59,7 +60,7 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
         raise InvalidRequest(f"kind: this broker takes no segments of kind {segment.kind}")
     if segment.delay_level:
         raise InvalidRequest("delay_level: a segment of kind NORMAL has none")
-    return Claim(topic, queue_id, count)
+    return Claim(topic, queue_id, count, 0, wait_store)
 
 
 def _send_back_result(answer: SentBack | CometError) -> broker_pb2.SendBackResult:
@@ -221,7 +222,7 @@ class BrokerServicer(ReadServicer):
         appended = accepted.ticket.appended
         sent = []
         for segment, place, byte in batch.order:
-            topic, queue_id, _, delay_level = batch.claims[segment]
+            topic, queue_id, _, delay_level, _ = batch.claims[segment]
             message_id = ids.message_id(self._identity.broker_group, appended.log_offset + byte)
             queue = convert.queue_proto(topic, queue_id)
             position = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import (
@@ -22,6 +23,15 @@ from cometmq.v1 import broker_pb2
 from services.broker.produce import Claim
 
 _CONTROL = frozenset(map(chr, [*range(32), 127]))
+
+
+class _RunKey(NamedTuple):
+    """Messages with the same of these are one segment."""
+
+    topic: str
+    queue_id: int
+    delay_level: int
+    wait_store: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +85,7 @@ class StructuredEncoder:
                 f"{len(messages)} messages, 1 to {self._limits.batch_count_max} are allowed"
             )
         chosen: dict[str, int] = {}
-        runs: dict[tuple[str, int, int], list[tuple[int, bytes]]] = {}
+        runs: dict[_RunKey, list[tuple[int, bytes]]] = {}
         for index, message in enumerate(messages):
             queue_id = self._queue_of(message, chosen)
             try:
@@ -83,7 +93,7 @@ class StructuredEncoder:
             except RequestError as error:
                 error.segment = index
                 raise
-            key = (message.topic, queue_id, message.delay_level)
+            key = _RunKey(message.topic, queue_id, message.delay_level, not message.no_wait_store)
             runs.setdefault(key, []).append((index, data))
         return self._join(runs, len(messages))
 
@@ -105,10 +115,11 @@ class StructuredEncoder:
             )
         if message.born_time_ms < 0:
             raise InvalidRequest(f"born_time_ms: {message.born_time_ms} is before 1970")
-        topic, level, prefix = message.topic, message.delay_level, b""
+        topic, level = message.topic, message.delay_level
         if level:
             delayed.check_level(level)
-            prefix = delayed.prefix(level, topic, queue_id)
+        prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=not message.no_wait_store)
+        if level:
             topic, queue_id = delayed.SCHEDULE_TOPIC, delayed.queue_id_of(level)
         return record.encode(
             topic.encode(),
@@ -137,19 +148,17 @@ class StructuredEncoder:
         pairs.setdefault(properties.UNIQ_KEY, self._ids.next())
         return pairs
 
-    def _join(
-        self, runs: dict[tuple[str, int, int], list[tuple[int, bytes]]], count: int
-    ) -> StructuredBatch:
+    def _join(self, runs: dict[_RunKey, list[tuple[int, bytes]]], count: int) -> StructuredBatch:
         parts: list[bytes] = []
         claims: list[Claim] = []
         order = [(0, 0, 0)] * count
         at = 0
-        for (topic, queue_id, delay_level), run in runs.items():
+        for (topic, queue_id, delay_level, wait_store), run in runs.items():
             for place, (index, data) in enumerate(run):
                 order[index] = (len(claims), place, at)
                 parts.append(data)
                 at += len(data)
-            claims.append(Claim(topic, queue_id, len(run), delay_level))
+            claims.append(Claim(topic, queue_id, len(run), delay_level, wait_store))
         assert sum(claim.record_count for claim in claims) == len(order), (
             "each message has its place"
         )

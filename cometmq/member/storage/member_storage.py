@@ -29,6 +29,7 @@ from cometmq.replication.watermarks import (
     HighWatermarks,
     ReadableMaxima,
     Watermarks,
+    union,
 )
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended, MessageStore, RecordRun
@@ -53,6 +54,12 @@ class Segment:
     demands: DurabilityClass
     prefix: bytes = b""
     delay_ms: int = 0
+    wait_store: bool = True  # False: it is acknowledged when it is appended
+
+    @property
+    def ack_demands(self) -> DurabilityClass:
+        """What has to be fulfilled before it is acknowledged; ``demands``: before it is shown."""
+        return self.demands if self.wait_store else DurabilityClass.ASYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +360,8 @@ class MemberStorage(BaseStorage):
             for segment, first in zip(segments, appended.queue_offsets, strict=True)
         ]
         demands = [segment.demands for segment in segments]
-        return self._appended(appended, zip(keys, demands, maxima, strict=True))
+        acks = union([segment.ack_demands for segment in segments])
+        return self._appended(appended, zip(keys, demands, maxima, strict=True), acks)
 
     def append_relayed(
         self, relayed: Sequence[Relayed], demands: Mapping[str, DurabilityClass], store_host: bytes
@@ -372,19 +380,22 @@ class MemberStorage(BaseStorage):
             for one, offset in zip(relayed, appended.queue_offsets, strict=True)
         }
         grown = [(key, demands[key[0]], maximum) for key, maximum in maxima.items()]
-        return self._appended(appended, grown)
+        return self._appended(appended, grown, union(demands.values()))
 
     def _appended(
-        self, appended: Appended, grown: Iterable[tuple[QueueKey, DurabilityClass, int]]
+        self,
+        appended: Appended,
+        grown: Iterable[tuple[QueueKey, DurabilityClass, int]],
+        demands: DurabilityClass,
     ) -> Ticket:
-        """``grown``: each queue, what its topic demands, and its maximum now."""
+        """``grown``: each queue, what its topic demands, and its maximum now. ``demands``: before
+        the batch is acknowledged.
+        """
         end = appended.end_offset
         self.watermarks.append_to(end)
         assert end == self.store.appended_offset, "the loop alone appends"
         self.moved.notify()
-        demands = DurabilityClass.ASYNC
         for key, wanted, maximum in grown:
-            demands |= wanted
             self.maxima.push(wanted, end, key, maximum)
             if key in self.arrivals:  # a watched queue: visible one fdatasync from now
                 self.flusher.demand(end)
