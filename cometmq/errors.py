@@ -628,6 +628,16 @@ class SendTimeout(BusyError):
     )
 
 
+class OffsetStoreFailed(BusyError):
+    """The application's offset store raised an exception."""
+
+    code = 4030
+    advice = (
+        "Look at the store and at its methods; the consumer asks again, and messages that were "
+        "done come again only if the process ends before."
+    )
+
+
 class ClientClosed(ConflictError):
     """The client object is not open."""
 

@@ -20,6 +20,11 @@ GROUP_NAME_LENGTH_MAX = 255
 NAME_CHARACTER = r"[%|a-zA-Z0-9_-]"
 TOPIC_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 GROUP_NAME = re.compile(rf"{NAME_CHARACTER}{{1,{GROUP_NAME_LENGTH_MAX}}}")
+BROKER_GROUP_NAME_LENGTH_MAX = 127
+# A name alone, or `room@name`, by which machine-room strategies know where a broker group is.
+BROKER_GROUP_NAME = re.compile(
+    rf"(?=.{{1,{BROKER_GROUP_NAME_LENGTH_MAX}}}\Z){NAME_CHARACTER}+(?:@{NAME_CHARACTER}+)?"
+)
 QUEUES_PER_TOPIC_MAX = 1024
 DELAY_LEVEL_MAX = 18
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once

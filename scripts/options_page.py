@@ -14,8 +14,8 @@ from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cometmq.client import ProducerOptions, PullConsumerOptions, PushConsumerOptions
-from cometmq.client.options import ConsumerOptions, QueueSelector
+from cometmq.client import ProducerOptions, PullConsumerOptions, PushConsumerOptions, Strategy
+from cometmq.client.options import ConsumerOptions, GroupOptions, QueueSelector
 from cometmq.config import ServiceConfig, kind_text
 from cometmq.member.config import MemberConfig
 from services.namesrv.config import NamesrvConfig
@@ -33,8 +33,9 @@ SERVICES = (
 CLIENTS = (
     ("Producer", ProducerOptions, None),
     ("Push and pull consumer", ConsumerOptions, None),
-    ("Push consumer", PushConsumerOptions, ConsumerOptions),
-    ("Pull consumer", PullConsumerOptions, ConsumerOptions),
+    ("Member of a group", GroupOptions, ConsumerOptions),
+    ("Push consumer", PushConsumerOptions, GroupOptions),
+    ("Pull consumer", PullConsumerOptions, GroupOptions),
 )
 
 
@@ -117,7 +118,7 @@ def _unit_and_range(option: Field[Any], hint: Any) -> str:
 
 
 # What kind_text does not know, because no service has it: it cannot be given as text.
-_UNPARSED = {QueueSelector | None: "function"}
+_UNPARSED = {QueueSelector | None: "function", Strategy: "strategy"}
 
 
 def _lag_table() -> str:

@@ -22,10 +22,18 @@ from cometmq.client.options import (
     PullConsumerOptions,
     PushConsumerOptions,
 )
+from cometmq.client.positions import OffsetStore
 from cometmq.client.producer import Producer
 from cometmq.client.pull import PullConsumer
 from cometmq.client.push import PushConsumer
-from cometmq.client.rebalance import Allocation
+from cometmq.client.queue_listener import QueueListener
+from cometmq.client.rebalance import (
+    Allocation,
+    ByConfig,
+    ByMachineRoom,
+    MachineRoomNearby,
+    Strategy,
+)
 from cometmq.client.selectors import at_random, by_hash
 from cometmq.format.compression import Compression
 from cometmq.model import Message, Position, QueueRef, SendStatus
@@ -33,12 +41,16 @@ from cometmq.model import Message, Position, QueueRef, SendStatus
 __all__ = [
     "Allocation",
     "Bounds",
+    "ByConfig",
+    "ByMachineRoom",
     "Compression",
     "ConsumeFrom",
     "ConsumeResult",
     "Later",
+    "MachineRoomNearby",
     "Message",
     "MessageModel",
+    "OffsetStore",
     "Position",
     "Producer",
     "ProducerOptions",
@@ -48,10 +60,12 @@ __all__ = [
     "PullOutcome",
     "PushConsumer",
     "PushConsumerOptions",
+    "QueueListener",
     "QueueRef",
     "ReceivedMessage",
     "SendReceipt",
     "SendStatus",
+    "Strategy",
     "at_random",
     "by_hash",
 ]

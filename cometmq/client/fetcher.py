@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cometmq.client.long_poller import LongPoller
@@ -18,7 +19,6 @@ from cometmq.client.offsets import (
     queue_to_proto,
 )
 from cometmq.client.options import ConsumerOptions, backoff_policy
-from cometmq.client.start_positions import StartPosition, start_position
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.format.record import decode_all
 from cometmq.model import Filter, Position, QueueRef
@@ -122,16 +122,16 @@ class Fetcher:
         queue: QueueRef,
         wanted: Filter,
         options: ConsumerOptions,
+        start: Callable[[QueueRef], Awaitable[Position]],
         long_poller: LongPoller | None = None,
         lock_number: int = 0,
-        start: StartPosition = start_position,
     ) -> None:
-        """With ``long_poller`` a queue that has nothing is waited for at a pullhold, without or
-        while there is none by polling. ``lock_number``: of a queue that is read in order.
-        ``start`` tells where to begin.
+        """``start`` tells where to begin. With ``long_poller`` a queue that has nothing is waited
+        for at a pullhold, without or while there is none by polling. ``lock_number``: of a queue
+        that is read in order.
         """
         self.queue = queue
-        self.position: Position | None = None  # None: not known yet, see start_position
+        self.position: Position | None = None  # None: not known yet
         self._calls = calls
         self._wanted = wanted
         self._options = options
@@ -152,7 +152,7 @@ class Fetcher:
         """
         while self.position is None:
             try:
-                self.position = await self._start(self._calls, self.queue, self._options)
+                self.position = await self._start(self.queue)
             except CometError as error:
                 await self._wait_after(error)
         return self.position

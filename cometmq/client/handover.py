@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from cometmq.client.membership import KnownMember
-from cometmq.client.rebalance import Allocation
 from cometmq.model import QueueRef
 
 
@@ -48,11 +47,3 @@ class Handover:
         """These queues are read now."""
         for queue in queues:
             self._awaited_s.pop(queue, None)
-
-
-def common_allocation(own: Allocation, members: Collection[KnownMember]) -> Allocation:
-    """What all members use: their own if they agree, else AVERAGE, so that each queue has one
-    owner. Members that tell nothing agree.
-    """
-    told = {member.allocation for member in members if member.allocation}
-    return own if told <= {own.value} else Allocation.AVERAGE

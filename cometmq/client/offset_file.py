@@ -5,9 +5,10 @@ JSON with a checksum, replaced as a whole: a crash leaves the file before or the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -30,9 +31,10 @@ class OffsetFile:
         self._positions: dict[QueueRef, Position] = {}
         self._is_told = False  # that it cannot be written
 
-    def load(self) -> None:
-        """Read the file. One that is damaged is put aside, and the consumer begins as if there were
-        none. Raises ConfigInvalid for the file of another group, and for one that cannot be read.
+    def read(self) -> None:
+        """Read the file, once. One that is damaged is put aside, and the consumer begins as if
+        there were none. Raises ConfigInvalid for the file of another group, and for one that
+        cannot be read.
         """
         if self._path is None:
             return
@@ -59,11 +61,11 @@ class OffsetFile:
                 "each consumer a file of its own"
             )
 
-    def get(self, queue: QueueRef) -> Position | None:
-        """Where the consumer goes on; None: it has not read the queue before."""
-        return self._positions.get(queue)
+    async def load(self, queues: Sequence[QueueRef]) -> dict[QueueRef, Position]:
+        """Where the consumer goes on, in those queues that it has read before."""
+        return {queue: self._positions[queue] for queue in queues if queue in self._positions}
 
-    def store(self, positions: Mapping[QueueRef, Position]) -> None:
+    async def store(self, positions: Mapping[QueueRef, Position]) -> None:
         """Keep these, and all that was kept before. A file that cannot be written is logged once,
         and written with the next positions.
         """
@@ -71,7 +73,8 @@ class OffsetFile:
         if self._path is None:
             return
         try:
-            _replace(self._path, _encode(self._group, self._positions))
+            data = _encode(self._group, self._positions)
+            await asyncio.to_thread(_replace, self._path, data)
         except OSError as error:
             if not self._is_told:
                 _log.error(

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from cometmq.client.messages import ConsumeFrom, MessageModel
-from cometmq.client.rebalance import Allocation
+from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
 from cometmq.model import Message, QueueRef
@@ -78,8 +78,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a member of ConsumeFrom, as ConsumeFrom.LAST",
     ),
     "allocation": (
-        lambda value: isinstance(value, Allocation),
-        "a member of Allocation, as Allocation.AVERAGE",
+        is_strategy,
+        "a member of Allocation, as Allocation.AVERAGE, or a ByConfig, a ByMachineRoom or the like",
     ),
     "client_id": (
         lambda value: isinstance(value, str) and value.isprintable() and value != "",
@@ -233,13 +233,59 @@ class ConsumerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PushConsumerOptions(ConsumerOptions):
-    """Options of :class:`cometmq.client.PushConsumer`."""
+class GroupOptions(ConsumerOptions):
+    """Options of consumers that are members of their group."""
 
     client_id: str = field(
         default_factory=new_client_id,
         metadata=_about("Unique within the group; default host@pid@random.", "clientId"),
     )
+    allocation: Strategy = field(
+        default=Allocation.AVERAGE,
+        metadata=_about(
+            "How members divide the queues; all use AVERAGE where they differ.",
+            "allocateMessageQueueStrategy",
+        ),
+    )
+    hold_ms: int = _option(
+        15_000,
+        1,
+        60_000,
+        "Longest time that a pull-hold keeps a pull; it answers after 50 to 100 % of it.",
+        "brokerSuspendMaxTimeMillis",
+    )
+    rebalance_delay_ms: int = _option(
+        200, 0, 60_000, "Changes of the group within this time cause one rebalance."
+    )
+    rebalance_interval_ms: int = _option(
+        20_000,
+        1,
+        3_600_000,
+        "Time between rebalances without any change.",
+        "rocketmq.client.rebalance.waitInterval",
+    )
+    handover_timeout_ms: int = _option(
+        10_000,
+        0,
+        3_600_000,
+        "How long a queue waits for the member that had it to finish and commit.",
+    )
+    drain_timeout_ms: int = _option(
+        10_000,
+        0,
+        3_600_000,
+        "How long what is in work may take when a queue is revoked or the consumer closes.",
+        "awaitTerminationMillisWhenShutdown",
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PushConsumerOptions(GroupOptions):
+    """Options of :class:`cometmq.client.PushConsumer`."""
+
     concurrency: int = _option(
         20, 1, CONCURRENCY_MAX, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
     )
@@ -249,13 +295,6 @@ class PushConsumerOptions(ConsumerOptions):
         4096,
         "Messages of one queue in a listener call, at most.",
         "consumeMessageBatchMaxSize",
-    )
-    allocation: Allocation = field(
-        default=Allocation.AVERAGE,
-        metadata=_about(
-            "How the members of the group divide the queues; where they differ all use AVERAGE.",
-            "allocateMessageQueueStrategy",
-        ),
     )
     message_model: MessageModel = field(
         default=MessageModel.CLUSTERING,
@@ -270,13 +309,6 @@ class PushConsumerOptions(ConsumerOptions):
             "With BROADCASTING: where this consumer keeps how far it is; empty = in memory only.",
             "rocketmq.client.localOffsetStoreDir",
         ),
-    )
-    hold_ms: int = _option(
-        15_000,
-        1,
-        60_000,
-        "Longest time that a pull-hold keeps a pull; it answers after 50 to 100 % of it.",
-        "brokerSuspendMaxTimeMillis",
     )
     commit_interval_ms: int = _option(
         5_000,
@@ -353,36 +385,13 @@ class PushConsumerOptions(ConsumerOptions):
     redeliver_backoff_max_ms: int = _option(
         30_000, 1, 3_600_000, "Longest wait before it comes again here."
     )
-    rebalance_delay_ms: int = _option(
-        200, 0, 60_000, "Changes of the group within this time cause one rebalance."
-    )
-    rebalance_interval_ms: int = _option(
-        20_000,
-        1,
-        3_600_000,
-        "Time between rebalances without any change.",
-        "rocketmq.client.rebalance.waitInterval",
-    )
-    handover_timeout_ms: int = _option(
-        10_000,
-        0,
-        3_600_000,
-        "How long a queue waits for the member that had it to finish and commit.",
-    )
-    drain_timeout_ms: int = _option(
-        10_000,
-        0,
-        3_600_000,
-        "How long running listener calls may take when a queue is revoked or the consumer closes.",
-        "awaitTerminationMillisWhenShutdown",
-    )
 
     def __post_init__(self) -> None:
         _check(self)
 
 
 @dataclass(frozen=True, slots=True)
-class PullConsumerOptions(ConsumerOptions):
+class PullConsumerOptions(GroupOptions):
     """Options of :class:`cometmq.client.PullConsumer`."""
 
     commit_interval_ms: int = _option(

@@ -6,14 +6,43 @@ broker group and number.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from hashlib import md5
+from functools import lru_cache
+from hashlib import blake2b, md5
 from types import MappingProxyType
+from typing import Protocol
 
+from cometmq.client.names import check_queues
+from cometmq.errors import ConfigInvalid
 from cometmq.model import QueueRef
 
+LABEL_LENGTH_MAX = 64
 VIRTUAL_NODES = 10  # of a member on the ring, RocketMQ's default
+RINGS_KEPT_MAX = 16
+
+Held = Mapping[str, Collection[QueueRef]]  # what members read now, by client id
+RoomOf = Callable[[str], str]
+
+
+class Strategy(Protocol):
+    """How the members of a group divide the queues of a topic: one of :class:`Allocation`, or an
+    object like :class:`ByConfig`, or one of your own. All members need the same one.
+    """
+
+    @property
+    def label(self) -> str:
+        """At most 64 printable characters, told to the other members. Members whose labels differ
+        all use AVERAGE.
+        """
+
+    def divide(
+        self, client_id: str, members: Sequence[str], queues: Sequence[QueueRef], held: Held
+    ) -> list[QueueRef]:
+        """The queues of ``client_id``, which is one of the members. Members and queues are sorted,
+        none comes twice.
+        """
 
 
 class Allocation(Enum):
@@ -26,39 +55,161 @@ class Allocation(Enum):
     CONSISTENT_HASH = "consistent_hash"  # few queues move when a member comes or goes
     STICKY = "sticky"  # the same number each, and as few as possible move
 
+    @property
+    def label(self) -> str:
+        return str(self.value)
+
+    def divide(
+        self, client_id: str, members: Sequence[str], queues: Sequence[QueueRef], held: Held
+    ) -> list[QueueRef]:
+        index, count = members.index(client_id), len(members)
+        if self is Allocation.CIRCLE:
+            return list(queues[index::count])
+        if self is Allocation.CONSISTENT_HASH:
+            owners = _owners_by_hash(tuple(members), queues)
+            return [
+                queue for queue, owner in zip(queues, owners, strict=True) if owner == client_id
+            ]
+        if self is Allocation.STICKY:
+            sticky = _sticky_owners(members, queues, held)
+            return [queue for queue in queues if sticky[queue] == client_id]
+        share, rest = divmod(len(queues), count)
+        start = index * share + min(index, rest)
+        return list(queues[start : start + share + (index < rest)])
+
+
+@dataclass(frozen=True, slots=True)
+class ByConfig:
+    """This member reads these queues, with any others in the group (RocketMQ's
+    AllocateMessageQueueByConfig). A queue in the lists of several members is read by the first of
+    them, by client id. Queues in no list, or in several, are logged by the members.
+    """
+
+    queues: Collection[QueueRef]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "queues", tuple(check_queues(self.queues)))
+
+    @property
+    def label(self) -> str:
+        return "config"
+
+    def divide(
+        self, client_id: str, members: Sequence[str], queues: Sequence[QueueRef], held: Held
+    ) -> list[QueueRef]:
+        there = set(queues)
+        return [queue for queue in self.queues if queue in there]
+
+
+def room_in_name(name: str) -> str:
+    """The room of ``room@name``; a name without ``@`` is a room of its own."""
+    return name.partition("@")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ByMachineRoom:
+    """Averagely, the queues of broker groups named ``room@name`` in these rooms. Queues in other
+    rooms are read by nobody, and logged (RocketMQ's AllocateMessageQueueByMachineRoom).
+    """
+
+    rooms: Collection[str]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rooms, str) or not all(isinstance(room, str) for room in self.rooms):
+            raise ConfigInvalid(f"ByMachineRoom gets names of rooms, not {self.rooms!r:.80}.")
+        object.__setattr__(self, "rooms", frozenset(self.rooms))
+
+    @property
+    def label(self) -> str:
+        return _label("machine_room " + ",".join(sorted(self.rooms)))
+
+    def divide(
+        self, client_id: str, members: Sequence[str], queues: Sequence[QueueRef], held: Held
+    ) -> list[QueueRef]:
+        inside = [queue for queue in queues if self._has(queue.broker_group)]
+        share, rest = divmod(len(inside), len(members))
+        index = members.index(client_id)
+        mine = inside[index * share : (index + 1) * share]
+        return mine + inside[len(members) * share :][index : index + (index < rest)]
+
+    def _has(self, broker_group: str) -> bool:
+        # As Java splits: empty parts at the end do not count.
+        parts = broker_group.rstrip("@").split("@")
+        return len(parts) == 2 and parts[0] in self.rooms
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoomNearby:
+    """Members read the queues of their own machine room, divided by ``strategy``. Queues of a room
+    without members are divided among all (RocketMQ's AllocateMachineRoomNearby).
+
+    ``broker_room`` and ``client_room`` tell the room of a broker group and of a client id, the same
+    at all members. Without them it is what stands before the ``@``.
+    """
+
+    strategy: Strategy = Allocation.AVERAGE
+    broker_room: RoomOf = field(default=room_in_name)
+    client_room: RoomOf = field(default=room_in_name)
+
+    def __post_init__(self) -> None:
+        if not is_strategy(self.strategy):
+            raise ConfigInvalid(f"MachineRoomNearby: {self.strategy!r:.80} divides no queues.")
+
+    @property
+    def label(self) -> str:
+        return _label(f"nearby {self.strategy.label}")
+
+    def divide(
+        self, client_id: str, members: Sequence[str], queues: Sequence[QueueRef], held: Held
+    ) -> list[QueueRef]:
+        queues_in: dict[str, list[QueueRef]] = {}
+        for queue in queues:
+            queues_in.setdefault(self.broker_room(queue.broker_group), []).append(queue)
+        members_in: dict[str, list[str]] = {}
+        for member in members:
+            members_in.setdefault(self.client_room(member), []).append(member)
+        room = self.client_room(client_id)
+        beside = queues_in.pop(room, [])
+        mine = self.strategy.divide(client_id, members_in[room], beside, held) if beside else []
+        for orphaned in sorted(queues_in.keys() - members_in.keys()):
+            mine = mine + self.strategy.divide(client_id, members, queues_in[orphaned], held)
+        return mine
+
+
+def is_strategy(value: object) -> bool:
+    """Whether it divides queues, as :class:`Strategy` says."""
+    return isinstance(getattr(value, "label", None), str) and callable(
+        getattr(value, "divide", None)
+    )
+
+
+def _label(text: str) -> str:
+    """A long one is cut, and stays different from others."""
+    if len(text) <= LABEL_LENGTH_MAX:
+        return text
+    digest = blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[: LABEL_LENGTH_MAX - len(digest) - 1]} {digest}"
+
 
 def allocate(
-    strategy: Allocation,
+    strategy: Strategy,
     client_id: str,
     members: Collection[str],
     queues: Collection[QueueRef],
-    held: Mapping[str, Collection[QueueRef]] = MappingProxyType({}),
+    held: Held = MappingProxyType({}),
 ) -> list[QueueRef]:
-    """The queues of ``client_id``, in order. A client that is not a member gets nothing. ``held``:
-    what members read now, for STICKY.
+    """The queues of ``client_id``. A client that is not a member gets nothing. ``held``: what
+    members read now, for STICKY.
     """
     ordered_members = sorted(set(members))
     if client_id not in ordered_members:
         return []
     ordered = sorted(set(queues), key=lambda queue: (queue.topic, queue.broker_group, queue))
-    index, count = ordered_members.index(client_id), len(ordered_members)
-    if strategy is Allocation.CIRCLE:
-        return ordered[index::count]
-    if strategy is Allocation.CONSISTENT_HASH:
-        owners = _owners_by_hash(ordered_members, ordered)
-        return [queue for queue, owner in zip(ordered, owners, strict=True) if owner == client_id]
-    if strategy is Allocation.STICKY:
-        sticky = _sticky_owners(ordered_members, ordered, held)
-        return [queue for queue in ordered if sticky[queue] == client_id]
-    share, rest = divmod(len(ordered), count)
-    start = index * share + min(index, rest)
-    return ordered[start : start + share + (index < rest)]
+    return strategy.divide(client_id, ordered_members, ordered, held)
 
 
 def _sticky_owners(
-    members: Sequence[str],
-    queues: Sequence[QueueRef],
-    held: Mapping[str, Collection[QueueRef]],
+    members: Sequence[str], queues: Sequence[QueueRef], held: Held
 ) -> dict[QueueRef, str]:
     """Each member keeps what it reads, up to its share; who reads most gets the larger shares."""
     known = set(queues)
@@ -66,9 +217,13 @@ def _sticky_owners(
     by_load = sorted(members, key=lambda member: (-len(mine[member]), member))
     share, rest = divmod(len(queues), len(members))
     room = {member: share + (place < rest) for place, member in enumerate(by_load)}
+    holders: dict[QueueRef, list[str]] = {}
+    for member in members:
+        for queue in mine[member]:
+            holders.setdefault(queue, []).append(member)
     owners: dict[QueueRef, str] = {}
     for queue in queues:
-        keeper = next((m for m in members if room[m] and queue in mine[m]), None)
+        keeper = next((member for member in holders.get(queue, ()) if room[member]), None)
         if keeper is not None:
             owners[queue] = keeper
             room[keeper] -= 1
@@ -76,16 +231,23 @@ def _sticky_owners(
     return owners | {queue: next(takers) for queue in queues if queue not in owners}
 
 
-def _owners_by_hash(members: Sequence[str], queues: Iterable[QueueRef]) -> Iterable[str]:
+def _owners_by_hash(members: tuple[str, ...], queues: Iterable[QueueRef]) -> Iterable[str]:
     """The owner of each queue: the member with the next virtual node on the ring."""
-    ring = {_ring_hash(f"{name}-{n}"): name for name in members for n in range(VIRTUAL_NODES)}
-    nodes = sorted(ring)
+    nodes, owners = _ring(members)
     for queue in queues:
         key = (
             f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_group}, "
             f"queueId={queue.queue_id}]"
         )
-        yield ring[nodes[bisect_left(nodes, _ring_hash(key)) % len(nodes)]]
+        yield owners[bisect_left(nodes, _ring_hash(key)) % len(nodes)]
+
+
+@lru_cache(RINGS_KEPT_MAX)  # most topics of a group have the same members
+def _ring(members: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """The members' virtual nodes in order, and the member of each."""
+    ring = {_ring_hash(f"{name}-{n}"): name for name in members for n in range(VIRTUAL_NODES)}
+    nodes = sorted(ring)
+    return nodes, [ring[node] for node in nodes]
 
 
 def _ring_hash(key: str) -> int:
@@ -94,11 +256,11 @@ def _ring_hash(key: str) -> int:
 
 
 def allocate_topics(
-    strategy: Allocation,
+    strategy: Strategy,
     client_id: str,
     queues_by_topic: Mapping[str, Collection[QueueRef]],
     members_by_topic: Mapping[str, Iterable[str]],
-    held: Mapping[str, Collection[QueueRef]] = MappingProxyType({}),
+    held: Held = MappingProxyType({}),
 ) -> set[QueueRef]:
     """The queues of ``client_id`` over all its topics: each topic is divided among the members that
     read it.

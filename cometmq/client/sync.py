@@ -18,6 +18,8 @@ from cometmq.client.listener import Listener
 from cometmq.client.messages import ReceivedMessage, SendReceipt
 from cometmq.client.offsets import Bounds
 from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushConsumerOptions
+from cometmq.client.positions import OffsetStore
+from cometmq.client.queue_listener import QueueListener
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
 
@@ -137,9 +139,12 @@ class PushConsumer(_Sync[push.PushConsumer]):
         listener: Listener | None = None,
         *,
         options: PushConsumerOptions | None = None,
+        offset_store: OffsetStore | None = None,
     ) -> None:
         """As of :class:`cometmq.client.PushConsumer`; the listener is called in other threads."""
-        super().__init__(push.PushConsumer(namesrv, group, listener, options=options))
+        super().__init__(
+            push.PushConsumer(namesrv, group, listener, options=options, offset_store=offset_store)
+        )
 
     def subscribe(
         self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
@@ -174,9 +179,19 @@ class PullConsumer(_Sync[pull.PullConsumer]):
         group: str = "",
         *,
         options: PullConsumerOptions | None = None,
+        offset_store: OffsetStore | None = None,
+        queue_listener: QueueListener | None = None,
     ) -> None:
         """As of :class:`cometmq.client.PullConsumer`."""
-        super().__init__(pull.PullConsumer(namesrv, group, options=options))
+        super().__init__(
+            pull.PullConsumer(
+                namesrv,
+                group,
+                options=options,
+                offset_store=offset_store,
+                queue_listener=queue_listener,
+            )
+        )
 
     def queues(self, topic: str) -> list[QueueRef]:
         """The topic's readable queues, sorted."""
@@ -187,6 +202,21 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     ) -> None:
         """Reads exactly these queues from now on."""
         self._wait(self._client.assign(queues, tags=tags, sql=sql))
+
+    def subscribe(
+        self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
+    ) -> None:
+        """Becomes a member of the group and reads its share of the topic's queues."""
+        self._wait(self._client.subscribe(topic, expression, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more."""
+        self._wait(self._client.unsubscribe(topic))
+
+    @property
+    def assigned(self) -> list[QueueRef]:
+        """The queues that this consumer reads now."""
+        return self._wait(_call(lambda: self._client.assigned))
 
     def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
         """Messages of one assigned queue as soon as there are some; none when the time is over."""
@@ -209,6 +239,26 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     def seek(self, queue: QueueRef, position: Position) -> None:
         """The next poll of an assigned queue begins there."""
         self._wait(self._client.seek(queue, position))
+
+    def seek_to_begin(self, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these queues, or of all, begin at the first message."""
+        self._wait(self._client.seek_to_begin(queues))
+
+    def seek_to_end(self, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these queues, or of all, begin behind the last message."""
+        self._wait(self._client.seek_to_end(queues))
+
+    def seek_to_time(self, time_ms: int, queues: Collection[QueueRef] | None = None) -> None:
+        """The next polls of these queues, or of all, begin as :meth:`positions_at` says."""
+        self._wait(self._client.seek_to_time(time_ms, queues))
+
+    def pause(self, queues: Collection[QueueRef]) -> None:
+        """Polls hand out nothing of these queues before :meth:`resume`."""
+        self._wait(_call(lambda: self._client.pause(queues)))
+
+    def resume(self, queues: Collection[QueueRef]) -> None:
+        """Polls hand out messages of these queues again."""
+        self._wait(_call(lambda: self._client.resume(queues)))
 
     def position(self, queue: QueueRef) -> Position:
         """What the next poll of an assigned queue begins with."""

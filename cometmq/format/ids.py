@@ -10,11 +10,12 @@ from typing import NamedTuple
 from cometmq.clock import Clock
 from cometmq.errors import MessageIdInvalid
 from cometmq.format.record import HOST_V4_BYTES, HOST_V6_BYTES
-from cometmq.model import GROUP_NAME
+from cometmq.model import GROUP_NAME, NAME_CHARACTER
 
 _LOG_OFFSET_MAX = (1 << 63) - 1
 _OFFSET_DIGITS_MAX = len(str(_LOG_OFFSET_MAX))
-_GROUP_ID = re.compile(rf"({GROUP_NAME.pattern})/(0|[1-9][0-9]{{0,{_OFFSET_DIGITS_MAX - 1}}})")
+_NAME = rf"{GROUP_NAME.pattern}(?:@{NAME_CHARACTER}+)?"
+_GROUP_ID = re.compile(rf"({_NAME})/(0|[1-9][0-9]{{0,{_OFFSET_DIGITS_MAX - 1}}})")
 _HEX_IDS = {2 * (host_bytes + 8): host_bytes for host_bytes in (HOST_V4_BYTES, HOST_V6_BYTES)}
 _HEX = re.compile(r"[0-9a-fA-F]+")
 

@@ -15,7 +15,14 @@ from cometmq.config import MIB, ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
 from cometmq.member.lease_place import place_of
 from cometmq.messaging.topics import check_name
-from cometmq.model import MESSAGE_BODY_BYTES_MAX, QUEUES_PER_TOPIC_MAX, FlushMode, ReplicationMode
+from cometmq.model import (
+    BROKER_GROUP_NAME,
+    BROKER_GROUP_NAME_LENGTH_MAX,
+    MESSAGE_BODY_BYTES_MAX,
+    QUEUES_PER_TOPIC_MAX,
+    FlushMode,
+    ReplicationMode,
+)
 from cometmq.rpc.channels import parse_addresses
 
 # One is being written, the next is ready, one is left to read: below that a quota would be full
@@ -43,7 +50,10 @@ class MemberConfig(ServiceConfig):
 
     broker_group: str = field(
         default="broker-a",
-        metadata=about("Name of the broker group (RocketMQ's broker name).", rocketmq="brokerName"),
+        metadata=about(
+            "Name of the broker group (RocketMQ's broker name), or room@name.",
+            rocketmq="brokerName",
+        ),
     )
     cluster: str = field(
         default="DefaultCluster",
@@ -583,8 +593,8 @@ class MemberConfig(ServiceConfig):
         return self.transient_store_pool_bytes_max if self.transient_store_pool_enable else 0
 
     def __post_init__(self) -> None:
-        for name in ("broker_group", "cluster"):
-            _check_name(name, getattr(self, name))
+        _check_broker_group(self.broker_group)
+        _check_name("cluster", self.cluster)
         if self.namesrv:
             parse_addresses(self.namesrv)
         if self.mapped_file_size_consume_queue % 20:
@@ -689,9 +699,18 @@ class MemberConfig(ServiceConfig):
             )
 
 
+def _check_broker_group(name: str) -> None:
+    # It stands in message ids before a slash.
+    if not BROKER_GROUP_NAME.fullmatch(name):
+        raise ConfigInvalid(
+            f"option broker_group: {name[:200]!r} is not a name of at most "
+            f"{BROKER_GROUP_NAME_LENGTH_MAX} characters of %|a-zA-Z0-9_-, or two with @ between "
+            "them, the room and the name"
+        )
+
+
 def _check_name(option: str, name: str) -> None:
-    # Group names stand in message ids before a slash and as parts of topic names: the same
-    # characters will do.
+    # The cluster's name is part of topic names: the same characters will do.
     try:
         check_name(name)
     except TopicNameInvalid as error:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cometmq.client import Allocation, QueueRef
+from cometmq.client import ByConfig, ByMachineRoom, MachineRoomNearby, QueueRef, Strategy
 
 SOURCES = Path(__file__).parent / "java"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "compat"
@@ -200,16 +200,16 @@ def filter_verdicts(cases: Iterable[tuple[str, dict[str, str]]]) -> list[str]:
 
 
 def allocations(
-    cases: Iterable[tuple[Allocation, str, Sequence[str], Sequence[QueueRef]]],
+    cases: Iterable[tuple[Strategy, str, Sequence[str], Sequence[QueueRef]]],
 ) -> list[list[QueueRef]]:
     """The queues that RocketMQ's strategy gives a member, of these members and queues."""
     lines = [
         "\t".join(
             (
-                strategy.value,
+                _strategy_text(strategy),
                 member,
                 ",".join(members),
-                ",".join(f"{one.topic}/{one.broker_group}/{one.queue_id}" for one in queues),
+                _queues_text(queues),
             )
         )
         for strategy, member, members, queues in cases
@@ -221,6 +221,21 @@ def allocations(
         ]
         for line in _check("allocation", "AllocationCheck", lines)
     ]
+
+
+def _strategy_text(strategy: Strategy) -> str:
+    match strategy:
+        case ByConfig():
+            return f"config:{_queues_text(strategy.queues)}"
+        case ByMachineRoom():
+            return f"machine_room:{','.join(strategy.rooms)}"
+        case MachineRoomNearby():
+            return f"nearby:{_strategy_text(strategy.strategy)}"
+    return strategy.label
+
+
+def _queues_text(queues: Iterable[QueueRef]) -> str:
+    return ",".join(f"{one.topic}/{one.broker_group}/{one.queue_id}" for one in queues)
 
 
 def _check(name: str, program: str, lines: Sequence[str]) -> list[str]:

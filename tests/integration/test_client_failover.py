@@ -224,11 +224,11 @@ async def test_what_was_done_in_a_queue_that_was_given_up_is_committed_later() -
             await done.wait()
             await on.tell(on.follower)
             await until(lambda: consumer._routes.writer("g1") is None)
-            await consumer._revoke([QUEUE])
+            await consumer._queues.revoke([QUEUE])
             assert not on.follower.commits
             await on.take_over()
             await until(lambda: on.follower.committed.get(("G", ("T", 0))) == (1, 1))
-            await until(lambda: not consumer._left)
+            await until(lambda: not consumer._queues._left)
 
 
 # --- sending --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 
 from cometmq.client import (
     Allocation,
+    ByConfig,
     ConsumeFrom,
     Message,
     MessageModel,
@@ -25,6 +26,7 @@ from cometmq.client import (
     PullConsumer,
     PushConsumer,
     PushConsumerOptions,
+    QueueRef,
     ReceivedMessage,
 )
 from cometmq.errors import InvalidRequest, NoPermission
@@ -111,6 +113,66 @@ async def test_members_that_differ_are_told_and_each_queue_has_one_owner(
 
 def _differ(record: Any) -> bool:
     return getattr(record, "event", "") == "members of the group do not agree"
+
+
+async def ignore(messages: list[ReceivedMessage]) -> None:
+    """A listener that has nothing to do."""
+
+
+async def test_queues_in_no_list_and_in_two_are_told_by_each_member_and_have_one_reader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def member(namesrv: str, name: str, queue_ids: range) -> PushConsumer:
+        mine = ByConfig([QueueRef("T", queue_id, "g1") for queue_id in queue_ids])
+        return consumer(namesrv, ignore, client_id=name, allocation=mine, handover_timeout_ms=300)
+
+    def told(what: str) -> list[Any]:
+        found = [r.__dict__["fields"] for r in caplog.records if r.getMessage().startswith(what)]
+        return sorted((one["queue_count"], one["first"]) for one in found)
+
+    async with (
+        cluster(tmp_path) as namesrv,
+        member(namesrv, "b", range(2, 6)) as second,
+        member(namesrv, "a", range(3)) as first,
+    ):
+        await second.subscribe("T")
+        await until(lambda: len(second.assigned) == 4)
+        await first.subscribe("T")
+        await until(lambda: len(first.assigned) == len(second.assigned) == 3)
+        await until(lambda: len(told("several members want")) == 2)
+        await until(lambda: len(told("no member reads")) >= 2)
+        assert told("several members want") == [(1, "g1/2")] * 2
+        assert told("no member reads")[:2] == [(2, "g1/6")] * 2
+        ids = [queue.queue_id for one in (first, second) for queue in one.assigned]
+        assert ids == [0, 1, 2, 3, 4, 5]
+
+
+class Failing:
+    """Divides on the first calls only."""
+
+    label = "mine"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def divide(self, client_id: str, members: Any, queues: Any, held: Any) -> list[QueueRef]:
+        self.calls += 1
+        if self.calls > 1:
+            raise ZeroDivisionError
+        return list(queues)
+
+
+async def test_a_strategy_that_fails_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing()
+    options = {"allocation": failing, "rebalance_interval_ms": 20}
+    async with cluster(tmp_path) as namesrv, consumer(namesrv, ignore, **options) as one:
+        await one.subscribe("T")
+        await until(lambda: failing.calls > 5)
+        assert "the allocation failed" in caplog.text
+        await one.unsubscribe("T")
+        await until(lambda: not one.assigned)
 
 
 async def test_a_client_whose_name_another_one_takes_is_told_and_stops(

@@ -21,7 +21,6 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
-    push,
     queue_locks,
 )
 from cometmq.errors import QueueLocked, QueueNotFound
@@ -86,7 +85,7 @@ class Calls:
 async def test_members_come_and_go_and_each_queue_stays_in_order_without_doubles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "LOCK_RETRY_S", 0.02)
+    monkeypatch.setattr(group_share, "MISSED_S", 0.02)
     calls, count = Calls(), 200
     async with cluster(tmp_path) as (namesrv, _):
         await send(namesrv, count)

@@ -17,43 +17,47 @@ ORDERS, BILLS = QueueRef("orders", 1, "g1"), QueueRef("bills", 0, "g2")
 
 def opened(path: Path, group: str = "G") -> OffsetFile:
     file = OffsetFile(str(path), group)
-    file.load()
+    file.read()
     return file
 
 
-def test_offsets_are_there_again(tmp_path: Path) -> None:
+async def there(path: Path, queue: QueueRef) -> Position | None:
+    return (await opened(path).load([queue])).get(queue)
+
+
+async def test_offsets_are_there_again(tmp_path: Path) -> None:
     path = tmp_path / "new" / "offsets.json"
-    opened(path).store({ORDERS: Position(3, 7)})
-    opened(path).store({BILLS: Position(1, 2)})
-    again = opened(path)
-    assert (again.get(ORDERS), again.get(BILLS)) == (Position(3, 7), Position(1, 2))
+    await opened(path).store({ORDERS: Position(3, 7)})
+    await opened(path).store({BILLS: Position(1, 2)})
+    both = await opened(path).load([BILLS, ORDERS])
+    assert both == {ORDERS: Position(3, 7), BILLS: Position(1, 2)}
     with pytest.raises(ConfigInvalid, match="of group 'G', not of 'H'"):
         opened(path, "H")
 
 
-def test_each_cut_and_each_flipped_byte_is_noticed(
+async def test_each_cut_and_each_flipped_byte_is_noticed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "offsets.json"
-    opened(path).store({ORDERS: Position(3, 7)})
+    await opened(path).store({ORDERS: Position(3, 7)})
     good = path.read_bytes()
     damaged = [good[:length] for length in range(len(good) - 1)]
     damaged += [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good) - 1)]
     for data in damaged:
         caplog.clear()
         path.write_bytes(data)
-        assert opened(path).get(ORDERS) is None, data
+        assert await there(path, ORDERS) is None, data
         assert "offset file is damaged" in caplog.text
         assert path.with_name("offsets.json.damaged").read_bytes() == data
         assert not path.exists()
 
 
-def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(
+async def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "offsets.json"
     file = opened(path)
-    file.store({ORDERS: Position(3, 7)})
+    await file.store({ORDERS: Position(3, 7)})
 
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -61,9 +65,9 @@ def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(offset_file, "_replace", full)
         for offset in (8, 9):
-            file.store({ORDERS: Position(3, offset)})
+            await file.store({ORDERS: Position(3, offset)})
     errors = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert len(errors) == 1
-    assert opened(path).get(ORDERS) == Position(3, 7)
-    file.store({BILLS: Position(1, 1)})
-    assert opened(path).get(ORDERS) == Position(3, 9)
+    assert await there(path, ORDERS) == Position(3, 7)
+    await file.store({BILLS: Position(1, 1)})
+    assert await there(path, ORDERS) == Position(3, 9)

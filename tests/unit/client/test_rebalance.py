@@ -1,10 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.client.rebalance import Allocation, allocate, allocate_topics
+from cometmq.client import rebalance
+from cometmq.client.rebalance import (
+    Allocation,
+    ByConfig,
+    ByMachineRoom,
+    MachineRoomNearby,
+    Strategy,
+    allocate,
+    allocate_topics,
+)
+from cometmq.errors import CometError
 from cometmq.model import QueueRef
 
 NAMES = st.text("abc@1", min_size=1, max_size=4)
@@ -95,3 +107,90 @@ def test_sticky_moves_no_more_queues_than_it_has_to(
     for name in before & after:
         kept = set(held[name]) & set(now[name])
         assert len(kept) >= min(len(held[name]), share), "a member keeps what it has, up to a share"
+
+
+ROOMS = ("a", "b", "c")
+ROOM_NAMES = st.builds("{}@{}".format, st.sampled_from(ROOMS), st.integers(0, 3))
+ROOM_QUEUES = st.builds(QueueRef, st.just("T"), st.integers(0, 9), ROOM_NAMES)
+
+
+@given(
+    STRATEGIES,
+    st.sets(ROOM_NAMES, min_size=1, max_size=8),
+    st.sets(ROOM_QUEUES | QUEUES, max_size=40),
+)
+def test_nearby_members_read_their_own_room_and_share_those_without_members(
+    inner: Allocation, members: set[str], all_queues: set[QueueRef]
+) -> None:
+    nearby = MachineRoomNearby(inner)
+    shares = {name: allocate(nearby, name, members, all_queues) for name in members}
+    assert sorted(queue for share in shares.values() for queue in share) == sorted(all_queues)
+    inhabited = {name.split("@")[0] for name in members}
+    for name, share in shares.items():
+        for queue in share:
+            room, sign, _ = queue.broker_group.partition("@")
+            assert not sign or room not in inhabited or name.startswith(f"{room}@")
+
+
+@given(
+    st.sets(st.sampled_from(ROOMS)),
+    st.sets(NAMES, min_size=1, max_size=8),
+    st.sets(ROOM_QUEUES | QUEUES, max_size=40),
+)
+def test_by_machine_room_the_queues_of_these_rooms_are_read_once(
+    rooms: set[str], members: set[str], all_queues: set[QueueRef]
+) -> None:
+    strategy = ByMachineRoom(rooms)
+    shares = [allocate(strategy, name, members, all_queues) for name in sorted(members)]
+    inside = [q for q in all_queues if "@" in q.broker_group and q.broker_group[0] in rooms]
+    assert sorted(queue for share in shares for queue in share) == sorted(inside)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_by_config_a_member_reads_its_list_as_far_as_it_is_there() -> None:
+    mine = ByConfig([QueueRef("T", 9, "g"), QueueRef("T", 1, "g"), QueueRef("T", 1, "g")])
+    assert allocate(mine, "a", ["a", "b"], queues(8)) == [QueueRef("T", 1, "g")]
+    assert allocate(mine, "x", ["a", "b"], queues(8)) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ByConfig("T"),  # type: ignore[arg-type]
+        lambda: ByConfig([QueueRef("T", 0)]),
+        lambda: ByConfig([QueueRef("T", -1, "g")]),
+        lambda: ByMachineRoom("room"),
+        lambda: ByMachineRoom([1]),  # type: ignore[list-item]
+        lambda: MachineRoomNearby("average"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_strategy_that_makes_no_sense_is_refused(make: Callable[[], Strategy]) -> None:
+    with pytest.raises(CometError):
+        make()
+
+
+def test_labels_tell_strategies_apart_and_are_short() -> None:
+    rooms = [f"room-{n}" for n in range(40)]
+    strategies: list[Strategy] = [
+        *Allocation,
+        ByConfig([]),
+        ByMachineRoom(rooms),
+        ByMachineRoom(rooms[:-1]),
+        MachineRoomNearby(),
+        MachineRoomNearby(Allocation.CIRCLE),
+        MachineRoomNearby(ByMachineRoom(rooms)),
+    ]
+    labels = [strategy.label for strategy in strategies]
+    assert len(set(labels)) == len(labels)
+    assert max(map(len, labels)) <= 64
+
+
+def test_a_ring_is_made_once_for_all_topics_of_the_same_members() -> None:
+    rebalance._ring.cache_clear()
+    by_topic = {f"T{n}": queues(4, f"T{n}") for n in range(20)}
+    members = {topic: ["a", "b", "c"] for topic in by_topic}
+    shares = [
+        allocate_topics(Allocation.CONSISTENT_HASH, name, by_topic, members) for name in "abc"
+    ]
+    assert sum(map(len, shares)) == 80
+    assert rebalance._ring.cache_info().misses == 1
