@@ -21,6 +21,7 @@ from cometmq.client import (
     PushConsumerOptions,
     QueueRef,
     ReceivedMessage,
+    group_share,
     queue_locks,
 )
 from cometmq.errors import QueueLocked, QueueNotFound
