@@ -178,7 +178,7 @@ class Message:
             or self.flag
             or (self.delay_level and not _is_delay_level(self.delay_level))
             or self.sharding_key.__class__ is not str
-            or self.wait_store.__class__ is not bool
+            or self.wait_store is not True
             or self.queue is not None
             or self.body.__class__ is not bytes
             or self.topic.__class__ is not str
@@ -209,8 +209,9 @@ class Message:
             raise DelayLevelInvalid(
                 f"delay_level is 0 (none) to {DELAY_LEVEL_MAX}, not {self.delay_level!r}."
             )
-        if self.wait_store.__class__ is not bool:
-            raise InvalidRequest(f"wait_store is True or False, not {self.wait_store!r}.")
+        wait_store: object = self.wait_store
+        if not isinstance(wait_store, bool):
+            raise InvalidRequest(f"wait_store is True or False, not {wait_store!r}.")
         if self.queue is not None:
             check_queue(self.queue)
             if self.queue.topic != self.topic:
