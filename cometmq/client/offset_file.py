@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -46,14 +47,15 @@ class OffsetFile:
             return
         except OSError as error:
             raise ConfigInvalid(f"offset_file {self._path}: {error.strerror}") from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             aside = self._path.with_name(self._path.name + ".damaged")
             _log.error(
                 "offset file is damaged: the consumer begins where a new one would",
                 extra=fields(file=str(self._path), kept_as=str(aside), reason=str(error)),
             )
             self._positions = {}
-            os.replace(self._path, aside)
+            with suppress(OSError):  # the next one that is written replaces it
+                os.replace(self._path, aside)
             return
         if group != self._group:
             raise ConfigInvalid(
@@ -96,7 +98,7 @@ def _encode(group: str, positions: Mapping[QueueRef, Position]) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[str, dict[QueueRef, Position]]:
-    """Raises ValueError, TypeError, KeyError for what is no offset file."""
+    """Raises ValueError, TypeError, KeyError, RecursionError for what is no offset file."""
     whole = json.loads(data)
     if whole["version"] != VERSION:
         raise ValueError(f"its version is {whole['version']!r}, this program reads {VERSION}")

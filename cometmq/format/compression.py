@@ -90,5 +90,10 @@ def _lz4(stored: bytes, size_max: int) -> bytes:
 def _zstandard(stored: bytes, size_max: int) -> bytes:
     import zstandard
 
-    reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(stored))
-    return reader.read(size_max)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=PLAIN_BODY_BYTES_MAX)
+    reader = decompressor.stream_reader(io.BytesIO(stored))
+    plain = reader.read(size_max)
+    whole = zstandard.get_frame_parameters(stored).content_size
+    if whole != zstandard.CONTENTSIZE_UNKNOWN and len(plain) < min(whole, size_max):
+        raise EOFError("the body is cut off")
+    return plain

@@ -34,7 +34,7 @@ class QueueLocks:
         check_client_id(client_id)
         self._keeper.group(group)
         locks, now_s = self._keeper.state.locks, self._clock.monotonic_s()
-        refused: dict[QueueKey, CometError] = self._absent(keys)
+        refused: dict[QueueKey, CometError] = self.absent(keys)
         there = [key for key in keys if key not in refused]
         free, held = self._leases.renew(group, client_id, there, now_s)
         refused |= held
@@ -72,7 +72,7 @@ class QueueLocks:
         """The group was deleted."""
         self._leases.forget_group(group)
 
-    def _absent(self, keys: Iterable[QueueKey]) -> dict[QueueKey, CometError]:
+    def absent(self, keys: Iterable[QueueKey]) -> dict[QueueKey, CometError]:
         """Queues that nobody can read, and why."""
         absent: dict[QueueKey, CometError] = {}
         for key in keys:

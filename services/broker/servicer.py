@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import ReadServicer, check_items
+from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.send_order import SendOrder
 from cometmq.rpc.gate import Gate
@@ -303,10 +304,16 @@ class BrokerServicer(ReadServicer):
         self, request: broker_pb2.LockQueuesRequest, context: Context
     ) -> broker_pb2.LockQueuesResponse:
         check_items(request.queues)
+        check_client_id(request.client_id)
         self._coordinator.check_open()
-        await self._coordinator.ensure_group(request.group, address_of(context.peer()))
         keys = [(queue.topic, queue.queue_id) for queue in request.queues]
-        answers = await self._locks.lock(request.group, request.client_id, keys)
+        absent = self._locks.absent(keys)
+        answers: Sequence[int | CometError]
+        if not self._coordinator.is_there(request.group) and len(absent) == len(set(keys)):
+            answers = [absent[key] for key in keys]  # no group is made for nothing
+        else:
+            await self._coordinator.ensure_group(request.group, address_of(context.peer()))
+            answers = await self._locks.lock(request.group, request.client_id, keys)
         return broker_pb2.LockQueuesResponse(
             results=map(_lock_result, answers), lease_ms=round(LEASE_S * 1000)
         )

@@ -167,7 +167,34 @@ def _group(name: str) -> Callable[[BrokerClient], Awaitable[object]]:
     return lambda b: b.admin.DescribeGroup(pb.DescribeGroupRequest(group=name))
 
 
+def _join(**wanted: Any) -> Callable[[BrokerClient], Awaitable[object]]:
+    """A member that subscribes to T with this filter."""
+
+    async def join(b: BrokerClient) -> None:
+        subscription = pb.Subscription(topic="T", filter=common.Filter(**wanted))
+        stream = b.stub.JoinGroup()
+        await stream.write(
+            pb.JoinGroupRequest(group="joined", client_id="c", subscriptions=[subscription])
+        )
+        async for _ in stream:
+            stream.cancel()
+
+    return join
+
+
+def _lock(client_id: str, count: int = 1, group: str = "g") -> Any:
+    request = pb.LockQueuesRequest(group=group, client_id=client_id, queues=[_queue()] * count)
+    return lambda b: b.stub.LockQueues(request)
+
+
+def _unlock(client_id: str, count: int = 1, group: str = "g") -> Any:
+    request = pb.UnlockQueuesRequest(group=group, client_id=client_id, queues=[_queue()] * count)
+    return lambda b: b.stub.UnlockQueues(request)
+
+
 MANY_TAGS = common.Filter(tags=[str(n) for n in range(257)])
+TOO_MANY_TAGS = [f"tag-{n}" for n in range(10_000)]
+DEEP = "(" * 33 + "a = 1" + ")" * 33
 MANY_STEPS = " OR ".join(["a = 1"] * 52)
 CALLS: list[tuple[str, Callable[[BrokerClient], Awaitable[object]], str]] = [
     ("pull negative", _pull(position=common.Position(offset=-1)), "OFFSET_INVALID"),
@@ -180,6 +207,20 @@ CALLS: list[tuple[str, Callable[[BrokerClient], Awaitable[object]], str]] = [
     ("pull bad SQL", _pull(filter=common.Filter(sql="price >")), "FILTER_INVALID"),
     ("pull long SQL", _pull(filter=common.Filter(sql="a = 1".ljust(2_048))), "FILTER_INVALID"),
     ("pull deep SQL", _pull(filter=common.Filter(sql="(" * 2_047)), "FILTER_INVALID"),
+    ("pull 10,000 tags", _pull(filter=common.Filter(tags=TOO_MANY_TAGS)), "FILTER_INVALID"),
+    ("pull SQL of depth 33", _pull(filter=common.Filter(sql=DEEP)), "FILTER_INVALID"),
+    ("join 10,000 tags", _join(tags=TOO_MANY_TAGS), "FILTER_INVALID"),
+    ("join long SQL", _join(sql="a = 1".ljust(2_048)), "FILTER_INVALID"),
+    ("join SQL of depth 33", _join(sql=DEEP), "FILTER_INVALID"),
+    ("join many steps", _join(sql=MANY_STEPS), "FILTER_INVALID"),
+    ("lock without a name", _lock(""), "INVALID_REQUEST"),
+    ("lock with a long name", _lock("c" * 256), "INVALID_REQUEST"),
+    ("lock with a line end", _lock("c\n"), "INVALID_REQUEST"),
+    ("lock too many", _lock("c", 4097), "LIMIT_EXCEEDED"),
+    ("lock of a bad group", _lock("c", group="a b"), "GROUP_NAME_INVALID"),
+    ("unlock without a name", _unlock(""), "INVALID_REQUEST"),
+    ("unlock too many", _unlock("c", 4097), "LIMIT_EXCEEDED"),
+    ("unlock of a group that is not there", _unlock("c", group="nobody"), "GROUP_NOT_FOUND"),
     ("pull many steps", _pull(filter=common.Filter(sql=MANY_STEPS)), "FILTER_INVALID"),
     ("pull tags and SQL", _pull(filter=common.Filter(tags=["a"], sql="a = 1")), "FILTER_INVALID"),
     ("pull bad group", _pull(group="a b"), "GROUP_NAME_INVALID"),
@@ -239,6 +280,56 @@ async def test_topics_and_groups_have_limits(tmp_path: Path) -> None:
         assert (await refusal(broker.commit("h", ("A", 0, 0, 0)))).name() == "LIMIT_EXCEEDED"
         await broker.drop_topic("A")
         await broker.put_topic("C")
+
+
+async def test_locks_of_others_and_old_numbers_open_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"x", b"y")
+        await broker.read_queue("T", 0)
+        await broker.commit("g", ("T", 0, 0, 0))
+
+        async def lock(client_id: str) -> tuple[str, int]:
+            [one] = (await _lock(client_id)(broker)).results
+            return one.error.name, one.lock_number
+
+        async def commit(number: int) -> str:
+            position = common.Position(offset=1)
+            item = pb.OffsetCommit(queue=_queue(), position=position, lock_number=number)
+            request = pb.CommitOffsetsRequest(group="g", commits=[item])
+            return (await broker.stub.CommitOffsets(request)).results[0].error.name
+
+        async def pulls(number: int) -> bool:
+            position = common.Position()
+            pull = pb.PullRequest(group="g", queue=_queue(), position=position, lock_number=number)
+            try:
+                await broker.stub.Pull(pull)
+            except grpc.aio.AioRpcError as error:
+                return error_from(error).name() != "QUEUE_LOCKED"
+            return True
+
+        request = pb.LockQueuesRequest(group="new", client_id="c", queues=[_queue("T", 9)])
+        [one] = (await broker.stub.LockQueues(request)).results
+        assert one.error.name == "QUEUE_NOT_FOUND"
+        listed = await broker.admin.ListGroups(pb.ListGroupsRequest())
+        assert list(listed.groups) == ["g"], "no group is made for a queue that is not there"
+        assert await commit(7) == "QUEUE_LOCKED", "a number that was never given"
+        _, old = await lock("one")
+        assert (await lock("two"))[0] == "QUEUE_LOCKED"
+        await _unlock("two")(broker)
+        assert (await lock("two"))[0] == "QUEUE_LOCKED", "locks of others stay"
+        await _unlock("one")(broker)
+        _, new = await lock("two")
+        assert new > old
+        assert not await pulls(old)
+        assert not await pulls(1)
+        for number in (old, new + 1, 1, (1 << 64) - 1):
+            assert await commit(number) == "QUEUE_LOCKED", number
+        kept = await broker.committed("g", "T", 0)
+        assert kept is not None
+        assert kept.offset == 0
+        assert await pulls(new)
+        assert await commit(new) == ""
 
 
 # --- bytes that are no request ------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -13,6 +14,7 @@ from cometmq.errors import (
     DelayLevelInvalid,
     GroupNotFound,
     LimitExceeded,
+    MessageNotFound,
     NoPermission,
     OffsetInvalid,
     PositionFenced,
@@ -20,10 +22,12 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.member.read import records
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
+from services.broker import retries
 from tests.support.cluster.broker import BrokerClient, numbered, refusal, running_broker
 from tests.support.waiting import until, until_async
 
@@ -124,6 +128,40 @@ async def test_a_wrong_item_is_refused_alone(
         assert (first, last) == (3, 3)
         assert isinstance(refused, error | PositionFenced)
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 2
+
+
+async def test_a_message_that_is_gone_cannot_be_sent_back(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, mapped_file_size_commit_log=1 << 18) as broker:
+        await prepare(broker, b"x")
+        for _ in range(6):
+            await broker.send("T", 0, b"x" * 100_000)
+        await broker.read_queue("T", 0)
+        broker.store.cleaner.forget_before(1 << 18)
+        low = broker.store.queue_bounds("T", 0)[0]
+        assert low
+        gone, there = await send_back(broker, item(low - 1), item(low))
+        assert isinstance(gone, MessageNotFound)
+        assert there == 3
+        assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 1
+
+
+async def test_large_messages_are_read_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call with 1,024 messages of 4 MiB would be gibibytes in memory."""
+    sizes: list[int] = []
+
+    async def watched(store: Any, spans: Any) -> Any:
+        sizes.append(sum(size for _, size in spans))
+        return await records.read_each(store, spans)
+
+    monkeypatch.setattr(retries, "read_each", watched)
+    async with running_broker(tmp_path, mapped_file_size_commit_log=1 << 23) as broker:
+        await prepare(broker, *[b"x" * 600_000] * 5)
+        items = [item(offset) for offset in range(5)]
+        assert await send_back(broker, *items, item(99)) == [3] * 5 + [ANY]
+        assert len(sizes) == 5
+        assert max(sizes) < retries.SLICE_BYTES_MAX
 
 
 async def test_a_wrong_call_makes_nothing(tmp_path: Path) -> None:

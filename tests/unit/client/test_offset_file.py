@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,69 @@ async def test_each_cut_and_each_flipped_byte_is_noticed(
         assert "offset file is damaged" in caplog.text
         assert path.with_name("offsets.json.damaged").read_bytes() == data
         assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 100,
+        b"[" * 100_000,
+        b'{"version":1}',
+        b'{"version":2,"crc32":0,"body":{}}',
+        b'{"version":1,"crc32":' + b"9" * 10_000 + b',"body":{}}',
+        b"[1,2]",
+        b"\xff\xfe",
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+async def test_a_file_of_something_else_is_put_aside(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "offsets.json"
+    path.write_bytes(data)
+    file = opened(path)
+    assert not await file.load([ORDERS])
+    await file.store({ORDERS: Position(1, 2)})
+    assert await there(path, ORDERS) == Position(1, 2)
+    assert path.with_name("offsets.json.damaged").stat().st_size == len(data)
+
+
+async def test_a_file_too_large_to_be_one_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # takes no room
+    assert await there(path, ORDERS) is None
+    assert path.with_name("offsets.json.damaged").exists()
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="offset_file"):
+        opened(tmp_path)
+
+
+async def test_a_folder_that_takes_no_file_is_told_and_stops_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """/proc takes none, from no user."""
+    file = opened(Path("/proc/offsets.json"))
+    for offset in (1, 2):
+        await file.store({ORDERS: Position(1, offset)})
+        assert await file.load([ORDERS]) == {ORDERS: Position(1, offset)}
+    assert len([one for one in caplog.records if one.levelno == logging.ERROR]) == 1
+
+
+async def test_a_damaged_file_that_cannot_be_put_aside_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "offsets.json"
+    path.write_bytes(b"{")
+
+    def read_only(source: Path, target: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "replace", read_only)
+    assert await there(path, ORDERS) is None
+    assert "offset file is damaged" in caplog.text
+    assert path.exists()
 
 
 async def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(

@@ -5,6 +5,7 @@ import tracemalloc
 import zlib
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +59,19 @@ def test_a_body_that_inflates_is_refused_within_bounds(how: Compression) -> None
     finally:
         tracemalloc.stop()
     assert peak_bytes < 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize("how", Compression)
+def test_a_body_that_is_cut_is_not_taken_for_a_whole_one(how: Compression) -> None:
+    stored, sys_flag = compress(b"a long body " * 100_000, how)
+    with pytest.raises(BodyCompressionInvalid):
+        decompress(stored[: len(stored) // 2], sys_flag)
+
+
+def test_a_frame_that_asks_for_a_large_window_is_refused() -> None:
+    """A Zstandard frame of a few bytes may ask its reader for as much memory as it likes."""
+    params = zstandard.ZstdCompressionParameters(window_log=27)
+    writer = zstandard.ZstdCompressor(compression_params=params).compressobj()
+    stored = writer.compress(bytes(1_000)) + writer.flush()
+    with pytest.raises(BodyCompressionInvalid):
+        decompress(stored, SYS_FLAG_COMPRESSED | Compression.ZSTANDARD.value << 8)
