@@ -34,7 +34,8 @@ class CometError(Exception):
 
     ``segment`` names the segment of a batch that was refused (from 0), ``fence`` is the
     (generation, offset) at which the caller of a fenced position goes on, ``epoch`` the broker
-    group's epoch where the caller's is older.
+    group's epoch where the caller's is older, ``retry_after_ms`` when the same request may succeed,
+    if the sender knows.
     """
 
     code: ClassVar[int] = 0  # 0 marks the abstract classes
@@ -49,12 +50,14 @@ class CometError(Exception):
         segment: int | None = None,
         fence: tuple[int, int] | None = None,
         epoch: int | None = None,
+        retry_after_ms: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.segment = segment
         self.fence = fence
         self.epoch = epoch
+        self.retry_after_ms = retry_after_ms
 
     def __str__(self) -> str:
         if not self.advice or self.advice in self.message:  # of an error that it was made of
@@ -257,7 +260,8 @@ class DelayLevelInvalid(RequestError):
 
     code = 1020
     advice = (
-        "Choose a delay level from 1 (1 s) to 18 (2 h), or 0 for none: docs/client.md has them."
+        "Choose a delay level from 1 (1 s) to 18 (2 h), or of the broker's list "
+        "message_delay_level, or 0 for none: docs/client.md has them."
     )
 
 
@@ -511,12 +515,13 @@ class ClusterRunning(ConflictError):
 
 
 class FlowControl(BusyError):
-    """The broker holds as many unfinished bytes as it may."""
+    """The broker holds as many unfinished bytes as it may, or the client has used its quota up."""
 
     code = 4000
     status = "RESOURCE_EXHAUSTED"
     advice = (
-        "Too many bytes wait for their acknowledgement: send the same batch again after a back-off."
+        "Too many bytes wait for their acknowledgement, or a quota is used up: send the same "
+        "request again after a back-off, or after `retry_after_ms` where the answer has it."
     )
 
 

@@ -26,7 +26,7 @@ BROKER_GROUP_NAME = re.compile(
     rf"(?=.{{1,{BROKER_GROUP_NAME_LENGTH_MAX}}}\Z){NAME_CHARACTER}+(?:@{NAME_CHARACTER}+)?"
 )
 QUEUES_PER_TOPIC_MAX = 1024
-DELAY_LEVEL_MAX = 18
+DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and ours unless told, has 18
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
 DLQ_PREFIX = "%DLQ%"  # of the topic where the messages lie that a group gave up
 RETRY_PREFIX = "%RETRY%"  # of the topic where the messages of a group come again
@@ -124,7 +124,9 @@ class Message:
     properties: dict[str, str]
     flag: int
     queue: QueueRef | None  # None: the producer chooses
-    delay_level: int  # 1 (1 s) to 18 (2 h): consumers read it after that time; 0 = at once
+    # 1 (1 s) to 18 (2 h), unless the broker has another list: consumers read it after that time;
+    # 0 = at once
+    delay_level: int
     sharding_key: str  # messages of one key go to one queue, in order; empty = none
     wait_store: bool  # False: acknowledged when appended, whatever the topic asks for
 

@@ -340,19 +340,45 @@ async def group_list(connection: Connection, idle_hours: float) -> list[GroupVie
 
 
 @cluster_command(group_group, "delete")
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option(
+    "--idle-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Instead of NAME: all groups with neither a member nor a commit for so long.",
+)
+@click.option("--dead-letters", is_flag=True, help="Its dead letters too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @broker_groups_option
 async def group_delete(
-    connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
+    connection: Connection,
+    name: str | None,
+    idle_hours: float | None,
+    dead_letters: bool,
+    yes: bool,
+    broker_groups: tuple[str, ...],
 ) -> list[DeletedGroupView]:
-    """Delete group NAME and its committed offsets.
+    """Delete group NAME, its committed offsets and its retry topic.
 
-    Refused while the group has live members.
+    Refused while the group has live members. Its dead letters stay, unless there are none or
+    --dead-letters says so. Broker groups count a group idle since their writer's start at most.
+    mqadmin: deleteSubGroup.
     """
+    if (name is None) == (idle_hours is None):
+        raise click.UsageError("take one of NAME and --idle-hours")
+    names = [name] if name is not None else []
+    if idle_hours is not None:
+        idle_ms = max(1, round(idle_hours * 3_600_000))
+        names = [one.group for one in await ops.list_groups(connection, idle_ms=idle_ms)]
+        if not names:
+            return []
     if not yes:
-        click.confirm(f"Delete group {name} and its committed offsets?", abort=True, err=True)
-    return await ops.delete_group(connection, name, broker_groups=broker_groups)
+        also = ", their dead letters" if dead_letters else ""
+        text = f"Delete {', '.join(names)}: committed offsets{also} and retry topics?"
+        click.confirm(text, abort=True, err=True)
+    options: Any = {"broker_groups": broker_groups, "dead_letters": dead_letters}
+    if name is not None:
+        return await ops.delete_group(connection, name, **options)
+    return await ops.delete_idle_groups(connection, names, **options)
 
 
 @cluster_command(group_group, "progress")

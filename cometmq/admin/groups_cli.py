@@ -1,4 +1,4 @@
-"""``cometmq group create`` and ``info``: settings of consumer groups."""
+"""``cometmq group create``, ``update``, ``info``, ``members`` and ``status``."""
 
 from __future__ import annotations
 
@@ -7,23 +7,10 @@ import click
 from cometmq.admin import groups, ops
 from cometmq.admin.commandline import broker_groups_option, cluster_command
 from cometmq.admin.connection import Connection
-from cometmq.admin.views import GroupMemberView, GroupSettingsView
+from cometmq.admin.group_settings_cli import settings_options
+from cometmq.admin.groups import disagreement
+from cometmq.admin.views import GroupMemberView, GroupReportView, GroupSettingsView
 from cometmq.v1 import broker_pb2
-
-
-def disagreement(members: list[GroupMemberView]) -> str:
-    """What members of one group must have in common, and have not; empty: nothing."""
-    wrong = []
-    if len({one.message_model for one in members}) > 1:
-        wrong.append("the message model")
-    if len({one.allocation for one in members if one.allocation}) > 1:
-        wrong.append("the allocation (all use average)")
-    filters: dict[str, set[tuple[str, ...]]] = {}
-    for one in members:
-        for topic, wanted in one.subscriptions.items():
-            filters.setdefault(topic, set()).add(tuple(wanted))
-    wrong += [f"the filter of {topic}" for topic, some in sorted(filters.items()) if len(some) > 1]
-    return f"members do not agree on {', '.join(wrong)}" if wrong else ""
 
 
 def add_commands(group: click.Group) -> None:
@@ -31,41 +18,40 @@ def add_commands(group: click.Group) -> None:
 
     @cluster_command(group, "create")
     @click.argument("name")
-    @click.option("--consume/--no-consume", default=None, help="Whether members may read.")
-    @click.option("--broadcast/--no-broadcast", default=None, help="Whether members may broadcast.")
-    @click.option(
-        "--retry-times", type=click.IntRange(min=0), help="Tries before a message is a dead letter."
-    )
-    @click.option(
-        "--retry-queues",
-        type=click.IntRange(1, 1024),
-        help="Queues of the retry topic, when it is made.",
-    )
+    @settings_options
     @broker_groups_option
     async def group_create(
         connection: Connection,
         name: str,
-        consume: bool | None,
-        broadcast: bool | None,
-        retry_times: int | None,
-        retry_queues: int | None,
+        settings: broker_pb2.GroupSettings,
         broker_groups: tuple[str, ...],
     ) -> list[GroupSettingsView]:
-        """Create group NAME, or change its settings.
+        """Create group NAME; without settings it has RocketMQ's.
 
-        A setting that is not given stays as it is; of a new group it is RocketMQ's default.
+        A group is also made by its first member. mqadmin: updateSubGroup.
+        """
+        settings.group = name
+        return await groups.create_group(connection, settings, broker_groups)
+
+    @cluster_command(group, "update")
+    @click.argument("name")
+    @settings_options
+    @broker_groups_option
+    async def group_update(
+        connection: Connection,
+        name: str,
+        settings: broker_pb2.GroupSettings,
+        broker_groups: tuple[str, ...],
+    ) -> list[GroupSettingsView]:
+        """Change settings of group NAME; what is not given stays as it is.
 
         With --no-consume members keep their progress and get nothing more; --consume ends that.
-        mqadmin: updateSubGroup.
+        A step of --retry-policy waits for the nearest delay level that is not shorter. --orderly,
+        --consume-timeout-min and --mode are kept and shown; consumers have options of their own.
+        mqadmin: updateSubGroup, setConsumeMode.
         """
-        settings = broker_pb2.GroupSettings(
-            group=name,
-            consume_enable=consume,
-            consume_broadcast_enable=broadcast,
-            retry_times_max=retry_times,
-            retry_queue_count=retry_queues,
-        )
-        return await groups.put_group(connection, settings, broker_groups)
+        settings.group = name
+        return await groups.update_group(connection, settings, broker_groups)
 
     @cluster_command(group, "members", disagreement)
     @click.argument("name")
@@ -76,7 +62,7 @@ def add_commands(group: click.Group) -> None:
         """
         return await ops.group_members(connection, name)
 
-    @cluster_command(group, "info")
+    @cluster_command(group, "info", has_more=True)
     @click.argument("name")
     async def group_info(connection: Connection, name: str) -> list[GroupSettingsView]:
         """Show the settings of group NAME at each broker group.
@@ -84,3 +70,13 @@ def add_commands(group: click.Group) -> None:
         mqadmin: getConsumerConfig.
         """
         return await groups.group_settings(connection, name)
+
+    @cluster_command(group, "status", lambda found: found.disagreement)
+    @click.argument("name")
+    async def group_status(connection: Connection, name: str) -> GroupReportView:
+        """Show group NAME at a glance: members, agreement, lag by topic, settings.
+
+        Ends with exit code 3 when members do not agree. `group progress` has every queue.
+        mqadmin: consumerStatus, consumerProgress.
+        """
+        return await groups.group_report(connection, name)

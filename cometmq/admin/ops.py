@@ -7,7 +7,8 @@ all of them at once; when one refuses, its error is raised and what the others d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from cometmq.admin.connection import (
     CHANGE_DEADLINE_S,
@@ -307,15 +308,21 @@ def _group_view(name: str, answers: Mapping[str, broker_pb2.ListGroupsResponse])
         member_count=max(one.member_count for one in observed),
         queue_count=sum(one.queue_count for one in observed),
         idle_ms=min(one.idle_ms for one in observed),
+        retry_count=sum(one.retry_count for one in observed),
+        dead_letter_count=sum(one.dead_letter_count for one in observed),
     )
 
 
 async def delete_group(
-    connection: Connection, name: str, *, broker_groups: tuple[str, ...] = ()
+    connection: Connection,
+    name: str,
+    *,
+    broker_groups: tuple[str, ...] = (),
+    dead_letters: bool = False,
 ) -> list[DeletedGroupView]:
-    """Delete a consumer group and all that it committed, on all broker groups that know it or on
-    the named ones. GroupNotFound when none does; GroupInUse while it has members anywhere: then
-    nothing is deleted.
+    """Delete a consumer group, all that it committed and its retry topic, on all broker groups that
+    know it or on the named ones; its dead letters too if there are none, or ``dead_letters``.
+    GroupNotFound when none does; GroupInUse while it has members anywhere: then nothing is deleted.
     """
     writers = await connection.writers(broker_groups)
     listed = await each(
@@ -327,20 +334,44 @@ async def delete_group(
     known = _group_view(name, listed)
     if known.member_count:
         raise GroupInUse(f"group {name} has {known.member_count} live members")
-    request = broker_pb2.DeleteGroupRequest(group=name)
+    request = broker_pb2.DeleteGroupRequest(group=name, dead_letters=dead_letters)
 
-    async def delete(member: namesrv_pb2.Member) -> bool:
+    async def delete(member: namesrv_pb2.Member) -> broker_pb2.DeleteGroupResponse | None:
         method = connection.admin(member).DeleteGroup
         try:
-            await call(member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S)
+            return await call(
+                member.internal_address, method, request, deadline_s=CHANGE_DEADLINE_S
+            )
         except GroupNotFound:
-            return False
-        return True
+            return None
 
     deleted = await each(writers, delete)
-    if not any(deleted.values()):
+    if all(answer is None for answer in deleted.values()):
         raise GroupNotFound(f"no consumer group {name} on {', '.join(writers)}")
-    return [DeletedGroupView(name, group) for group, done in deleted.items() if done]
+    return [
+        DeletedGroupView(name, group, [*answer.topics])
+        for group, answer in deleted.items()
+        if answer is not None
+    ]
+
+
+async def delete_idle_groups(
+    connection: Connection,
+    names: Iterable[str],
+    *,
+    broker_groups: tuple[str, ...] = (),
+    dead_letters: bool = False,
+) -> list[DeletedGroupView]:
+    """Delete groups that were idle a moment ago; one that has members now, or is gone, stays as it
+    is.
+    """
+    done: list[DeletedGroupView] = []
+    for name in names:
+        with suppress(GroupInUse, GroupNotFound):
+            done += await delete_group(
+                connection, name, broker_groups=broker_groups, dead_letters=dead_letters
+            )
+    return done
 
 
 def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:

@@ -31,6 +31,7 @@ def show(result: Any, form: str) -> None:
     forms: dict[type, Callable[[Any], None]] = {
         views.LocalView: _show_local,
         views.GroupProgressView: _show_progress,
+        views.GroupReportView: _show_report,
         views.StoreView: _show_store,
         views.PlaceView: _show_place,
         views.VerifiedView: _show_verified,
@@ -135,6 +136,15 @@ def export_lines(view: views.LocalView) -> list[str]:
 def _show_progress(view: views.GroupProgressView) -> None:
     _print_table(view.members, empty="No member is alive.")
     _print_table(view.queues, empty="Nothing was committed, and no member subscribes.")
+    print(f"lag {view.lag_count:,}")
+
+
+def _show_report(view: views.GroupReportView) -> None:
+    _print_table(view.members, empty="No member is alive.")
+    print()
+    _print_table(view.topics, empty="Nothing was committed, and no member subscribes.")
+    print()
+    _print_table(view.settings)
     print(f"lag {view.lag_count:,}")
 
 
@@ -290,6 +300,14 @@ def _time(ms: int | None) -> str:
         return str(ms)
 
 
+def _quota(messages_per_s: int, bytes_per_s: int) -> str:
+    return f"{messages_per_s}/{bytes_per_s}" if messages_per_s or bytes_per_s else ""
+
+
+def _hours(time_ms: int) -> str:
+    return f"{time_ms / 3_600_000:g} h" if time_ms else ""
+
+
 def _subscriptions(member: views.GroupMemberView) -> list[str]:
     return [f"{topic} [{' || '.join(tags) or '*'}]" for topic, tags in member.subscriptions.items()]
 
@@ -305,7 +323,7 @@ _SETTINGS: tuple[Column, ...] = (
 )
 _STORED: tuple[Column, ...] = (
     *_SETTINGS,
-    ("reserve", lambda v: f"{v.reserve_time_ms / 3_600_000:g} h" if v.reserve_time_ms else ""),
+    ("reserve", lambda v: _hours(v.reserve_time_ms)),
 )
 _BOUNDS: tuple[Column, ...] = (
     ("min", lambda v: v.min_offset),
@@ -339,6 +357,16 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
 # Columns that a table has with --wide only.
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
     views.MemberView: ("cluster", "topics", "on disk", "version", "started"),
+    views.GroupSettingsView: (
+        "from min",
+        "notify",
+        "orderly",
+        "timeout min",
+        "mode",
+        "dead letters",
+        "reads from",
+        "attributes",
+    ),
 }
 # What a table shows of a view; JSON has every field.
 _COLUMNS: dict[type, tuple[Column, ...]] = {
@@ -437,6 +465,8 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("broker groups", lambda v: v.broker_groups),
         ("members", lambda v: v.member_count),
         ("queues", lambda v: v.queue_count),
+        ("retries", lambda v: v.retry_count),
+        ("dead letters", lambda v: v.dead_letter_count),
         ("idle h", lambda v: None if v.idle_ms is None else f"{v.idle_ms / 3_600_000:.1f}"),
     ),
     views.DeadLetterView: (
@@ -466,9 +496,27 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("broker group", lambda v: v.broker_group),
         ("consume", lambda v: v.consume_enable),
         ("broadcast", lambda v: v.consume_broadcast_enable),
+        ("from min", lambda v: v.consume_from_min_enable),
+        ("notify", lambda v: v.notify_members_enable),
+        ("orderly", lambda v: v.consume_orderly),
         ("retry times", lambda v: v.retry_times_max),
         ("retry queues", lambda v: v.retry_queue_count),
+        ("retry policy", lambda v: v.retry_policy),
+        ("timeout min", lambda v: v.consume_timeout_min),
+        ("mode", lambda v: v.mode),
+        ("read quota", lambda v: _quota(v.read_messages_per_s, v.read_bytes_per_s)),
+        ("dead letters", lambda v: _hours(v.dlq_reserve_time_ms)),
+        ("reads from", lambda v: f"{v.broker_id}, slow {v.broker_id_when_slow}"),
+        ("attributes", lambda v: v.attributes),
         ("new", lambda v: v.created),
+    ),
+    views.GroupTopicView: (
+        ("topic", lambda v: v.topic),
+        ("broker groups", lambda v: v.broker_groups),
+        ("queues", lambda v: v.queue_count),
+        ("not begun", lambda v: v.new_queue_count),
+        ("members", lambda v: v.member_count),
+        ("lag", lambda v: v.lag_count),
     ),
     views.QueueResetView: (
         ("broker group", lambda v: v.broker_group),
@@ -485,6 +533,7 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
     views.DeletedGroupView: (
         ("deleted group", lambda v: v.group),
         ("broker group", lambda v: v.broker_group),
+        ("deleted topics", lambda v: v.topics),
     ),
     views.GroupMemberView: (
         ("client", lambda v: v.client_id),

@@ -211,6 +211,8 @@ class GroupView:
     member_count: int | None = None  # live members, at the broker group that has most
     queue_count: int | None = None  # that it has committed for
     idle_ms: int | None = None  # without member and commit, since the writers' start at most
+    retry_count: int | None = None  # messages in its retry topic
+    dead_letter_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ class DeletedGroupView:
 
     group: str
     broker_group: str
+    topics: list[str]  # of the group, deleted with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +232,20 @@ class GroupSettingsView:
     broker_group: str
     consume_enable: bool
     consume_broadcast_enable: bool
+    consume_from_min_enable: bool
+    notify_members_enable: bool
+    consume_orderly: bool
     retry_times_max: int
     retry_queue_count: int
+    retry_policy: str  # as the option of `group update` takes it
+    consume_timeout_min: int
+    mode: str  # "pull" or "pop"
+    read_messages_per_s: int  # of each client; 0: no limit
+    read_bytes_per_s: int
+    dlq_reserve_time_ms: int  # 0: as all messages
+    broker_id: int
+    broker_id_when_slow: int
+    attributes: list[str]  # RocketMQ's, kept for it: name=value
     created: bool
 
 
@@ -269,6 +284,30 @@ class GroupProgressView:
     members: list[GroupMemberView]
     queues: list[QueueProgressView]
     lag_count: int  # sum over the queues with a committed offset
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTopicView:
+    """A consumer group in one topic."""
+
+    topic: str
+    broker_groups: list[str]
+    queue_count: int
+    new_queue_count: int  # of these, queues in which it has not committed
+    member_count: int  # live members that read the topic
+    lag_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReportView:
+    """A consumer group at a glance."""
+
+    group: str
+    members: list[GroupMemberView]
+    disagreement: str  # what members do not have in common and should; empty: nothing
+    topics: list[GroupTopicView]
+    settings: list[GroupSettingsView]
+    lag_count: int
 
 
 @dataclass(frozen=True, slots=True)

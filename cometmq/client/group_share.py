@@ -106,6 +106,12 @@ class GroupShare:
         """Whether it is a member, or about to be."""
         return self._loop is not None
 
+    def limit_tries(self, retry_times_max: int) -> None:
+        """Before the start: tell the brokers after how many tries a message is a dead letter; below
+        0 nothing.
+        """
+        self._membership.retry_times_max = retry_times_max
+
     def start(self, tasks: Tasks) -> None:
         """Become a member, and divide the queues again and again."""
         self._tasks = tasks

@@ -84,6 +84,7 @@ class Membership:
         self._calls = calls
         self._policy = policy
         self._on_change = on_change
+        self.retry_times_max = -1  # told to the brokers; below 0: nothing is
         self._is_replaced = False  # another client has taken this one's name
         self._subscriptions: dict[str, Filter] = {}
         self._joined: dict[str, _Joined] = {}
@@ -238,6 +239,7 @@ class Membership:
             instance_id=self.instance_id,
             allocation=self._allocation,
             held=_held_proto(self._held),
+            retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,
             is_broadcasting=self._is_broadcasting,
             subscriptions=[
                 broker_pb2.Subscription(

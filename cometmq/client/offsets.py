@@ -56,6 +56,7 @@ class BrokerCalls:
         self._sources = Sources(routes)
         # The newest reset of each queue that the client has gone on after.
         self._resets: dict[QueueRef, int] = {}
+        self._at_end: dict[str, bool] = {}  # by broker group
 
     async def pull(
         self, broker_group: str, request: broker_pb2.PullRequest, suggested: int | None = None
@@ -106,6 +107,10 @@ class BrokerCalls:
         """The group's committed position of each queue; None = it never committed there."""
         return await self._query(queues, {})
 
+    def begins_at_end(self, broker_group: str) -> bool:
+        """Whether the group may not begin at first messages there, as the last answer had it."""
+        return self._at_end.get(broker_group, False)
+
     async def _query(
         self, queues: Collection[QueueRef], numbers: dict[QueueRef, int]
     ) -> dict[QueueRef, Position | CometError | None]:
@@ -118,6 +123,7 @@ class BrokerCalls:
             stub = self.broker(broker_group)
             response = await ask(stub.QueryOffsets, request, self.timeout_s)
             found.update(zip(part, map(_result, response.results), strict=True))
+            self._at_end[broker_group] = response.begin_at_end
             pairs = zip(part, response.results, strict=True)
             numbers.update({queue: item.reset_number for queue, item in pairs if item.reset_number})
         return found

@@ -112,6 +112,7 @@ class PushConsumer:
             is_broadcasting=self._is_broadcasting,
             follows_resets=store is None,
         )
+        self._share.limit_tries(self._options.retry_times_max)
         self._open = False
 
     async def __aenter__(self) -> Self:

@@ -29,7 +29,7 @@ async def group_position(calls: BrokerCalls, queue: QueueRef, options: ConsumerO
     committed = _good((await calls.went_on([queue]))[queue])
     if committed is not None:
         return committed
-    if not _begins_at_first(queue, options):
+    if not _begins_at_first(calls, queue, options):
         beside = [one for one in calls.queues_beside(queue) if one != queue]
         known = await calls.committed(beside)
         if any(isinstance(one, Position) for one in known.values()):
@@ -56,14 +56,17 @@ async def _first_positions(
     return {
         queue: Position(
             one.generation,
-            one.min_offset if _begins_at_first(queue, options) else one.max_offset,
+            one.min_offset if _begins_at_first(calls, queue, options) else one.max_offset,
         )
         for queue, one in bounds.items()
     }
 
 
-def _begins_at_first(queue: QueueRef, options: ConsumerOptions) -> bool:
-    return options.consume_from is ConsumeFrom.FIRST or _is_retry(queue)
+def _begins_at_first(calls: BrokerCalls, queue: QueueRef, options: ConsumerOptions) -> bool:
+    if _is_retry(queue):
+        return True
+    is_allowed = not calls.begins_at_end(queue.broker_group)
+    return options.consume_from is ConsumeFrom.FIRST and is_allowed
 
 
 def _is_retry(queue: QueueRef) -> bool:

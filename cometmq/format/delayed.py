@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from cometmq.errors import DelayLevelInvalid
+from cometmq.errors import ConfigInvalid, DelayLevelInvalid
 from cometmq.format.properties import decode
 from cometmq.model import DELAY_LEVEL_MAX
 
@@ -20,9 +20,50 @@ SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY, REAL_TOPIC, REAL_QID = "DELAY", "REAL_TOPIC", "REAL_QID"
 PROPERTIES = frozenset(name.encode() for name in (DELAY, REAL_TOPIC, REAL_QID))
 
-# RocketMQ's delay levels, 1 to 18, in seconds.
-LEVELS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1_200, 1_800, 3_600, 7_200)
-assert len(LEVELS_S) == DELAY_LEVEL_MAX
+DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's
+DELAY_S_MAX = 40 * 86_400
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """The times of a list of levels as RocketMQ writes it, in seconds by level from 1. Raises
+    ConfigInvalid.
+    """
+    words = text.split()
+    if not 1 <= len(words) <= DELAY_LEVEL_MAX:
+        raise ConfigInvalid(
+            f"option message_delay_level: 1 to {DELAY_LEVEL_MAX} levels, not {len(words)}"
+        )
+    return tuple(map(_seconds, words))
+
+
+def _seconds(word: str) -> int:
+    number, unit = word[:-1], _UNIT_S.get(word[-1:], 0)
+    time_s = int(number) * unit if number.isascii() and number.isdigit() and len(number) < 8 else 0
+    if not 1 <= time_s <= DELAY_S_MAX:
+        raise ConfigInvalid(
+            f"option message_delay_level: {word[:20]!r} is no time from 1s to 40d, such as 30m"
+        )
+    return time_s
+
+
+class _Process:
+    """The list of this process: the store's rules need it wherever a record becomes a unit, and a
+    process is a member of one broker group.
+    """
+
+    levels_s = parse_levels(DEFAULT_LEVELS)
+
+
+def use_levels(levels_s: tuple[int, ...]) -> None:
+    """This process has these levels. Before it opens its store."""
+    assert 1 <= len(levels_s) <= DELAY_LEVEL_MAX
+    _Process.levels_s = levels_s
+
+
+def level_count() -> int:
+    """How many levels there are."""
+    return len(_Process.levels_s)
 
 
 NO_WAIT_PREFIX = b"WAIT\x01false\x02"  # RocketMQ's waitStoreMsgOK=false
@@ -30,13 +71,26 @@ NO_WAIT_PREFIX = b"WAIT\x01false\x02"  # RocketMQ's waitStoreMsgOK=false
 
 def check_level(level: int) -> None:
     """Raises ``DelayLevelInvalid`` unless there is such a level."""
-    if not 1 <= level <= DELAY_LEVEL_MAX:
-        raise DelayLevelInvalid(f"there is no delay level {level}, only 1 to {DELAY_LEVEL_MAX}")
+    if not 1 <= level <= level_count():
+        raise DelayLevelInvalid(f"there is no delay level {level}, only 1 to {level_count()}")
 
 
 def delay_ms(level: int) -> int:
     """How long a message of the level waits."""
-    return 1000 * LEVELS_S[level - 1]
+    return 1000 * _Process.levels_s[level - 1]
+
+
+def longest_delay_ms() -> int:
+    """No message waits longer."""
+    return 1000 * max(_Process.levels_s)
+
+
+def level_for(wanted_ms: int) -> int:
+    """The level with the shortest time that is not below; the one with the longest, if all are."""
+    longer = [(s, level) for level, s in enumerate(_Process.levels_s, 1) if 1000 * s >= wanted_ms]
+    if longer:
+        return min(longer)[1]
+    return _Process.levels_s.index(max(_Process.levels_s)) + 1
 
 
 def queue_id_of(level: int) -> int:
@@ -68,7 +122,7 @@ def level_named(properties: Mapping[str, str]) -> int:
     """The delay level that a record of the schedule topic names, by RocketMQ's rule: one above the
     last counts as the last. 0: it names none.
     """
-    return min(_number(properties.get(DELAY, "")) or 0, DELAY_LEVEL_MAX)
+    return min(_number(properties.get(DELAY, "")) or 0, level_count())
 
 
 def target_of(raw_properties: bytes) -> tuple[str, int] | None:

@@ -24,6 +24,7 @@ from cometmq import native, reexec
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid
 from cometmq.format.batch import BatchLimits
+from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
@@ -94,6 +95,7 @@ class MemberApp(ABC):
         clock: Clock | None = None,
     ) -> None:
         self._config = config
+        use_levels(config.delay_levels_s())
         self._ports = ports
         self._before = before
         self._stop = stop

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cometmq.config import MIB, ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
+from cometmq.format.delayed import DEFAULT_LEVELS, parse_levels
 from cometmq.member.lease_place import place_of
 from cometmq.messaging.topics import check_name
 from cometmq.model import (
@@ -207,6 +208,15 @@ class MemberConfig(ServiceConfig):
             unit="ms",
             minimum=1,
             rocketmq="syncFlushTimeout",
+        ),
+    )
+
+    message_delay_level: str = field(
+        default=DEFAULT_LEVELS,
+        metadata=about(
+            "Times of the delay levels from 1 on, at most 64; the same for all members. Add levels"
+            " at the end: messages that wait keep their level.",
+            rocketmq="messageDelayLevel",
         ),
     )
 
@@ -597,6 +607,7 @@ class MemberConfig(ServiceConfig):
         _check_name("cluster", self.cluster)
         if self.namesrv:
             parse_addresses(self.namesrv)
+        self.delay_levels_s()
         if self.mapped_file_size_consume_queue % 20:
             raise ConfigInvalid("option mapped_file_size_consume_queue: must be a multiple of 20")
         if self.transient_store_pool_enable and self.flush_disk_type is FlushDiskType.SYNC_FLUSH:
@@ -655,6 +666,10 @@ class MemberConfig(ServiceConfig):
             raise ConfigInvalid("option lease_poll_s must not be above lease_duration_s")
         if self.lease:
             place_of(self.lease)  # before a recovery, not after it
+
+    def delay_levels_s(self) -> tuple[int, ...]:
+        """The times of the delay levels from 1 on, in seconds."""
+        return parse_levels(self.message_delay_level)
 
     def peer_addresses(self) -> dict[int, str] | None:
         """Internal addresses of the group's other members, by id; None: they are not configured."""

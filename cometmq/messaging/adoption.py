@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from cometmq.errors import (
     GroupNameInvalid,
+    InvalidRequest,
     StoreDamaged,
     StoreForeignFile,
     TopicNameInvalid,
@@ -19,15 +20,27 @@ from cometmq.messaging.changes import (
     Change,
     DelaysReached,
     GroupDropped,
+    GroupPolicyPut,
     GroupPut,
     OffsetsCommitted,
     TopicDropped,
     TopicPut,
 )
+from cometmq.messaging.group_policy import (
+    DEFAULT,
+    EXPONENTIAL,
+    RETRY_STEP_MS_MAX,
+    CustomizedRetry,
+    ExponentialRetry,
+    RetryPolicy,
+    check_policy,
+    kept_attributes,
+)
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
 from cometmq.model import (
+    GROUP_NAME,
     PERMISSION_READ,
     PERMISSION_WRITE,
     QUEUES_PER_TOPIC_MAX,
@@ -49,6 +62,8 @@ class Tables:
 
     topics: Mapping[str, TopicConfig] | None = None
     groups: Mapping[str, GroupSettings] | None = None
+    # By group, what RocketMQ 5 has of our policies; 4.9 has nothing of it, and ours stays.
+    policies: Mapping[str, Table] | None = None
     offsets: Mapping[tuple[str, str, int], int] | None = None  # by group, topic, queue id
     delays: Mapping[int, int] | None = None  # offset in the queue of each delay level
     left_out: tuple[str, ...] = ()  # entries whose names are none for us
@@ -65,7 +80,7 @@ def read(files: Mapping[str, bytes]) -> Tables:
     """
     left_out: list[str] = []
     found: dict[str, Any] = {}
-    for name, (field, table_name, decode) in _FILES.items():
+    for name, field, table_name, decode in _FILES:
         if name in files:
             found[field] = _decoded(name, files[name], table_name, decode, left_out)
     return Tables(**found, left_out=tuple(left_out))
@@ -84,7 +99,7 @@ def _decoded(
         for key, value in entries.items():
             try:
                 found.update(decode(key, value))
-            except (TopicNameInvalid, GroupNameInvalid) as error:
+            except (TopicNameInvalid, GroupNameInvalid, InvalidRequest) as error:
                 left_out.append(f"{name}: {error.message}")
     except (StoreDamaged, ValueError) as error:
         why = error.message if isinstance(error, StoreDamaged) else error
@@ -137,6 +152,50 @@ def _group(name: str, value: Any) -> Iterator[tuple[str, GroupSettings]]:
     )
 
 
+def _policy(name: str, value: Any) -> Iterator[tuple[str, Table]]:
+    """What of a group's policy the file names. Raises InvalidRequest for a retry policy that cannot
+    be kept.
+    """
+    if not GROUP_NAME.fullmatch(name):
+        return  # told with its other settings
+    f = _table(value)
+    found: Table = {}
+    if f.get("consumeMessageOrderly") is not None:
+        found["is_orderly"] = _flag(f, "consumeMessageOrderly")
+    if f.get("consumeTimeoutMinute") is not None:
+        found["consume_timeout_min"] = _number(f, "consumeTimeoutMinute", 0)
+    if f.get("groupSysFlag") is not None:
+        found["system_flag"] = _number(f, "groupSysFlag", 0)
+    if f.get("attributes") is not None:
+        attributes = _table(f["attributes"])
+        found["attributes"] = kept_attributes({key: str(v) for key, v in attributes.items()})
+    if f.get("groupRetryPolicy") is not None:
+        found["retry"] = _retry(_table(f["groupRetryPolicy"]))
+    try:
+        check_policy(replace(DEFAULT, **found), RETRY_STEP_MS_MAX)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"of group {name}: {error.message}") from error
+    if found:
+        yield name, found
+
+
+def _retry(f: Table) -> RetryPolicy | None:
+    """RocketMQ keeps both forms, and uses the one that ``type`` names."""
+    if f.get("type") == "EXPONENTIAL":
+        exponential = _table(f.get("exponentialRetryPolicy") or {})
+        return ExponentialRetry(
+            _number(exponential, "initial", EXPONENTIAL.initial_ms),
+            _number(exponential, "multiplier", EXPONENTIAL.multiplier),
+            _number(exponential, "max", EXPONENTIAL.max_ms),
+        )
+    steps = _table(f.get("customizedRetryPolicy") or {}).get("next")
+    if not steps:
+        return None
+    if not isinstance(steps, list):
+        raise ValueError(f"{str(steps)[:60]!r} stands where retry steps should")
+    return CustomizedRetry(tuple(_number({"next": step}, "next", 0) for step in steps))
+
+
 def _queues(key: str, value: Any) -> Iterator[tuple[tuple[str, str, int], int]]:
     """``topic@group`` → queue id → offset."""
     topic, _, group = key.partition("@")
@@ -151,12 +210,13 @@ def _level(key: str, value: Any) -> Iterator[tuple[int, int]]:
     yield _digits(key), _number({key: value}, key, 0)
 
 
-_FILES: dict[str, tuple[str, str, Callable[[str, Any], Iterator[tuple[Any, Any]]]]] = {
-    rocketmq_tables.TOPICS: ("topics", "topicConfigTable", _topic),
-    rocketmq_tables.GROUPS: ("groups", "subscriptionGroupTable", _group),
-    rocketmq_tables.OFFSETS: ("offsets", "offsetTable", _queues),
-    rocketmq_tables.DELAYS: ("delays", "offsetTable", _level),
-}
+_FILES: tuple[tuple[str, str, str, Callable[[str, Any], Iterator[tuple[Any, Any]]]], ...] = (
+    (rocketmq_tables.TOPICS, "topics", "topicConfigTable", _topic),
+    (rocketmq_tables.GROUPS, "groups", "subscriptionGroupTable", _group),
+    (rocketmq_tables.GROUPS, "policies", "subscriptionGroupTable", _policy),
+    (rocketmq_tables.OFFSETS, "offsets", "offsetTable", _queues),
+    (rocketmq_tables.DELAYS, "delays", "offsetTable", _level),
+)
 
 
 def _table(value: Any) -> Table:
@@ -253,6 +313,11 @@ def _group_changes(state: BrokerState, tables: Tables) -> Iterator[Change]:
         yield from (GroupDropped(name) for name in sorted({c.group for c in state.offsets}))
     yield from (GroupDropped(name) for name in sorted(state.groups) if name not in found)
     yield from (GroupPut(settings) for settings in found.values())
+    for name in found:
+        before = state.groups[name].policy if name in state.groups else DEFAULT
+        policy = replace(before, **(tables.policies or {}).get(name, {}))
+        if (before, policy) != (DEFAULT, DEFAULT):
+            yield GroupPolicyPut(name, policy)
 
 
 def _offset_changes(state: BrokerState, tables: Tables, queues: Queues) -> Iterator[Change]:

@@ -18,10 +18,18 @@ from typing import Any
 from cometmq.errors import StateTooNew, StoreDamaged
 from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History, is_history
+from cometmq.messaging.group_policy import (
+    ConsumeMode,
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupPolicy,
+    RetryPolicy,
+)
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.quotas import NO_QUOTA, Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
@@ -102,9 +110,19 @@ class GenerationsCounted:
 
 @dataclass(frozen=True, slots=True)
 class GroupPut:
-    """A consumer group is created or its settings change."""
+    """A consumer group is created or its settings change. The policy stays as it is: it has a
+    change of its own.
+    """
 
     settings: GroupSettings
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicyPut:
+    """A group that is there gets another policy."""
+
+    group: str
+    policy: GroupPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +211,7 @@ Change = (
     | GenerationsRaised
     | GenerationsCounted
     | GroupPut
+    | GroupPolicyPut
     | GroupDropped
     | OffsetsCommitted
     | OffsetsReset
@@ -258,6 +277,52 @@ def _group(f: dict[str, Json]) -> GroupSettings:
         broker_id_when_slow=_int(f["s"]),
         notify_members_enable=_bool(f["y"]),
     )
+
+
+def _policy_fields(p: GroupPolicy) -> dict[str, Json]:
+    fields: dict[str, Json] = {"o": p.is_orderly, "t": p.consume_timeout_min, "m": p.mode.value}
+    match p.retry:
+        case CustomizedRetry(next_ms):
+            fields["rs"] = next_ms
+        case ExponentialRetry(initial_ms, multiplier, max_ms):
+            fields["re"] = [initial_ms, multiplier, max_ms]
+    if p.read_quota:
+        fields["q"] = _quota_fields(p.read_quota)
+    if p.dlq_reserve_ms:
+        fields["d"] = p.dlq_reserve_ms
+    if p.system_flag:
+        fields["f"] = p.system_flag
+    if p.attributes:
+        fields["a"] = dict(p.attributes)
+    return fields
+
+
+def _policy(f: dict[str, Json]) -> GroupPolicy:
+    retry: RetryPolicy | None = None
+    if "rs" in f:
+        retry = CustomizedRetry(tuple(map(_int, f["rs"])))
+    elif "re" in f:
+        initial_ms, multiplier, max_ms = map(_int, f["re"])
+        retry = ExponentialRetry(initial_ms, multiplier, max_ms)
+    return GroupPolicy(
+        is_orderly=_bool(f["o"]),
+        retry=retry,
+        consume_timeout_min=_int(f["t"]),
+        mode=ConsumeMode(_int(f["m"])),
+        read_quota=_quota(f["q"]) if "q" in f else NO_QUOTA,
+        dlq_reserve_ms=_int(f.get("d", 0)),
+        system_flag=_int(f.get("f", 0)),
+        attributes=tuple((name, _str(value)) for name, value in f.get("a", {}).items()),
+    )
+
+
+def _quota_fields(quota: Quota) -> list[int]:
+    return [quota.messages_per_s, quota.bytes_per_s]
+
+
+def _quota(value: list[Json]) -> Quota:
+    messages_per_s, bytes_per_s = map(_int, value)
+    return Quota(messages_per_s, bytes_per_s)
 
 
 def _commit_fields(commits: Iterable[CommittedOffset]) -> dict[str, dict[str, list[list[int]]]]:
@@ -407,6 +472,13 @@ _KINDS: dict[type[Change], _Kind] = {
     ),
     GroupPut: _Kind(
         "group", _GROUP_FIELDS, lambda c: _group_fields(c.settings), lambda f: GroupPut(_group(f))
+    ),
+    GroupPolicyPut: _Kind(
+        "group-policy",
+        frozenset("notm"),
+        lambda c: {"n": c.group, **_policy_fields(c.policy)},
+        lambda f: GroupPolicyPut(_str(f["n"]), _policy(f)),
+        optional=frozenset({"rs", "re", "q", "d", "f", "a"}),
     ),
     GroupDropped: _Kind(
         "group-drop", frozenset("n"), lambda c: {"n": c.group}, lambda f: GroupDropped(_str(f["n"]))

@@ -1,8 +1,8 @@
 """Delayed messages: which are due, and how far each level was delivered.
 
 A message of a delay level lies in the level's queue of the schedule topic until it is due, in the
-order of its due time; then the broker appends it to its own topic. RocketMQ's rules, with its
-18 levels (``cometmq/format/delayed.py``). Pure: clocks are parameters.
+order of its due time; then the broker appends it to its own topic. RocketMQ's rules and
+levels (``cometmq/format/delayed.py``). Pure: clocks are parameters.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from cometmq.format import delayed, queueunit
 from cometmq.model import DELAY_LEVEL_MAX
-
-LEVELS = range(1, DELAY_LEVEL_MAX + 1)
 
 
 class Now(NamedTuple):
@@ -61,17 +59,25 @@ class LevelProgress:
 
 
 class DelayProgress:
-    """All levels. ``written`` is what the state in the log knows."""
+    """All levels. ``written`` is what the state in the log knows. Levels that the list has no more
+    keep their place: it may get them back.
+    """
 
     def __init__(self, offsets: Mapping[int, int], end_of: Callable[[int], int]) -> None:
         """``end_of``: level → end of its queue. A progress beyond the end begins there: RocketMQ
         waits for ever then (#1472).
         """
+        level_count = delayed.level_count()
         self.levels = {
             level: LevelProgress(level, min(offsets.get(level, 0), end_of(level)))
-            for level in LEVELS
+            for level in range(1, level_count + 1)
         }
-        self.written = {level: offset for level, offset in offsets.items() if level in LEVELS}
+        self._gone = {
+            level: min(offset, end_of(level))
+            for level, offset in offsets.items()
+            if level_count < level <= DELAY_LEVEL_MAX
+        }
+        self.written = dict(offsets)
 
     def reached(self, queue_id: int, queue_offset: int) -> None:
         """The log has the delivered form of this message of a schedule queue."""
@@ -82,7 +88,8 @@ class DelayProgress:
     @property
     def offsets(self) -> dict[int, int]:
         """The levels that have delivered something."""
-        return {number: level.offset for number, level in self.levels.items() if level.offset}
+        now = {number: level.offset for number, level in self.levels.items() if level.offset}
+        return now | self._gone
 
     def __iter__(self) -> Iterator[tuple[int, LevelProgress]]:
         return iter(self.levels.items())

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cometmq.errors import GroupNameInvalid, InvalidRequest, LimitExceeded
-from cometmq.messaging import topics
+from cometmq.messaging import group_policy, topics
+from cometmq.messaging.group_policy import GroupPolicy
 from cometmq.model import GROUP_NAME, QUEUES_PER_TOPIC_MAX, Subscription
 
 GROUPS_MAX = 100_000
@@ -20,6 +21,7 @@ CLIENT_ID_LENGTH_MAX = 255
 DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
 RETRY_TIMES_MAX = 1_000_000
+MEMBER_ID_MAX = 1_000
 
 
 def check_name(name: str) -> None:
@@ -36,7 +38,9 @@ def check_client_id(client_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """A consumer group's settings: RocketMQ's subscriptionGroup.json in plain words."""
+    """A consumer group's settings: RocketMQ's subscriptionGroup.json in plain words. ``policy``:
+    what RocketMQ 4 did not have.
+    """
 
     name: str
     consume_enable: bool = True
@@ -47,15 +51,23 @@ class GroupSettings:
     broker_id: int = 0  # member that serves the group, 0 = the writer
     broker_id_when_slow: int = 1  # member that serves it when it lags far behind
     notify_members_enable: bool = True
+    policy: GroupPolicy = group_policy.DEFAULT
 
 
-def check_settings(settings: GroupSettings) -> None:
-    """Raises ``GroupNameInvalid``, ``InvalidRequest``."""
+def check_settings(settings: GroupSettings, longest_ms: int) -> None:
+    """Raises ``GroupNameInvalid``, ``InvalidRequest``. ``longest_ms``: no message waits longer."""
     check_name(settings.name)
+    group_policy.check_policy(settings.policy, longest_ms)
     if not 1 <= settings.retry_queue_count <= QUEUES_PER_TOPIC_MAX:
         raise InvalidRequest(
             f"retry_queue_count is 1 to {QUEUES_PER_TOPIC_MAX}, not {settings.retry_queue_count}"
         )
+    for name, number in (
+        ("broker_id", settings.broker_id),
+        ("broker_id_when_slow", settings.broker_id_when_slow),
+    ):
+        if not 0 <= number <= MEMBER_ID_MAX:
+            raise InvalidRequest(f"{name} is the number of a member, 0 to {MEMBER_ID_MAX}")
     if not 0 <= settings.retry_times_max <= RETRY_TIMES_MAX:
         raise InvalidRequest(
             f"retry_times_max is 0 to {RETRY_TIMES_MAX}, not {settings.retry_times_max}"
@@ -77,13 +89,14 @@ class MemberDetails:
 
     ``instance_id``: of the running consumer; another one under the same client id is another
     client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
-    to.
+    to. ``retry_times_max`` is for the broker; None: the member says nothing.
     """
 
     instance_id: str = ""
     allocation: str = ""
     held: tuple[HeldQueues, ...] = ()
     is_broadcasting: bool = False
+    retry_times_max: int | None = None
 
 
 NO_DETAILS = MemberDetails()
@@ -176,6 +189,12 @@ class MemberTable:
         """The group now; a group without members has version 0."""
         return self._views.get(group, Membership(0, ()))
 
+    def retry_times_max(self, group: str) -> int | None:
+        """What the member says that joined last of those that say something; None: none does."""
+        telling = (m for m in self.view(group).members if m.details.retry_times_max is not None)
+        last = max(telling, key=lambda member: member.stream, default=None)
+        return None if last is None else last.details.retry_times_max
+
     def groups(self) -> list[str]:
         """Names of the groups that have members, in order."""
         return sorted(self._groups)
@@ -219,6 +238,8 @@ def _check_details(details: MemberDetails) -> None:
             raise InvalidRequest(f"{name} is at most {DETAIL_LENGTH_MAX} printable characters")
     if sum(len(one.queue_ids) for one in details.held) > HELD_QUEUES_MAX:
         raise LimitExceeded(f"a member holds at most {HELD_QUEUES_MAX} queues")
+    if not 0 <= (details.retry_times_max or 0) <= RETRY_TIMES_MAX:
+        raise InvalidRequest(f"retry_times_max is 0 to {RETRY_TIMES_MAX}")
     for one in details.held:
         topics.check_name(one.topic)
         if not 0 < len(one.broker_group) <= CLIENT_ID_LENGTH_MAX:

@@ -1,7 +1,8 @@
 """Messages that a consumer group sends back: when they come again, and when they are dead letters.
 
 RocketMQ's rules: a message that was sent back for the n-th time waits in the schedule topic for
-level 2 + n (10 s to 2 h), then comes to the group in its topic ``%RETRY%group``. After the group's
+level 2 + n (10 s to 2 h), unless its group has steps of its own, then comes to the group in its
+topic ``%RETRY%group``. After the group's
 number of tries it goes to ``%DLQ%group``, at once. Pure.
 """
 
@@ -18,8 +19,9 @@ from cometmq.format.delayed import REAL_TOPIC
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
+from cometmq.messaging.group_policy import RetryPolicy
 from cometmq.messaging.groups import GroupSettings
-from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, TOPIC_NAME
+from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, TOPIC_NAME
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
@@ -57,23 +59,30 @@ def queue_id_of(settings: GroupSettings, source: Record) -> int:
     return source.queue_offset % queue_count_of(settings)
 
 
-def level_after(reconsume_times: int, delay_level: int, retry_times_max: int) -> int | None:
+def level_after(
+    reconsume_times: int,
+    delay_level: int,
+    retry_times_max: int,
+    policy: RetryPolicy | None = None,
+) -> int | None:
     """The delay level of a message that was sent back ``reconsume_times`` before; None: it is a
     dead letter.
 
     ``delay_level``: what the consumer asks for; 0 = as the number of tries says, :data:`DEAD`.
-    Raises DelayLevelInvalid.
+    ``policy``: its steps become the levels that are not shorter. Raises DelayLevelInvalid.
     """
     if delay_level == DEAD or reconsume_times >= retry_times_max:
         return None
     if delay_level:
-        if not 1 <= delay_level <= DELAY_LEVEL_MAX:
+        if not 1 <= delay_level <= delayed.level_count():
             raise DelayLevelInvalid(
-                f"a message is sent back for a level of 1 to {DELAY_LEVEL_MAX}, 0 (as its tries "
-                f"say) or {DEAD} (a dead letter), not {delay_level}"
+                f"a message is sent back for a level of 1 to {delayed.level_count()}, 0 (as its "
+                f"tries say) or {DEAD} (a dead letter), not {delay_level}"
             )
         return delay_level
-    return min(FIRST_LEVEL + reconsume_times, DELAY_LEVEL_MAX)
+    if policy is not None:
+        return delayed.level_for(policy.delay_ms(reconsume_times))
+    return min(FIRST_LEVEL + reconsume_times, delayed.level_count())
 
 
 def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:

@@ -16,6 +16,8 @@ from typing import Any
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import fastjson
+from cometmq.messaging import group_policy
+from cometmq.messaging.group_policy import CustomizedRetry, ExponentialRetry, GroupPolicy
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
@@ -94,6 +96,7 @@ def _topic(config: TopicConfig) -> dict[str, Any]:
 
 def _group(settings: GroupSettings) -> dict[str, Any]:
     return {
+        **_policy(settings.policy),
         "brokerId": settings.broker_id,
         "consumeBroadcastEnable": settings.consume_broadcast_enable,
         "consumeEnable": settings.consume_enable,
@@ -103,6 +106,30 @@ def _group(settings: GroupSettings) -> dict[str, Any]:
         "retryMaxTimes": settings.retry_times_max,
         "retryQueueNums": settings.retry_queue_count,
         "whichBrokerWhenConsumeSlowly": settings.broker_id_when_slow,
+    }
+
+
+def _policy(policy: GroupPolicy) -> dict[str, Any]:
+    """RocketMQ 5's fields, of a group for which they say something."""
+    if policy == group_policy.DEFAULT:
+        return {}
+    retry: dict[str, Any] = {"type": "CUSTOMIZED"}
+    match policy.retry:
+        case CustomizedRetry(next_ms):
+            retry["customizedRetryPolicy"] = {"next": list(next_ms)}
+        case ExponentialRetry(initial_ms, multiplier, max_ms):
+            retry["type"] = "EXPONENTIAL"
+            retry["exponentialRetryPolicy"] = {
+                "initial": initial_ms,
+                "max": max_ms,
+                "multiplier": multiplier,
+            }
+    return {
+        "attributes": dict(policy.attributes),
+        "consumeMessageOrderly": policy.is_orderly,
+        "consumeTimeoutMinute": policy.consume_timeout_min,
+        "groupRetryPolicy": retry,
+        "groupSysFlag": policy.system_flag,
     }
 
 

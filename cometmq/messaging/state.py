@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from cometmq.errors import GroupNotFound, LimitExceeded, NoPermission, StateTooNew, StoreDamaged
-from cometmq.messaging import groups, topics
+from cometmq.messaging import group_policy, groups, topics
 from cometmq.messaging.changes import (
     AttemptsStored,
     Change,
@@ -27,6 +27,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupPolicyPut,
     GroupPut,
     MessagesResent,
     OffsetsCommitted,
@@ -79,6 +80,7 @@ RESENT_BYTES = 200
 LOCK_BYTES = 300
 ATTEMPT_BYTES = 60
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
+POLICY_BYTES = 1_200  # with as many retry steps as there may be
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
 
@@ -146,7 +148,14 @@ class BrokerState:
             raise LimitExceeded(
                 f"this broker group holds its {self.groups_max} consumer groups (groups_max)"
             )
-        return GroupPut(settings)
+        return GroupPut(replace(settings, policy=group_policy.DEFAULT))
+
+    def plan_policy(self, settings: GroupSettings) -> list[GroupPolicyPut]:
+        """What has to follow :meth:`plan_group` when the group is to have another policy."""
+        before = self.groups.get(settings.name)
+        if settings.policy == (before.policy if before else group_policy.DEFAULT):
+            return []
+        return [GroupPolicyPut(settings.name, settings.policy)]
 
     def plan_group_drop(self, name: str) -> GroupDropped:
         """The change that deletes a group and all that it committed.
@@ -232,7 +241,7 @@ class BrokerState:
                 self.generations.raise_all(generation, starts)
             case GenerationsCounted(last):
                 self.generations.count_from(last)
-            case GroupPut() | GroupDropped():
+            case GroupPut() | GroupPolicyPut() | GroupDropped():
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
@@ -293,15 +302,25 @@ class BrokerState:
         self.topics.put(config)
         self.generations.put(config.name, histories)
 
-    def _change_group(self, change: GroupPut | GroupDropped) -> None:
-        if isinstance(change, GroupPut):
-            self.groups[change.settings.name] = change.settings
-        else:
-            self.groups.pop(change.group, None)
-            self.offsets.forget_group(change.group)
-            self.locks.forget_group(change.group)
-            self.resets.forget_group(change.group)
-            self.resent.forget_group(change.group)
+    def _change_group(self, change: GroupPut | GroupPolicyPut | GroupDropped) -> None:
+        match change:
+            case GroupPut(settings):
+                before = self.groups.get(settings.name)
+                policy = before.policy if before else group_policy.DEFAULT
+                self.groups[settings.name] = replace(settings, policy=policy)
+            case GroupPolicyPut(group, policy):
+                known = self.groups.get(group)
+                if known is None:
+                    raise StoreDamaged(
+                        f"a policy is given to the consumer group {group}, which is not there"
+                    )
+                self.groups[group] = replace(known, policy=policy)
+            case GroupDropped(group):
+                self.groups.pop(group, None)
+                self.offsets.forget_group(group)
+                self.locks.forget_group(group)
+                self.resets.forget_group(group)
+                self.resent.forget_group(group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -333,7 +352,10 @@ class BrokerState:
             if next_offset_of is not None:
                 yield from self._counted(config.name, next_offset_of)
         for name in sorted(self.groups):
-            yield GroupPut(self.groups[name])
+            settings = self.groups[name]
+            yield GroupPut(replace(settings, policy=group_policy.DEFAULT))
+            if settings.policy != group_policy.DEFAULT:
+                yield GroupPolicyPut(name, settings.policy)
         yield from self._committed()
         if self.delays:
             yield DelaysReached(self.delays)
@@ -384,6 +406,7 @@ class BrokerState:
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
+        entries += sum(_policy_bytes(settings) for settings in self.groups.values())
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
         entries += ATTEMPT_BYTES * len(self.attempts)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
@@ -415,6 +438,14 @@ def attempt_changes(attempts: Iterable[Attempt]) -> Iterator[AttemptsStored]:
     left = iter(attempts)
     while some := tuple(islice(left, ATTEMPTS_PER_CHANGE)):
         yield AttemptsStored(some)
+
+
+def _policy_bytes(settings: GroupSettings) -> int:
+    policy = settings.policy
+    if policy == group_policy.DEFAULT:
+        return 0
+    attributes = 4 * sum(len(name) + len(value) + 6 for name, value in policy.attributes)
+    return POLICY_BYTES + attributes
 
 
 def _queue_count(config: TopicConfig) -> int:

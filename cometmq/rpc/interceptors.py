@@ -53,6 +53,8 @@ def to_proto(error: CometError) -> common_pb2.Error:
         proto.fence.generation, proto.fence.offset = error.fence
     if error.epoch is not None:
         proto.epoch = error.epoch
+    if error.retry_after_ms is not None:
+        proto.retry_after_ms = error.retry_after_ms
     return proto
 
 

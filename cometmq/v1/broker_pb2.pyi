@@ -181,6 +181,58 @@ TIME_BOUNDARY_UPPER: TimeBoundary.ValueType  # 2
 """The last that was not stored after; the first of the queue when there is none."""
 Global___TimeBoundary: _TypeAlias = TimeBoundary  # noqa: Y015
 
+class _RetryPolicyKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RetryPolicyKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RetryPolicyKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RETRY_POLICY_KIND_UNSPECIFIED: _RetryPolicyKind.ValueType  # 0
+    """As it was."""
+    RETRY_POLICY_KIND_DELAY_LEVELS: _RetryPolicyKind.ValueType  # 1
+    """RocketMQ's delay levels, from 10 s to 2 h."""
+    RETRY_POLICY_KIND_CUSTOMIZED: _RetryPolicyKind.ValueType  # 2
+    """Steps of the group's own."""
+    RETRY_POLICY_KIND_EXPONENTIAL: _RetryPolicyKind.ValueType  # 3
+    """Each step a multiple of the one before."""
+
+class RetryPolicyKind(_RetryPolicyKind, metaclass=_RetryPolicyKindEnumTypeWrapper):
+    """How a group's retry policy counts."""
+
+RETRY_POLICY_KIND_UNSPECIFIED: RetryPolicyKind.ValueType  # 0
+"""As it was."""
+RETRY_POLICY_KIND_DELAY_LEVELS: RetryPolicyKind.ValueType  # 1
+"""RocketMQ's delay levels, from 10 s to 2 h."""
+RETRY_POLICY_KIND_CUSTOMIZED: RetryPolicyKind.ValueType  # 2
+"""Steps of the group's own."""
+RETRY_POLICY_KIND_EXPONENTIAL: RetryPolicyKind.ValueType  # 3
+"""Each step a multiple of the one before."""
+Global___RetryPolicyKind: _TypeAlias = RetryPolicyKind  # noqa: Y015
+
+class _ConsumeMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConsumeModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConsumeMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONSUME_MODE_UNSPECIFIED: _ConsumeMode.ValueType  # 0
+    """As it was."""
+    CONSUME_MODE_PULL: _ConsumeMode.ValueType  # 1
+    """They divide the queues, and pull."""
+    CONSUME_MODE_POP: _ConsumeMode.ValueType  # 2
+    """Kept and shown; it takes effect with a later release."""
+
+class ConsumeMode(_ConsumeMode, metaclass=_ConsumeModeEnumTypeWrapper):
+    """How members of a group get messages."""
+
+CONSUME_MODE_UNSPECIFIED: ConsumeMode.ValueType  # 0
+"""As it was."""
+CONSUME_MODE_PULL: ConsumeMode.ValueType  # 1
+"""They divide the queues, and pull."""
+CONSUME_MODE_POP: ConsumeMode.ValueType  # 2
+"""Kept and shown; it takes effect with a later release."""
+Global___ConsumeMode: _TypeAlias = ConsumeMode  # noqa: Y015
+
 @_typing.final
 class ResetOffsetsRequest(_message.Message):
     """See BrokerAdminService.ResetOffsets."""
@@ -361,7 +413,7 @@ class Segment(_message.Message):
     kind: Global___SegmentKind.ValueType
     """What becomes of the messages."""
     delay_level: _builtins.int
-    """1 (1 s) to 18 (2 h), for SEGMENT_KIND_DELAY_LEVEL; else 0."""
+    """1 (1 s) to 18 (2 h), or as the broker's list has it, for SEGMENT_KIND_DELAY_LEVEL; else 0."""
     no_wait_store: _builtins.bool
     """Acknowledged as soon as they are appended, whatever their topic asks for; they are shown to consumers no sooner than others. The
     records have the stored form of docs/format/batch.md. RocketMQ's waitStoreMsgOK=false.
@@ -633,7 +685,7 @@ class OutgoingMessage(_message.Message):
     born_time_ms: _builtins.int
     """When the producer made the message, not before 1970; 0 = when the broker gets it."""
     delay_level: _builtins.int
-    """RocketMQ's delay level, 1 (1 s) to 18 (2 h): consumers read the message after that time. 0 = at once."""
+    """RocketMQ's delay level, 1 (1 s) to 18 (2 h) unless the broker has another list: consumers read the message after that time. 0 = at once."""
     no_wait_store: _builtins.bool
     """Acknowledged as soon as it is appended, whatever its topic asks for; the call waits for its other messages."""
     @_builtins.property
@@ -1023,6 +1075,7 @@ class JoinGroupRequest(_message.Message):
     ALLOCATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
+    RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
     client_id: _builtins.str
@@ -1036,6 +1089,10 @@ class JoinGroupRequest(_message.Message):
     is_broadcasting: _builtins.bool
     """It reads all queues: the queues are divided among the other members. Refused (NO_PERMISSION) where the
     group's settings forbid it.
+    """
+    retry_times_max: _builtins.int
+    """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
+    last and says something counts for all; absent = it says nothing.
     """
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
@@ -1057,12 +1114,15 @@ class JoinGroupRequest(_message.Message):
         allocation: _builtins.str = ...,
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
         is_broadcasting: _builtins.bool = ...,
+        retry_times_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "retry_times_max", b"retry_times_max", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
+    _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_times_max) -> _WhichOneofReturnType__retry_times_max | None: ...
 
 Global___JoinGroupRequest: _TypeAlias = JoinGroupRequest  # noqa: Y015
 
@@ -1329,11 +1389,12 @@ class SendBackItem(_message.Message):
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     delay_level: _builtins.int
-    """When it comes again: RocketMQ's delay level, 1 (1 s) to 18 (2 h). 0 = by the number of its tries, from 10 s to 2 h;
+    """When it comes again: RocketMQ's delay level, 1 (1 s) to 18 (2 h), or of the broker's list. 0 = by the number of its tries and the
+    group's retry policy, from 10 s to 2 h unless that says otherwise;
     -1 = never, it is a dead letter at once.
     """
     retry_times_max: _builtins.int
-    """So many tries, instead of the group's setting."""
+    """So many tries, instead of the group's setting. What members of the group have said in JoinGroup comes first."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue that it was read from: of a topic, or of the group's own retry topic."""
@@ -1612,6 +1673,9 @@ class QueryOffsetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: _builtins.int
+    BEGIN_AT_END_FIELD_NUMBER: _builtins.int
+    begin_at_end: _builtins.bool
+    """The group's settings forbid that it begins at the first message of a queue: begin at the end."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetResult]:
         """One for each queue, in their order. Without error and position: the group never committed there."""
@@ -1620,10 +1684,11 @@ class QueryOffsetsResponse(_message.Message):
         self,
         *,
         results: _abc.Iterable[Global___OffsetResult] | None = ...,
+        begin_at_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_at_end", b"begin_at_end", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2240,6 +2305,8 @@ class GroupSummary(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     MEMBER_COUNT_FIELD_NUMBER: _builtins.int
     QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    RETRY_COUNT_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_COUNT_FIELD_NUMBER: _builtins.int
     IDLE_MS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name."""
@@ -2247,6 +2314,10 @@ class GroupSummary(_message.Message):
     """Live members."""
     queue_count: _builtins.int
     """Queues that it has committed for."""
+    retry_count: _builtins.int
+    """Messages in its retry topic, consumed or not."""
+    dead_letter_count: _builtins.int
+    """Its dead letters."""
     idle_ms: _builtins.int
     """For how long it has had no member and no commit, as far as this writer knows: since its start at most. 0 while it has
     members.
@@ -2257,15 +2328,85 @@ class GroupSummary(_message.Message):
         group: _builtins.str = ...,
         member_count: _builtins.int = ...,
         queue_count: _builtins.int = ...,
+        retry_count: _builtins.int = ...,
+        dead_letter_count: _builtins.int = ...,
         idle_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "idle_ms", b"idle_ms", "member_count", b"member_count", "queue_count", b"queue_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letter_count", b"dead_letter_count", "group", b"group", "idle_ms", b"idle_ms", "member_count", b"member_count", "queue_count", b"queue_count", "retry_count", b"retry_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupSummary: _TypeAlias = GroupSummary  # noqa: Y015
+
+@_typing.final
+class Quota(_message.Message):
+    """How much a client may send or read. It may use the quota of a second at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_PER_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    messages_per_s: _builtins.int
+    """Messages a second, 0 to 2^40; 0 = no limit."""
+    bytes_per_s: _builtins.int
+    """Bytes of stored records a second, 0 to 2^40; 0 = no limit."""
+    def __init__(
+        self,
+        *,
+        messages_per_s: _builtins.int = ...,
+        bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "messages_per_s", b"messages_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quota: _TypeAlias = Quota  # noqa: Y015
+
+@_typing.final
+class RetryPolicy(_message.Message):
+    """How long a message waits that was sent back. A step takes the delay level with the shortest time that is not below it; one
+    that is above all takes the longest.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STEPS_MS_FIELD_NUMBER: _builtins.int
+    INITIAL_MS_FIELD_NUMBER: _builtins.int
+    MULTIPLIER_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    kind: Global___RetryPolicyKind.ValueType
+    """Which of the fields below count."""
+    initial_ms: _builtins.int
+    """Exponential: the first step in ms; 0 = RocketMQ's 5,000."""
+    multiplier: _builtins.int
+    """Exponential: 1 to 1,000; 0 = RocketMQ's 2."""
+    max_ms: _builtins.int
+    """Exponential: the longest step in ms, at most 40 days; 0 = RocketMQ's 2 h."""
+    @_builtins.property
+    def steps_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Customized: 1 to 62 steps in ms, 1 to the time of the longest delay level; later retries take the last one."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___RetryPolicyKind.ValueType = ...,
+        steps_ms: _abc.Iterable[_builtins.int] | None = ...,
+        initial_ms: _builtins.int = ...,
+        multiplier: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_ms", b"initial_ms", "kind", b"kind", "max_ms", b"max_ms", "multiplier", b"multiplier", "steps_ms", b"steps_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
 
 @_typing.final
 class GroupSettings(_message.Message):
@@ -2273,11 +2414,42 @@ class GroupSettings(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GROUP_FIELD_NUMBER: _builtins.int
     CONSUME_ENABLE_FIELD_NUMBER: _builtins.int
     CONSUME_BROADCAST_ENABLE_FIELD_NUMBER: _builtins.int
     RETRY_QUEUE_COUNT_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
+    CONSUME_FROM_MIN_ENABLE_FIELD_NUMBER: _builtins.int
+    NOTIFY_MEMBERS_ENABLE_FIELD_NUMBER: _builtins.int
+    CONSUME_ORDERLY_FIELD_NUMBER: _builtins.int
+    RETRY_POLICY_FIELD_NUMBER: _builtins.int
+    CONSUME_TIMEOUT_MIN_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    READ_QUOTA_FIELD_NUMBER: _builtins.int
+    DLQ_RESERVE_TIME_MS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_WHEN_SLOW_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name."""
     consume_enable: _builtins.bool
@@ -2285,9 +2457,39 @@ class GroupSettings(_message.Message):
     consume_broadcast_enable: _builtins.bool
     """Whether broadcasting members may join."""
     retry_queue_count: _builtins.int
-    """Queues of the retry topic when it is made, 1 to 1,024."""
+    """Queues of the retry topic, 1 to 1,024. With fewer than before the others take no more messages, and are read to their end."""
     retry_times_max: _builtins.int
     """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000; where a consumer says nothing else."""
+    consume_from_min_enable: _builtins.bool
+    """Whether new members may begin at the first messages of queues; where not, they begin at the end instead."""
+    notify_members_enable: _builtins.bool
+    """Whether members learn at once of each other's coming and going; where not, within 3 s."""
+    consume_orderly: _builtins.bool
+    """Whether the group consumes in order. Kept and shown: each consumer has an option of its own."""
+    consume_timeout_min: _builtins.int
+    """Minutes until a message that is being consumed counts as failed, 1 to 10,080. Kept and shown: each consumer has an option of
+    its own.
+    """
+    mode: Global___ConsumeMode.ValueType
+    """How members get messages."""
+    dlq_reserve_time_ms: _builtins.int
+    """Milliseconds after which dead letters are not shown any more, at most as long as the log is kept; 0 = as all messages."""
+    broker_id: _builtins.int
+    """Member that the group reads from, 0 = the writer. Followers are suggested only where the broker's options say so."""
+    broker_id_when_slow: _builtins.int
+    """Member that the group reads from while it is far behind."""
+    @_builtins.property
+    def retry_policy(self) -> Global___RetryPolicy:
+        """How long a message waits that was sent back."""
+
+    @_builtins.property
+    def read_quota(self) -> Global___Quota:
+        """What each client may read."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """RocketMQ's attributes, kept for the way back to it; in answers only."""
+
     def __init__(
         self,
         *,
@@ -2296,23 +2498,62 @@ class GroupSettings(_message.Message):
         consume_broadcast_enable: _builtins.bool | None = ...,
         retry_queue_count: _builtins.int | None = ...,
         retry_times_max: _builtins.int | None = ...,
+        consume_from_min_enable: _builtins.bool | None = ...,
+        notify_members_enable: _builtins.bool | None = ...,
+        consume_orderly: _builtins.bool | None = ...,
+        retry_policy: Global___RetryPolicy | None = ...,
+        consume_timeout_min: _builtins.int | None = ...,
+        mode: Global___ConsumeMode.ValueType = ...,
+        read_quota: Global___Quota | None = ...,
+        dlq_reserve_time_ms: _builtins.int | None = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        broker_id: _builtins.int | None = ...,
+        broker_id_when_slow: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id", "_broker_id_when_slow", b"_broker_id_when_slow", "_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_consume_from_min_enable", b"_consume_from_min_enable", "_consume_orderly", b"_consume_orderly", "_consume_timeout_min", b"_consume_timeout_min", "_dlq_reserve_time_ms", b"_dlq_reserve_time_ms", "_notify_members_enable", b"_notify_members_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "broker_id", b"broker_id", "broker_id_when_slow", b"broker_id_when_slow", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "consume_from_min_enable", b"consume_from_min_enable", "consume_orderly", b"consume_orderly", "consume_timeout_min", b"consume_timeout_min", "dlq_reserve_time_ms", b"dlq_reserve_time_ms", "notify_members_enable", b"notify_members_enable", "read_quota", b"read_quota", "retry_policy", b"retry_policy", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "group", b"group", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id", "_broker_id_when_slow", b"_broker_id_when_slow", "_consume_broadcast_enable", b"_consume_broadcast_enable", "_consume_enable", b"_consume_enable", "_consume_from_min_enable", b"_consume_from_min_enable", "_consume_orderly", b"_consume_orderly", "_consume_timeout_min", b"_consume_timeout_min", "_dlq_reserve_time_ms", b"_dlq_reserve_time_ms", "_notify_members_enable", b"_notify_members_enable", "_retry_queue_count", b"_retry_queue_count", "_retry_times_max", b"_retry_times_max", "attributes", b"attributes", "broker_id", b"broker_id", "broker_id_when_slow", b"broker_id_when_slow", "consume_broadcast_enable", b"consume_broadcast_enable", "consume_enable", b"consume_enable", "consume_from_min_enable", b"consume_from_min_enable", "consume_orderly", b"consume_orderly", "consume_timeout_min", b"consume_timeout_min", "dlq_reserve_time_ms", b"dlq_reserve_time_ms", "group", b"group", "mode", b"mode", "notify_members_enable", b"notify_members_enable", "read_quota", b"read_quota", "retry_policy", b"retry_policy", "retry_queue_count", b"retry_queue_count", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__broker_id: _TypeAlias = _typing.Literal["broker_id"]  # noqa: Y015
+    _WhichOneofArgType__broker_id: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id"]  # noqa: Y015
+    _WhichOneofReturnType__broker_id_when_slow: _TypeAlias = _typing.Literal["broker_id_when_slow"]  # noqa: Y015
+    _WhichOneofArgType__broker_id_when_slow: _TypeAlias = _typing.Literal["_broker_id_when_slow", b"_broker_id_when_slow"]  # noqa: Y015
     _WhichOneofReturnType__consume_broadcast_enable: _TypeAlias = _typing.Literal["consume_broadcast_enable"]  # noqa: Y015
     _WhichOneofArgType__consume_broadcast_enable: _TypeAlias = _typing.Literal["_consume_broadcast_enable", b"_consume_broadcast_enable"]  # noqa: Y015
     _WhichOneofReturnType__consume_enable: _TypeAlias = _typing.Literal["consume_enable"]  # noqa: Y015
     _WhichOneofArgType__consume_enable: _TypeAlias = _typing.Literal["_consume_enable", b"_consume_enable"]  # noqa: Y015
+    _WhichOneofReturnType__consume_from_min_enable: _TypeAlias = _typing.Literal["consume_from_min_enable"]  # noqa: Y015
+    _WhichOneofArgType__consume_from_min_enable: _TypeAlias = _typing.Literal["_consume_from_min_enable", b"_consume_from_min_enable"]  # noqa: Y015
+    _WhichOneofReturnType__consume_orderly: _TypeAlias = _typing.Literal["consume_orderly"]  # noqa: Y015
+    _WhichOneofArgType__consume_orderly: _TypeAlias = _typing.Literal["_consume_orderly", b"_consume_orderly"]  # noqa: Y015
+    _WhichOneofReturnType__consume_timeout_min: _TypeAlias = _typing.Literal["consume_timeout_min"]  # noqa: Y015
+    _WhichOneofArgType__consume_timeout_min: _TypeAlias = _typing.Literal["_consume_timeout_min", b"_consume_timeout_min"]  # noqa: Y015
+    _WhichOneofReturnType__dlq_reserve_time_ms: _TypeAlias = _typing.Literal["dlq_reserve_time_ms"]  # noqa: Y015
+    _WhichOneofArgType__dlq_reserve_time_ms: _TypeAlias = _typing.Literal["_dlq_reserve_time_ms", b"_dlq_reserve_time_ms"]  # noqa: Y015
+    _WhichOneofReturnType__notify_members_enable: _TypeAlias = _typing.Literal["notify_members_enable"]  # noqa: Y015
+    _WhichOneofArgType__notify_members_enable: _TypeAlias = _typing.Literal["_notify_members_enable", b"_notify_members_enable"]  # noqa: Y015
     _WhichOneofReturnType__retry_queue_count: _TypeAlias = _typing.Literal["retry_queue_count"]  # noqa: Y015
     _WhichOneofArgType__retry_queue_count: _TypeAlias = _typing.Literal["_retry_queue_count", b"_retry_queue_count"]  # noqa: Y015
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__broker_id) -> _WhichOneofReturnType__broker_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__broker_id_when_slow) -> _WhichOneofReturnType__broker_id_when_slow | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_broadcast_enable) -> _WhichOneofReturnType__consume_broadcast_enable | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_enable) -> _WhichOneofReturnType__consume_enable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_from_min_enable) -> _WhichOneofReturnType__consume_from_min_enable | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_orderly) -> _WhichOneofReturnType__consume_orderly | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__consume_timeout_min) -> _WhichOneofReturnType__consume_timeout_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dlq_reserve_time_ms) -> _WhichOneofReturnType__dlq_reserve_time_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__notify_members_enable) -> _WhichOneofReturnType__notify_members_enable | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_queue_count) -> _WhichOneofReturnType__retry_queue_count | None: ...
     @_typing.overload
@@ -2379,16 +2620,20 @@ class DeleteGroupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name."""
+    dead_letters: _builtins.bool
+    """Its dead letters too. Else their topic goes only if it is empty."""
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
+        dead_letters: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2400,12 +2645,19 @@ class DeleteGroupResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TOPICS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The group's topics that were deleted with it."""
+
     def __init__(
         self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

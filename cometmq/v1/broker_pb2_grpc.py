@@ -849,7 +849,8 @@ class BrokerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s.
+        """All known consumer groups, with what tells which of them nobody uses any more; also groups that are gone but have left a
+        topic for retries or dead letters. A read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -864,7 +865,8 @@ class BrokerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+        """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
+        says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.

@@ -402,13 +402,16 @@ class BrokerAdminServiceStub:
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeTopicRequest, _broker_pb2.DescribeTopicResponse]
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]
-    """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    """All known consumer groups, with what tells which of them nobody uses any more; also groups that are gone but have left a
+    topic for retries or dead letters. A read. Deadline 3 s.
+    """
     PutGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PutGroupRequest, _broker_pb2.PutGroupResponse]
     """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
     Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
     """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]
-    """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+    """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
+    says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
@@ -477,13 +480,16 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeTopicRequest, _broker_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """State of every queue of a topic. A read. Errors: TOPIC_NAME_INVALID, TOPIC_NOT_FOUND. Deadline 3 s."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListGroupsRequest, _broker_pb2.ListGroupsResponse]  # type: ignore[assignment]
-    """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+    """All known consumer groups, with what tells which of them nobody uses any more; also groups that are gone but have left a
+    topic for retries or dead letters. A read. Deadline 3 s.
+    """
     PutGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.PutGroupRequest, _broker_pb2.PutGroupResponse]  # type: ignore[assignment]
     """Creates a consumer group, or changes those of its settings that are given. Answered when the change is on disk. Idempotent.
     Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE. Deadline 10 s.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteGroupRequest, _broker_pb2.DeleteGroupResponse]  # type: ignore[assignment]
-    """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+    """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
+    says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
@@ -579,7 +585,9 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.ListGroupsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.ListGroupsResponse, _abc.Awaitable[_broker_pb2.ListGroupsResponse]]:
-        """All known consumer groups, with what tells which of them nobody uses any more. A read. Deadline 3 s."""
+        """All known consumer groups, with what tells which of them nobody uses any more; also groups that are gone but have left a
+        topic for retries or dead letters. A read. Deadline 3 s.
+        """
 
     @_abc_1.abstractmethod
     def PutGroup(
@@ -597,7 +605,8 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _broker_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.DeleteGroupResponse, _abc.Awaitable[_broker_pb2.DeleteGroupResponse]]:
-        """Deletes a consumer group and all that it committed. Answered when the change is on disk. A member that joins later, or a
+        """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
+        says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
         commit, makes a new group of the name, which begins where new groups begin.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.

@@ -143,6 +143,7 @@ class Error(_message.Message):
     SEGMENT_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     """Stable number of the catalogue entry; never 0, never reused."""
     name: _builtins.str
@@ -159,6 +160,8 @@ class Error(_message.Message):
     """
     epoch: _builtins.int
     """The epoch that the broker group is in, after STALE_EPOCH from a name server; absent for every other error."""
+    retry_after_ms: _builtins.int
+    """When the same request may succeed, in ms from the answer on; absent = the sender cannot tell."""
     @_builtins.property
     def fence(self) -> Global___Position:
         """Where the caller has to go on after POSITION_FENCED; absent for every other error."""
@@ -174,21 +177,26 @@ class Error(_message.Message):
         segment: _builtins.int | None = ...,
         fence: Global___Position | None = ...,
         epoch: _builtins.int | None = ...,
+        retry_after_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_segment", b"_segment", "epoch", b"epoch", "fence", b"fence", "segment", b"segment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_retry_after_ms", b"_retry_after_ms", "_segment", b"_segment", "epoch", b"epoch", "fence", b"fence", "retry_after_ms", b"retry_after_ms", "segment", b"segment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_segment", b"_segment", "advice", b"advice", "code", b"code", "epoch", b"epoch", "fence", b"fence", "message", b"message", "name", b"name", "retry", b"retry", "segment", b"segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch", b"_epoch", "_fence", b"_fence", "_retry_after_ms", b"_retry_after_ms", "_segment", b"_segment", "advice", b"advice", "code", b"code", "epoch", b"epoch", "fence", b"fence", "message", b"message", "name", b"name", "retry", b"retry", "retry_after_ms", b"retry_after_ms", "segment", b"segment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch: _TypeAlias = _typing.Literal["epoch"]  # noqa: Y015
     _WhichOneofArgType__epoch: _TypeAlias = _typing.Literal["_epoch", b"_epoch"]  # noqa: Y015
     _WhichOneofReturnType__fence: _TypeAlias = _typing.Literal["fence"]  # noqa: Y015
     _WhichOneofArgType__fence: _TypeAlias = _typing.Literal["_fence", b"_fence"]  # noqa: Y015
+    _WhichOneofReturnType__retry_after_ms: _TypeAlias = _typing.Literal["retry_after_ms"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_ms: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms"]  # noqa: Y015
     _WhichOneofReturnType__segment: _TypeAlias = _typing.Literal["segment"]  # noqa: Y015
     _WhichOneofArgType__segment: _TypeAlias = _typing.Literal["_segment", b"_segment"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch) -> _WhichOneofReturnType__epoch | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fence) -> _WhichOneofReturnType__fence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_ms) -> _WhichOneofReturnType__retry_after_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment) -> _WhichOneofReturnType__segment | None: ...
 

@@ -77,14 +77,18 @@ class BrokerAdminServicer(AdminReadServicer):
     ) -> broker_pb2.PutTopicResponse:
         before = self._state.topics.find(request.topic.name)
         config = convert.topic(request.topic, before or self._new_topic)
-        if config.reserve_time_ms > self._reserved_ms and config != before:
+        if config != before:
+            self._check_reserve(config.reserve_time_ms)
+        created = await self._keeper.put_topic(config)
+        return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)
+
+    def _check_reserve(self, reserve_time_ms: int) -> None:
+        if reserve_time_ms > self._reserved_ms:
             raise InvalidRequest(
-                f"a reserve time of {in_hours(config.reserve_time_ms)} is more than the "
+                f"a reserve time of {in_hours(reserve_time_ms)} is more than the "
                 f"{in_hours(self._reserved_ms)} for which the log is kept (file_reserved_time), "
                 "which all topics share"
             )
-        created = await self._keeper.put_topic(config)
-        return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)
 
     async def CleanStore(
         self, request: broker_pb2.CleanStoreRequest, context: Context
@@ -150,6 +154,8 @@ class BrokerAdminServicer(AdminReadServicer):
                     member_count=one.member_count,
                     queue_count=one.queue_count,
                     idle_ms=round(one.idle_s * 1000),
+                    retry_count=one.retry_count,
+                    dead_letter_count=one.dead_letter_count,
                 )
                 for one in found
             ],
@@ -161,6 +167,7 @@ class BrokerAdminServicer(AdminReadServicer):
         name = request.settings.group
         before = self._state.groups.get(name)
         settings = convert.group_settings(request.settings, before or GroupSettings(name))
+        self._check_reserve(settings.policy.dlq_reserve_ms)
         await self._coordinator.put_group(settings)
         return broker_pb2.PutGroupResponse(
             settings=convert.group_settings_proto(settings), created=before is None
@@ -169,5 +176,7 @@ class BrokerAdminServicer(AdminReadServicer):
     async def DeleteGroup(
         self, request: broker_pb2.DeleteGroupRequest, context: Context
     ) -> broker_pb2.DeleteGroupResponse:
-        await self._coordinator.drop_group(request.group)
-        return broker_pb2.DeleteGroupResponse()
+        topics = await self._coordinator.drop_group(
+            request.group, dead_letters=request.dead_letters
+        )
+        return broker_pb2.DeleteGroupResponse(topics=topics)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
 from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
 from services.broker.group_coordinator import GroupCoordinator
@@ -18,6 +20,11 @@ from services.broker.resets import OffsetResets
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
 from services.broker.writer_core import WriterCore
+
+
+def _notifies_members(state: BrokerState, group: str) -> bool:
+    settings = state.groups.get(group)
+    return settings is None or settings.notify_members_enable
 
 
 def policy_of(config: MemberConfig) -> ProducePolicy:
@@ -51,7 +58,7 @@ class ClientApi:
         clock, metrics = context.clock, context.metrics
         core, storage, keeper = writer.core, writer.storage, writer.keeper
         self.policy = policy = policy_of(config)
-        groups = Groups(core.members)
+        groups = Groups(core.members, partial(_notifies_members, core.state))
         self.coordinator = GroupCoordinator(
             keeper,
             storage,

@@ -5,29 +5,42 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from cometmq.clock import Clock
-from cometmq.errors import GroupInUse, GroupNotFound, NoPermission, OffsetInvalid
+from cometmq.errors import (
+    GroupInUse,
+    GroupNotFound,
+    NoPermission,
+    OffsetInvalid,
+    TopicNotFound,
+)
+from cometmq.format import delayed
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
-from cometmq.model import Position, Subscription
+from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, Position, Subscription, TopicConfig
 from cometmq.rpc.shares import Buckets
 from services.broker.membership import Groups, MemberStream
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A group at a glance. ``idle_s``: for how long it has had neither a member nor a commit."""
+    """A group at a glance. ``idle_s``: for how long it has had neither a member nor a commit.
+    ``retry_count``, ``dead_letter_count``: messages in its topics.
+    """
 
     group: str
     member_count: int
     queue_count: int
     idle_s: float
+    retry_count: int
+    dead_letter_count: int
 
 
 class GroupCoordinator(GroupReads):
@@ -115,31 +128,79 @@ class GroupCoordinator(GroupReads):
         """Create a group or change its settings, and tell its members. Raises GroupNameInvalid,
         InvalidRequest, and what the keeper raises.
         """
-        check_settings(settings)
+        check_settings(settings, delayed.longest_delay_ms())
         await self._keeper.put_group(settings)
+        await self._fit_topics(settings)
         self._groups.tell(settings.name)
+
+    async def _fit_topics(self, settings: GroupSettings) -> None:
+        """The group's topics follow its settings. Queues of the retry topic that are too many are
+        read to their end, but take no more.
+        """
+        topics = self._state.topics
+        if retrying := topics.find(RETRY_PREFIX + settings.name):
+            count = retry.queue_count_of(settings)
+            read_count = max(count, retrying.read_queue_count)
+            await self._keeper.put_system_topic(
+                replace(retrying, read_queue_count=read_count, write_queue_count=count)
+            )
+        if dead := topics.find(DLQ_PREFIX + settings.name):
+            reserve_time_ms = settings.policy.dlq_reserve_ms
+            await self._keeper.put_system_topic(replace(dead, reserve_time_ms=reserve_time_ms))
 
     def is_consume_disabled(self, group: str) -> bool:
         settings = self._keeper.find_group(group)
         return settings is not None and not settings.consume_enable
 
-    async def drop_group(self, group: str) -> None:
-        """Delete a group. Raises GroupInUse, and what the keeper raises."""
+    async def drop_group(self, group: str, *, dead_letters: bool) -> list[str]:
+        """Delete a group with its retry topic, and with its dead letters if there are none or
+        ``dead_letters``; the names of the deleted topics. Raises GroupInUse, and what the keeper
+        raises.
+        """
         members = self._members.view(group).members
         if members:
             raise GroupInUse(f"group {group} has {len(members)} live members")
-        await self._keeper.drop_group(group)
+        wanted = [RETRY_PREFIX + group]
+        if dead_letters or not self._message_count(DLQ_PREFIX + group):
+            wanted.append(DLQ_PREFIX + group)
+        topics = [topic for topic in wanted if topic in self._state.topics]
+        try:
+            await self._keeper.drop_group(group)
+        except GroupNotFound:
+            if not topics:
+                raise
         self._used_s.pop(group, None)
+        for topic in topics:
+            with suppress(TopicNotFound):  # gone meanwhile
+                await self._keeper.drop_topic(topic, by_system=True)
+        return topics
 
     def summaries(self) -> list[GroupSummary]:
+        """All groups, and what those that are gone have left of topics."""
         now_s = self._clock.monotonic_s()
-        return [self._summary(group, now_s) for group in sorted(self._state.groups)]
+        names = {*self._state.groups, *map(_group_of, self._state.topics)} - {""}
+        return [self._summary(group, now_s) for group in sorted(names)]
+
+    def _message_count(self, topic: str) -> int:
+        """Messages that a topic has, readable or not; 0: it is not there."""
+        config = self._state.topics.find(topic)
+        if config is None:
+            return 0
+        views = [self._reader.queue(topic, one) for one in range(config.read_queue_count)]
+        return sum(view.appended_offset - view.min_offset for view in views)
 
     def _summary(self, group: str, now_s: float) -> GroupSummary:
         members = len(self._members.view(group).members)
         idle_s = 0.0 if members else now_s - self._used_s.get(group, self._since_s)
         assert idle_s >= 0.0, group
-        return GroupSummary(group, members, len(self._state.offsets.of_group(group)), idle_s)
+        return GroupSummary(
+            group,
+            members,
+            len(self._state.offsets.of_group(group)),
+            idle_s,
+            self._message_count(RETRY_PREFIX + group),
+            self._message_count(DLQ_PREFIX + group),
+        )
 
     def _used(self, group: str) -> None:
         if group in self._state.groups:
@@ -189,3 +250,11 @@ class GroupCoordinator(GroupReads):
     async def stored(self, topics: Iterable[str]) -> None:
         """Wait until what was committed is as safe as these topics ask for their messages."""
         await self._keeper.offsets_stored(topics)
+
+
+def _group_of(config: TopicConfig) -> str:
+    """The group that a topic is for; empty: it is for all."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if config.name.startswith(prefix):
+            return config.name.removeprefix(prefix)
+    return ""

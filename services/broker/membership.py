@@ -7,18 +7,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from cometmq.errors import ClientIdInUse, InvalidRequest
 from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable
 from cometmq.model import Subscription
 
+# Where a group's settings say so, members hear of each other only so often: well within the time
+# that a client waits for a queue to be handed over.
+NOTICE_S = 3.0
+
 
 class Groups:
-    """The live members of all groups, and the streams that hold them. Belongs to the event loop."""
+    """The live members of all groups, and the streams that hold them. Belongs to the event loop.
+    ``is_notified``: whether a group's members hear at once of each other.
+    """
 
-    def __init__(self, table: MemberTable) -> None:
+    def __init__(
+        self, table: MemberTable, is_notified: Callable[[str], bool] = lambda _group: True
+    ) -> None:
         self.table = table
+        self._is_notified = is_notified
+        self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
         self._numbers = itertools.count(1)
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
 
@@ -41,14 +51,23 @@ class Groups:
         return stream
 
     def changed(self, group: str) -> None:
-        """Wake all streams of a group."""
+        """Tell all members of a group who is in it: now or, where its settings say so, soon."""
+        if self._is_notified(group):
+            self._wake(group)
+        elif group not in self._notices:
+            loop = asyncio.get_running_loop()
+            self._notices[group] = loop.call_later(NOTICE_S, self._wake, group)
+
+    def _wake(self, group: str) -> None:
+        if notice := self._notices.pop(group, None):
+            notice.cancel()
         for stream in self._streams.get(group, ()):
             stream.wake()
 
     def tell(self, group: str) -> None:
         """Tell all members of a group that it was reset, or has other settings."""
         self.table.touch(group)
-        self.changed(group)
+        self._wake(group)
 
     def left(self, stream: MemberStream) -> None:
         """The stream has ended."""

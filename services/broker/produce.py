@@ -21,7 +21,7 @@ from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
-from cometmq.model import DELAY_LEVEL_MAX, SendStatus, TopicConfig
+from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
@@ -144,7 +144,7 @@ class ProduceHandler:
                     raise
                 await self._create(claims[missing.segment].topic, missing, born_host)
             except _ScheduleTopicMissing:
-                await self._keeper.create_system_topic(SCHEDULE_TOPIC, DELAY_LEVEL_MAX)
+                await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
 
     async def settled(self, accepted: Accepted) -> SendStatus:
         """Wait until the batch is acknowledged or its sender cannot wait any longer. StoreFailed:

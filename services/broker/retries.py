@@ -17,9 +17,9 @@ from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
-from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import Attempt
-from cometmq.model import DELAY_LEVEL_MAX, DLQ_PREFIX, RETRY_PREFIX, Position
+from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 
@@ -30,7 +30,9 @@ SLICE_BYTES_MAX = 1024 * 1024  # unless one message is larger; the memory of a c
 
 @dataclass(frozen=True, slots=True)
 class SendBackItem:
-    """One message that a group could not consume. ``retry_times_max`` None: the group's."""
+    """One message that a group could not consume. ``retry_times_max`` None: the group's; members
+    that say one come first.
+    """
 
     topic: str
     queue_id: int
@@ -55,7 +57,9 @@ class RetryService:
         keeper: StateKeeper,
         relays: RelayWriter,
         metrics: MemberMetrics,
+        members: MemberTable,
     ) -> None:
+        self._members = members
         self._storage = storage
         self._keeper = keeper
         self._relays = relays
@@ -93,6 +97,7 @@ class RetryService:
     ) -> tuple[list[SentBack | CometError], int]:
         """Append what is new, at once, so that nobody takes it twice."""
         answers: list[SentBack | CometError] = []
+        told = self._members.retry_times_max(settings.name)
         fresh: dict[Attempt, Relayed] = {}
         attempts = self._keeper.state.attempts
         end = 0
@@ -100,7 +105,7 @@ class RetryService:
             try:
                 if isinstance(original, CometError):
                     raise original
-                made, level = self._made(settings, item, original)
+                made, level = self._made(settings, item, original, told)
             except CometError as error:
                 answers.append(error)
                 continue
@@ -121,11 +126,13 @@ class RetryService:
 
     async def _make_topics(self, settings: GroupSettings) -> None:
         name = settings.name
-        await self._keeper.create_system_topic(SCHEDULE_TOPIC, DELAY_LEVEL_MAX)
+        await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
         await self._keeper.create_system_topic(
             retry.retry_topic(name), retry.queue_count_of(settings)
         )
-        await self._keeper.create_system_topic(retry.dlq_topic(name), 1)
+        await self._keeper.create_system_topic(
+            retry.dlq_topic(name), 1, reserve_time_ms=settings.policy.dlq_reserve_ms
+        )
 
     def _found(self, group: str, item: SendBackItem) -> Span | CometError:
         try:
@@ -152,13 +159,19 @@ class RetryService:
         return span_of(self._storage, (topic, queue_id), offset)
 
     def _made(
-        self, settings: GroupSettings, item: SendBackItem, original: Record
+        self,
+        settings: GroupSettings,
+        item: SendBackItem,
+        original: Record,
+        told: int | None,
     ) -> tuple[Relayed, int]:
-        """The record that is made from the original, and its delay level; 0: a dead letter."""
+        """The record that is made from the original, and its delay level; 0: a dead letter.
+        ``told``: the number of tries that a member has told for all.
+        """
         times = original.reconsume_times
-        asked = item.retry_times_max
-        times_max = settings.retry_times_max if asked is None else asked
-        level = retry.level_after(times, item.delay_level, times_max)
+        asked = (told, item.retry_times_max, settings.retry_times_max)
+        times_max = next(number for number in asked if number is not None)
+        level = retry.level_after(times, item.delay_level, times_max, settings.policy.retry)
         origin = offset_id(original.store_host, original.log_offset)
         host = self._relays.host
         if level is None:

@@ -66,12 +66,12 @@ class WriterCore:
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
-        self.retries = RetryService(self.storage, self.keeper, relays, metrics)
         self.resender = Resender(self.storage, self.keeper, relays)
         self.dead_letters = DeadLetters(self.keeper, self.resender)
         self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
+        self.retries = RetryService(self.storage, self.keeper, relays, metrics, self.core.members)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
 
     def described(self) -> namesrv_pb2.Member:

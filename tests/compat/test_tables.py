@@ -11,6 +11,7 @@ import pytest
 
 from cometmq.format import fastjson
 from cometmq.messaging import rocketmq_tables
+from cometmq.v1 import broker_pb2 as pb
 from tests.compat.listing import INDEX
 from tests.compat.rocketmq import RocketMq, group, offset, put, topic
 from tests.support.cluster.broker import SMALL_FILES, BrokerProcess
@@ -19,6 +20,15 @@ pytestmark = pytest.mark.slow
 
 OURS = (rocketmq_tables.TOPICS, rocketmq_tables.GROUPS, rocketmq_tables.OFFSETS)
 FLAGS = ("--max_hash_slot_num", str(INDEX.hash_slots), "--max_index_num", str(INDEX.entries))
+
+# What RocketMQ 5 has of it comes and goes with the store; the quota is ours.
+POLICY = pb.GroupSettings(
+    group="careful",
+    consume_orderly=True,
+    consume_timeout_min=30,
+    retry_policy=pb.RetryPolicy(kind=pb.RETRY_POLICY_KIND_CUSTOMIZED, steps_ms=[1_000, 60_000]),
+    read_quota=pb.Quota(messages_per_s=7),
+)
 
 
 @pytest.fixture
@@ -49,6 +59,7 @@ async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
             await client.send(name, 0, b"a", b"b", b"c")
         generation = (await client.status("orders", 0)).generation
         await client.commit("billing", ("orders", 0, generation, 2), ("bills", 0, 0, 1))
+        policy = (await client.admin.PutGroup(pb.PutGroupRequest(settings=POLICY))).settings
         await broker.stop()
 
         # --- RocketMQ reads our tables, works in the folder and writes them
@@ -68,12 +79,22 @@ async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
             "orders@billing": {"0": 2},
             "bills@billing": {"0": 1},
         }
-        assert "billing" in read[rocketmq_tables.GROUPS]["subscriptionGroupTable"]
+        table = read[rocketmq_tables.GROUPS]["subscriptionGroupTable"]
+        assert "billing" in table
+        if "consumeMessageOrderly" in table["billing"]:  # RocketMQ 5
+            careful = table["careful"]
+            assert (careful["consumeMessageOrderly"], careful["consumeTimeoutMinute"]) == (True, 30)
+            steps = careful["groupRetryPolicy"]["customizedRetryPolicy"]["next"]
+            assert steps == [1_000, 1_000, 1_000, 60_000]
+        else:
+            assert theirs.version == "v4"
         theirs.write(folder, [put("new", 1, b"n"), put("new", 1, b"m"), put("orders", 5, b"d")])
         assert marks(folder) == [False] * 3, "it drops our field"
 
         # --- we take over its tables
         client = await broker.start()
+        described = await client.admin.DescribeGroup(pb.DescribeGroupRequest(group="careful"))
+        assert described.settings == policy, "4.9 writes less, and ours stays"
         assert await client.bodies("orders", 0) == [b"a", b"b", b"c"]
         assert await client.bodies("orders", 5) == [b"d"]
         assert await client.bodies("new", 1) == [b"n", b"m"]

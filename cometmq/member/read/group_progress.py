@@ -43,6 +43,11 @@ class GroupReads:
         """The number of the group's newest reset in a queue; 0: there was none."""
         return self._state.resets.number(group, (topic, queue_id))
 
+    def begins_at_end(self, group: str) -> bool:
+        """Whether the group's settings forbid that it begins at the first message of a queue."""
+        settings = self._state.groups.get(group)
+        return settings is not None and not settings.consume_from_min_enable
+
     def check_read(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
         """Raises NoPermission for a group whose settings forbid that it reads, QueueLocked when
         another client of the group has locked the queue since. ``lock_number`` 0: the client reads

@@ -131,7 +131,8 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         check_items(request.queues)
         check_group_name(request.group)
         return broker_pb2.QueryOffsetsResponse(
-            results=[self._committed(request.group, queue) for queue in request.queues]
+            results=[self._committed(request.group, queue) for queue in request.queues],
+            begin_at_end=self._group_reads.begins_at_end(request.group),
         )
 
     def _committed(self, group: str, queue: common_pb2.QueueRef) -> broker_pb2.OffsetResult:

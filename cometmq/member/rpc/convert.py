@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, cast
 
 from cometmq.errors import InvalidRequest
 from cometmq.filters import sql, tags
@@ -11,7 +11,16 @@ from cometmq.format import ids, properties, record
 from cometmq.format.indexfile import TIME_MS_MAX
 from cometmq.member.read.reader import PullAnswer
 from cometmq.member.read.search import KeyAnswer, KeyQuery
+from cometmq.messaging.group_policy import (
+    EXPONENTIAL,
+    ConsumeMode,
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupPolicy,
+    RetryPolicy,
+)
 from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, Membership
+from cometmq.messaging.quotas import Quota
 from cometmq.model import (
     FlushMode,
     Position,
@@ -98,23 +107,100 @@ def subscription(proto: broker_pb2.Subscription) -> Subscription:
 
 
 def group_settings(proto: broker_pb2.GroupSettings, default: GroupSettings) -> GroupSettings:
-    """The wanted settings, ``default`` for what is not said."""
+    """The wanted settings, ``default`` for what is not said. Raises InvalidRequest."""
     given = {name: getattr(proto, name) for name in _GROUP_SETTINGS if proto.HasField(name)}
-    return replace(default, name=proto.group, **given)
+    policy = _group_policy(proto, default.policy)
+    return replace(default, name=proto.group, policy=policy, **given)
 
 
 def group_settings_proto(settings: GroupSettings) -> broker_pb2.GroupSettings:
+    policy = settings.policy
     return broker_pb2.GroupSettings(
-        group=settings.name, **{name: getattr(settings, name) for name in _GROUP_SETTINGS}
+        group=settings.name,
+        **{name: getattr(settings, name) for name in _GROUP_SETTINGS},
+        **{name: getattr(policy, field) for name, field in _GROUP_POLICY.items()},
+        retry_policy=_retry_policy_proto(policy.retry),
+        mode=broker_pb2.ConsumeMode.ValueType(policy.mode.value),
+        read_quota=quota_proto(policy.read_quota),
+        attributes=dict(policy.attributes),
     )
 
 
 _GROUP_SETTINGS: Final = (
     "consume_enable",
+    "consume_from_min_enable",
     "consume_broadcast_enable",
     "retry_queue_count",
     "retry_times_max",
+    "broker_id",
+    "broker_id_when_slow",
+    "notify_members_enable",
 )
+_GROUP_POLICY: Final = {
+    "consume_orderly": "is_orderly",
+    "consume_timeout_min": "consume_timeout_min",
+    "dlq_reserve_time_ms": "dlq_reserve_ms",
+}
+
+
+def _group_policy(proto: broker_pb2.GroupSettings, default: GroupPolicy) -> GroupPolicy:
+    given = {
+        field: getattr(proto, name)
+        for name, field in _GROUP_POLICY.items()
+        if proto.HasField(cast(Any, name))
+    }
+    try:
+        mode = ConsumeMode(proto.mode) if proto.mode else default.mode
+    except ValueError:
+        raise InvalidRequest(f"mode {proto.mode} is not known here") from None
+    return replace(
+        default,
+        retry=_retry_policy(proto.retry_policy, default.retry),
+        mode=mode,
+        read_quota=quota(proto.read_quota) if proto.HasField("read_quota") else default.read_quota,
+        **given,
+    )
+
+
+def quota(proto: broker_pb2.Quota) -> Quota:
+    return Quota(proto.messages_per_s, proto.bytes_per_s)
+
+
+def quota_proto(value: Quota) -> broker_pb2.Quota:
+    return broker_pb2.Quota(messages_per_s=value.messages_per_s, bytes_per_s=value.bytes_per_s)
+
+
+def _retry_policy(proto: broker_pb2.RetryPolicy, default: RetryPolicy | None) -> RetryPolicy | None:
+    match proto.kind:
+        case broker_pb2.RETRY_POLICY_KIND_UNSPECIFIED:
+            return default
+        case broker_pb2.RETRY_POLICY_KIND_DELAY_LEVELS:
+            return None
+        case broker_pb2.RETRY_POLICY_KIND_CUSTOMIZED:
+            return CustomizedRetry.of_steps(tuple(proto.steps_ms))
+        case broker_pb2.RETRY_POLICY_KIND_EXPONENTIAL:
+            return ExponentialRetry(
+                proto.initial_ms or EXPONENTIAL.initial_ms,
+                proto.multiplier or EXPONENTIAL.multiplier,
+                proto.max_ms or EXPONENTIAL.max_ms,
+            )
+    raise InvalidRequest(f"retry_policy: kind {proto.kind} is not known here")
+
+
+def _retry_policy_proto(retry: RetryPolicy | None) -> broker_pb2.RetryPolicy:
+    match retry:
+        case CustomizedRetry():
+            return broker_pb2.RetryPolicy(
+                kind=broker_pb2.RETRY_POLICY_KIND_CUSTOMIZED, steps_ms=retry.steps_ms
+            )
+        case ExponentialRetry(initial_ms, multiplier, max_ms):
+            return broker_pb2.RetryPolicy(
+                kind=broker_pb2.RETRY_POLICY_KIND_EXPONENTIAL,
+                initial_ms=initial_ms,
+                multiplier=multiplier,
+                max_ms=max_ms,
+            )
+    return broker_pb2.RetryPolicy(kind=broker_pb2.RETRY_POLICY_KIND_DELAY_LEVELS)
 
 
 def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
@@ -123,6 +209,7 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
         proto.allocation,
         tuple(HeldQueues(h.topic, h.broker_group, tuple(h.queue_ids)) for h in proto.held),
         proto.is_broadcasting,
+        proto.retry_times_max if proto.HasField("retry_times_max") else None,
     )
 
 

@@ -137,11 +137,17 @@ class StateKeeper:
         """As :meth:`put_topic`, but a topic that is there keeps its settings."""
         return await self._put_topic(config, only_new=True)
 
-    async def create_system_topic(self, name: str, queue_count: int) -> None:
+    async def create_system_topic(
+        self, name: str, queue_count: int, *, reserve_time_ms: int = 0
+    ) -> None:
         """Make a topic that the broker itself writes, unless it is there."""
         if name not in self.state.topics:
-            config = TopicConfig(name, queue_count, queue_count)
+            config = TopicConfig(name, queue_count, queue_count, reserve_time_ms=reserve_time_ms)
             await self._put_topic(config, only_new=True, by_system=True)
+
+    async def put_system_topic(self, config: TopicConfig) -> None:
+        """Give a topic that the broker itself writes other settings."""
+        await self._put_topic(config, only_new=False, by_system=True)
 
     @to_its_end
     async def _put_topic(
@@ -181,7 +187,9 @@ class StateKeeper:
         """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
         async with self._one_at_a_time:
             if self.state.groups.get(settings.name) != settings:
-                await self._commit(self.state.plan_group(settings))
+                await self._commit(
+                    self.state.plan_group(settings), *self.state.plan_policy(settings)
+                )
 
     @to_its_end
     async def drop_group(self, group: str) -> None:

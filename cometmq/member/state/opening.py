@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cometmq.clock import Clock
-from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.format import queueunit
+from cometmq.errors import ConfigInvalid, StoreDamaged, StoreForeignFile
+from cometmq.format import delayed, queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.indexfile import Sizes
@@ -113,11 +113,8 @@ def open_writer(
             else:
                 _raise_generations(store, state, common)
         stored = {topic for topic, _ in store.queues()}
-        if SCHEDULE_TOPIC in stored and SCHEDULE_TOPIC not in state.topics:
-            # RocketMQ wrote it; its tables need not name it.
-            schedule = TopicConfig(SCHEDULE_TOPIC, DELAY_LEVEL_MAX, DELAY_LEVEL_MAX)
-            state.apply(state.plan_topic(schedule, by_system=True))
         delays = progress_of(store, state)
+        _fit_levels(store, state, stored, delays)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
         orphans = {topic for topic in stored if not _is_known(topic, state)}
@@ -139,6 +136,29 @@ def open_writer(
         store.abandon()
         raise
     return Opened(store, state, delays, _log_opened(store, clock.monotonic_s() - started_s))
+
+
+def _fit_levels(
+    store: MessageStore, state: BrokerState, stored: set[str], delays: DelayProgress
+) -> None:
+    """A queue for each delay level. Raises ConfigInvalid while messages wait in levels that the
+    list has no more.
+    """
+    count = delayed.level_count()
+    for level in range(count + 1, DELAY_LEVEL_MAX + 1):
+        low, end = store.queue_bounds(SCHEDULE_TOPIC, delayed.queue_id_of(level))
+        waiting = end - max(low, delays.offsets.get(level, 0))
+        if waiting > 0:
+            raise ConfigInvalid(
+                f"option message_delay_level: it has {count} levels, and {waiting} messages wait "
+                f"in level {level}. Give it at least {level} levels until they are delivered"
+            )
+    known = state.topics.find(SCHEDULE_TOPIC)
+    # RocketMQ wrote it, and its tables need not name it; or the list has more levels than it had.
+    if known.write_queue_count < count if known else SCHEDULE_TOPIC in stored:
+        config = replace(known or TopicConfig(SCHEDULE_TOPIC), read_queue_count=count)
+        change = state.plan_topic(replace(config, write_queue_count=count), by_system=True)
+        state.apply(change)
 
 
 class _WriterApproval:

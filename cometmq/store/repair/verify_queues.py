@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format import queueunit
+from cometmq.format.delayed import DELAY_S_MAX, SCHEDULE_TOPIC
 from cometmq.format.scan import QueueRun
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
@@ -27,8 +28,9 @@ Finding = tuple[Path, int | None, str]  # folder, queue offset, what
 class QueueCheck:
     """One queue. What the log says of an earlier queue of the same name does not count."""
 
-    def __init__(self, queue: ConsumeQueue | None, tail_from: int) -> None:
+    def __init__(self, topic: str, queue: ConsumeQueue | None, tail_from: int) -> None:
         self.queue = queue
+        self._is_delayed = topic == SCHEDULE_TOPIC
         self.files_gone = False  # retention or a deletion removed one while it was being read
         self.first: int | None = None  # queue offset of the first record in the log
         self.next = 0
@@ -65,10 +67,20 @@ class QueueCheck:
             return
         for index, expected in enumerate(queueunit.iterate(run.units)):
             stored = found[index * UNIT_BYTES : (index + 1) * UNIT_BYTES]
-            if stored != queueunit.UNIT.pack(*expected) and expected[0] < self._tail_from:
+            is_same = stored == queueunit.UNIT.pack(*expected) or self._is_due(stored, expected)
+            if not is_same and expected[0] < self._tail_from:
                 what = f"the unit is {_text(stored)}, the log has {_text_of(*expected)}"
                 self._add(run.first_queue_offset + index, what)
                 return
+
+    def _is_due(self, stored: bytes, expected: tuple[int, int, int]) -> bool:
+        """Whether the unit differs only in when its message is due: the writer may have had other
+        delay levels than this program knows.
+        """
+        if not self._is_delayed or len(stored) < UNIT_BYTES:
+            return False
+        *place, due_ms = queueunit.unit_at(stored, 0)
+        return place == [*expected[:2]] and abs(due_ms - expected[2]) <= 1000 * DELAY_S_MAX
 
     def _units(self, offset: int, count: int) -> bytes:
         """As many of them as there are; they may lie in several files."""
@@ -139,10 +151,10 @@ class QueueChecks:
         self._mark_end = mark_end
         self._file_bytes = file_bytes
         self._tail_from = mark_end if live else LOG_END_MAX
-        self._checks = {(q.topic, q.queue_id): self._check(q) for q in self._queues()}
+        self._checks = {(q.topic, q.queue_id): self._check(q.topic, q) for q in self._queues()}
 
-    def _check(self, queue: ConsumeQueue | None) -> QueueCheck:
-        return QueueCheck(queue, self._tail_from)
+    def _check(self, topic: str, queue: ConsumeQueue | None) -> QueueCheck:
+        return QueueCheck(topic, queue, self._tail_from)
 
     def _queues(self) -> list[ConsumeQueue]:
         found = []
@@ -177,7 +189,7 @@ class QueueChecks:
             key = (run.topic, run.queue_id)
             check = self._checks.get(key)
             if check is None:
-                check = self._checks[key] = self._check(None)
+                check = self._checks[key] = self._check(key[0], None)
             with self._minding_removal(check):
                 check.take(run)
 

@@ -89,6 +89,10 @@ def _is_stream(value: object) -> bool:
     return in_order and inside and all(map(_count, bounds))
 
 
+def _is_counts(value: object, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(map(_count, value))
+
+
 _SETTINGS = {
     "n": _is_name,
     "r": _number(0, 1024),  # 0, and no permission, only of a topic taken over from RocketMQ
@@ -98,7 +102,13 @@ _SETTINGS = {
     "y": lambda value: type(value) is int and value in (2, 3),
 }
 # Fields that may be left out: an asynchronous topic says no replication mode.
-OPTIONAL = {"topic": {"y"}, "topic-copy": {"y"}, "streams": {"x"}, "resent": {"n"}}
+OPTIONAL = {
+    "topic": {"y"},
+    "topic-copy": {"y"},
+    "streams": {"x"},
+    "resent": {"n"},
+    "group-policy": {"rs", "re", "q", "d", "f", "a"},
+}
 # Kind → field → is it of the right type; fields in the order in which they must stand.
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
@@ -113,6 +123,22 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
         **dict.fromkeys(("c", "m", "b"), _is_bool),
         **dict.fromkeys(("rq", "rt", "i", "s"), _count),
         "y": _is_bool,
+    },
+    "group-policy": {
+        "n": _is_name,
+        "o": _is_bool,
+        "t": _count,
+        "m": lambda value: type(value) is int and value in (1, 2),
+        "rs": lambda value: any(_is_counts(value, length) for length in range(1, 65)),
+        "re": lambda value: _is_counts(value, 3),
+        "q": lambda value: _is_counts(value, 2) and value != [0, 0],
+        "d": _number(1, 2**63 - 1),
+        "f": _number(1, 2**63 - 1),
+        "a": lambda value: (
+            isinstance(value, dict)
+            and 1 <= len(value) <= 64
+            and all(map(_is_text, [*value, *value.values()]))
+        ),
     },
     "group-drop": {"n": _is_name},
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
@@ -189,6 +215,7 @@ class State:
 
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, Json] = field(default_factory=dict)
+    policies: dict[str, Json] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
@@ -271,7 +298,16 @@ class State:
     def _group(self, change: Json, _: object) -> None:
         self.groups[change.pop("n")] = change
 
+    def _group_policy(self, change: Json, place: object) -> None:
+        name = change.pop("n")
+        expect(name in self.groups, place, f"group {name} is not there to have a policy")
+        expect(not {"rs", "re"} <= set(change), place, f"two retry policies of {name}")
+        self.policies[name] = change
+        if change == {"o": False, "t": 15, "m": 1}:
+            del self.policies[name]
+
     def _group_drop(self, change: Json, place: object) -> None:
+        self.policies.pop(change["n"], None)
         expect(change["n"] in self.groups, place, f"group {change['n']} is not there to be deleted")
         del self.groups[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
@@ -387,6 +423,7 @@ def expect_copy(replicated: State, running: State, place: object) -> None:
     """
     expect(replicated.topics == running.topics, place, "the copy has other topics than the changes")
     expect(replicated.groups == running.groups, place, "the copy has other groups than the changes")
+    expect(replicated.policies == running.policies, place, "the copy has other group policies")
     same = replicated.generation == running.generation
     expect(same, place, f"counter {replicated.generation}, not {running.generation}")
     for key, commit in running.offsets.items():

@@ -55,8 +55,35 @@ def topics_export(state: State) -> Json:
 
 def groups_export(state: State) -> Json:
     return {
-        name: {"groupName": name, **{GROUP_NAMES[key]: kept for key, kept in settings.items()}}
+        name: {
+            "groupName": name,
+            **{GROUP_NAMES[key]: kept for key, kept in settings.items()},
+            **_policy_export(state.policies.get(name)),
+        }
         for name, settings in state.groups.items()
+    }
+
+
+def _policy_export(policy: Json | None) -> Json:
+    """RocketMQ 5's fields, of groups that have a policy."""
+    if policy is None:
+        return {}
+    retry: Json = {"type": "EXPONENTIAL" if "re" in policy else "CUSTOMIZED"}
+    if "rs" in policy:
+        retry["customizedRetryPolicy"] = {"next": policy["rs"]}
+    if "re" in policy:
+        initial, multiplier, longest = policy["re"]
+        retry["exponentialRetryPolicy"] = {
+            "initial": initial,
+            "max": longest,
+            "multiplier": multiplier,
+        }
+    return {
+        "attributes": policy.get("a", {}),
+        "consumeMessageOrderly": policy["o"],
+        "consumeTimeoutMinute": policy["t"],
+        "groupRetryPolicy": retry,
+        "groupSysFlag": policy.get("f", 0),
     }
 
 

@@ -64,6 +64,8 @@ def test_the_commands_are_these() -> None:
         "group progress",
         "group reset-offset",
         "group skip",
+        "group status",
+        "group update",
         "local down",
         "local env",
         "local status",

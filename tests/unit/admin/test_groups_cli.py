@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cometmq.admin.groups_cli import disagreement
+from cometmq.admin.groups import disagreement
 from cometmq.admin.views import GroupMemberView
 
 ONE = GroupMemberView("a", {"T": []}, "clustering", "average", 2)

@@ -42,6 +42,7 @@ TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", "appended", 3_600_000)
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
     views.GroupProgressView,
+    views.GroupReportView,
     views.LocalView,
     views.MessageView,
     views.PlaceView,

@@ -102,3 +102,12 @@ async def test_who_is_refused_leaves_nothing_behind(groups: Groups) -> None:
         groups.join("g", "a", [Subscription("../x")])
     assert len(groups) == 0
     assert groups.table.groups() == []
+
+
+def test_ten_thousand_member_names_leave_nothing_behind() -> None:
+    groups = Groups(MemberTable())
+    for n in range(10_000):
+        groups.join("g", f"member-{n}", []).leave()
+    assert len(groups) == len(groups._streams) == len(groups._notices) == 0
+    assert groups.table.groups() == []
+    assert groups.table.view("g").members == ()

@@ -9,6 +9,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupPolicyPut,
     GroupPut,
     OffsetsCommitted,
     OffsetsReset,
@@ -21,9 +22,16 @@ from cometmq.messaging.changes import (
     TopicSnapshot,
 )
 from cometmq.messaging.generations import History
+from cometmq.messaging.group_policy import (
+    ConsumeMode,
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupPolicy,
+)
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.quotas import Quota
 from cometmq.model import FlushMode, Position, TopicConfig
 
 NAMES = st.text("%|abcXYZ019_-", min_size=1, max_size=12)
@@ -50,6 +58,23 @@ SETTINGS = st.builds(
     broker_id=st.integers(0, 9),
     broker_id_when_slow=st.integers(0, 9),
     notify_members_enable=st.booleans(),
+)
+
+QUOTAS = st.builds(Quota, st.integers(0, 2**40), st.integers(0, 2**40))
+POLICIES = st.builds(
+    GroupPolicy,
+    is_orderly=st.booleans(),
+    retry=st.one_of(
+        st.none(),
+        st.builds(CustomizedRetry, st.lists(OFFSETS, min_size=1, max_size=9).map(tuple)),
+        st.builds(ExponentialRetry, OFFSETS, COUNTS, OFFSETS),
+    ),
+    consume_timeout_min=COUNTS,
+    mode=st.sampled_from(ConsumeMode),
+    read_quota=QUOTAS,
+    dlq_reserve_ms=OFFSETS,
+    system_flag=st.integers(0, 9),
+    attributes=st.dictionaries(NAMES, st.text(max_size=5)).map(lambda a: tuple(sorted(a.items()))),
 )
 
 
@@ -83,6 +108,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     ),
     st.builds(GenerationsCounted, UINT64),
     st.builds(GroupPut, SETTINGS),
+    st.builds(GroupPolicyPut, NAMES, POLICIES),
     st.builds(GroupDropped, NAMES),
     commits(st.builds(Position, UINT64, OFFSETS)),
     st.builds(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,16 @@ from hypothesis import strategies as st
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
 from cometmq.messaging.adoption import Queues, Tables, adopt_tables, read
-from cometmq.messaging.changes import DelaysReached, GroupPut, OffsetsCommitted
+from cometmq.messaging.changes import DelaysReached, GroupPolicyPut, GroupPut, OffsetsCommitted
+from cometmq.messaging.group_policy import (
+    ConsumeMode,
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupPolicy,
+)
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.quotas import Quota
 from cometmq.messaging.rocketmq_tables import DELAYS, GROUPS, OFFSETS, TOPICS, SnapshotMark, export
 from cometmq.messaging.state import BrokerState
 from cometmq.model import FlushMode, Position, TopicConfig
@@ -190,3 +198,110 @@ def test_the_full_copy_has_it_all() -> None:
         copy.apply(change)
     assert list(copy.as_changes()) == list(state.as_changes())
     assert copy.delays == {1: 2}
+
+
+# --- RocketMQ 5's fields of groups ----------------------------------------------------------------
+
+FIVE = {
+    "groupName": "billing",
+    "retryMaxTimes": 3,
+    "consumeMessageOrderly": True,
+    "consumeTimeoutMinute": 30,
+    "groupSysFlag": 1,
+    "attributes": {"priority.factor": "1"},
+    "groupRetryPolicy": {
+        "type": "EXPONENTIAL",
+        "exponentialRetryPolicy": {"initial": 1000, "max": 60000, "multiplier": 3},
+        "customizedRetryPolicy": {"next": [1, 2, 3]},
+    },
+    "subscriptionDataSet": [{"topic": "orders"}],
+}
+POLICY = GroupPolicy(
+    is_orderly=True,
+    retry=ExponentialRetry(1_000, 3, 60_000),
+    consume_timeout_min=30,
+    system_flag=1,
+    attributes=(("priority.factor", "1"),),
+)
+OURS = GroupPolicy(mode=ConsumeMode.POP, read_quota=Quota(7), dlq_reserve_ms=9)
+
+
+def groups_json(**groups: Any) -> bytes:
+    return json.dumps({"subscriptionGroupTable": groups}).encode()
+
+
+def adopted(state: BrokerState, *files: bytes, **others: bytes) -> GroupPolicy:
+    for content in files:
+        adopt_tables(state, read({GROUPS: content, **others}), queues(), FlushMode.ASYNC)
+    state.validate()
+    return state.groups["billing"].policy
+
+
+def test_rocketmq_5s_policy_is_taken_over_and_comes_back() -> None:
+    state = state_with(ORDERS)
+    assert adopted(state, groups_json(billing=FIVE)) == POLICY
+    back = json.loads(export(state, SnapshotMark(1, 2), 3)[GROUPS])
+    kept = back["subscriptionGroupTable"]["billing"]
+    for name in ("consumeMessageOrderly", "consumeTimeoutMinute", "groupSysFlag", "attributes"):
+        assert kept[name] == FIVE[name], name
+    assert kept["groupRetryPolicy"] == {
+        "type": "EXPONENTIAL",
+        "exponentialRetryPolicy": {"initial": 1000, "max": 60000, "multiplier": 3},
+    }
+    assert adopted(state, json.dumps(back).encode()) == POLICY
+    customized = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1, 2, 3]}}
+    assert adopted(state, groups_json(billing=FIVE | {"groupRetryPolicy": customized})) == replace(
+        POLICY, retry=CustomizedRetry((1, 2, 3))
+    )
+    exported = json.loads(export(state, SnapshotMark(1, 2), 3)[GROUPS])
+    kept = exported["subscriptionGroupTable"]["billing"]
+    assert kept["groupRetryPolicy"] == customized
+    default = FIVE | {"groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    assert adopted(state, groups_json(billing=default)).retry is None
+
+
+def test_what_rocketmq_does_not_have_stays_ours() -> None:
+    """4.9 has nothing of a policy; 5 neither mode, quota nor the time of dead letters. A group
+    whose offsets are taken over is dropped and put again: it keeps its policy, too.
+    """
+    state = state_with(ORDERS)
+    state.apply(GroupPolicyPut("billing", OURS))
+    four = groups_json(billing={"groupName": "billing"})
+    assert adopted(state, four) == OURS
+    offsets = b'{"offsetTable":{}}'
+    assert adopted(state, four, **{OFFSETS: offsets}) == OURS
+    five = adopted(state, groups_json(billing=FIVE), **{OFFSETS: offsets})
+    assert five == replace(POLICY, mode=OURS.mode, read_quota=OURS.read_quota, dlq_reserve_ms=9)
+    plain = {"consumeMessageOrderly": False, "consumeTimeoutMinute": 15, "groupSysFlag": 0}
+    plain_five = plain | {"attributes": {}, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+    assert adopted(state, groups_json(billing=plain_five)) == OURS
+    adopt_tables(state, read({GROUPS: groups_json()}), queues(), FlushMode.ASYNC)
+    assert "billing" not in state.groups
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [0]}},
+        {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1] * 65}},
+        {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 10**12}},
+    ],
+)
+def test_a_policy_that_cannot_be_kept_is_left_out_and_told(wrong: dict[str, Any]) -> None:
+    tables = read({GROUPS: groups_json(billing=FIVE | {"groupRetryPolicy": wrong})})
+    assert tables.groups is not None
+    assert tables.groups["billing"].retry_times_max == 3
+    assert not tables.policies
+    [told] = tables.left_out
+    assert "of group billing" in told
+
+
+def test_a_policy_of_the_wrong_kind_stops_the_takeover() -> None:
+    wrongs: list[dict[str, Any]] = [
+        {"groupRetryPolicy": 7},
+        {"attributes": []},
+        {"consumeMessageOrderly": "x"},
+    ]
+    for wrong in wrongs:
+        with pytest.raises(StoreDamaged):
+            read({GROUPS: groups_json(billing=FIVE | wrong)})

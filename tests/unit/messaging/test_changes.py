@@ -18,6 +18,7 @@ from cometmq.messaging.changes import (
     GenerationsCounted,
     GenerationsRaised,
     GroupDropped,
+    GroupPolicyPut,
     GroupPut,
     MessagesResent,
     OffsetsCommitted,
@@ -35,10 +36,17 @@ from cometmq.messaging.changes import (
 )
 from cometmq.messaging.dedup import StoredRun, StreamEntry
 from cometmq.messaging.generations import History
+from cometmq.messaging.group_policy import (
+    ConsumeMode,
+    CustomizedRetry,
+    ExponentialRetry,
+    GroupPolicy,
+)
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, Position, TopicConfig
@@ -61,6 +69,28 @@ GOLDEN: dict[str, Change] = {
     '{"k":"counter","g":9}': GenerationsCounted(9),
     '{"k":"group","n":"billing","c":true,"m":true,"b":true,"rq":1,"rt":16,"i":0,"s":1,"y":true}': (
         GroupPut(GroupSettings("billing"))
+    ),
+    '{"k":"group-policy","n":"billing","o":true,"t":15,"m":1,"rs":[1000,5000,60000],"q":[100,0]}': (
+        GroupPolicyPut(
+            "billing",
+            GroupPolicy(
+                is_orderly=True,
+                retry=CustomizedRetry((1_000, 5_000, 60_000)),
+                read_quota=Quota(messages_per_s=100),
+            ),
+        )
+    ),
+    '{"k":"group-policy","n":"bills","o":false,"t":30,"m":2,"re":[5000,2,7200000],"d"'
+    ':3600000,"f":1,"a":{"priority.factor":"1"}}': GroupPolicyPut(
+        "bills",
+        GroupPolicy(
+            retry=ExponentialRetry(5_000, 2, 7_200_000),
+            consume_timeout_min=30,
+            mode=ConsumeMode.POP,
+            dlq_reserve_ms=3_600_000,
+            system_flag=1,
+            attributes=(("priority.factor", "1"),),
+        ),
     ),
     '{"k":"group-drop","n":"billing"}': GroupDropped("billing"),
     '{"k":"offsets","o":{"billing":{"orders":[[0,9,480],[1,9,12]]}}}': OffsetsCommitted(
