@@ -52,6 +52,7 @@ from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
+from cometmq.messaging.sent_ids import SentIds
 from cometmq.messaging.topics import TopicTable
 from cometmq.model import TopicConfig
 
@@ -104,6 +105,7 @@ class BrokerState:
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
+        self.sent_ids = SentIds()  # of messages that stubs send; only the log's end tells them
         self.attempts = AttemptTable()  # takes what groups send back
         self.resent = ResentTable()
         self.locks = LockTable()
@@ -210,6 +212,7 @@ class BrokerState:
         self.offsets = other.offsets
         self.delays = other.delays
         self.streams = other.streams
+        self.sent_ids = other.sent_ids
         self.attempts = other.attempts
         self.resent = other.resent
         self.locks = other.locks

@@ -9,19 +9,25 @@ operator sent again is marked.
 from __future__ import annotations
 
 from cometmq.format import delayed, record
+from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
 from cometmq.format.relay import walk
 from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
 from cometmq.messaging.retry import AttemptTable, attempt_of
+from cometmq.messaging.sent_ids import SentIds, sent_id
 from cometmq.model import RETRY_PREFIX
+
+_ID_NAME = f"{UNIQ_KEY}\x01".encode()
 
 
 class Tail:
-    """Takes a log's end, piece by piece. What it finds of producers goes into ``streams``, what of
-    send-backs into ``attempts``.
+    """Takes a log's end, piece by piece. What it finds of producers goes into ``streams`` and, of
+    stubs, into ``sent_ids`` as of ``now_s``; what of send-backs into ``attempts``.
     """
 
-    def __init__(self, streams: StreamTable, attempts: AttemptTable) -> None:
+    def __init__(
+        self, streams: StreamTable, attempts: AttemptTable, sent_ids: SentIds, now_s: float
+    ) -> None:
         # Log offset of the newest delivered message of each level. A level is delivered in order.
         self.delivered: dict[int, int] = {}
         # Messages that were sent again, by the log offset of their source: the group that got
@@ -29,6 +35,18 @@ class Tail:
         self.resent: dict[int, str] = {}
         self._streams = streams
         self._attempts = attempts
+        self._sent_ids = sent_ids
+        self._now_s = now_s
+
+    def observe_sent(self, chunk: bytes, log_offset: int, end: int) -> None:
+        """A piece that comes before the log's end: the state knows all of it that lies below
+        ``end``, but for the ids that stubs gave their messages.
+        """
+        for at, record_end, is_relayed in walk(chunk):
+            if log_offset + at >= end:
+                return
+            if not is_relayed and id_at_end(chunk, record_end) is None:
+                self._observe_id(chunk, at, record_end, log_offset)
 
     def observe(self, chunk: bytes, log_offset: int) -> None:
         """The next piece: whole records, or the end mark of a file."""
@@ -39,6 +57,8 @@ class Tail:
                 self._observe_relayed(record.decode(chunk, at))
             else:
                 found = id_at_end(chunk, end)
+                if found is None:
+                    self._observe_id(chunk, at, end, log_offset)
             if found == (stream, next_counter):
                 next_counter += 1
                 continue
@@ -50,6 +70,14 @@ class Tail:
     def _add(self, stream: bytes, first: int, end: int, log_offset: int) -> None:
         if stream:
             self._streams.observe(Ids(stream, first, end - first), log_offset)
+
+    def _observe_id(self, chunk: bytes, at: int, end: int, log_offset: int) -> None:
+        if chunk.find(_ID_NAME, at, end) < 0:
+            return
+        found = record.decode(chunk, at)
+        if found.unique_id:
+            sent = sent_id(found.unique_id, found.born_host)
+            self._sent_ids.add(sent, log_offset + at, self._now_s)
 
     def _observe_relayed(self, found: Record) -> None:
         assert found.prepared_offset, found.log_offset

@@ -694,7 +694,9 @@ class OutgoingMessage(_message.Message):
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """User properties: neither empty names or values nor control characters 1 and 2, no reserved names."""
+        """User properties: neither empty names or values nor control characters 1 and 2, no reserved names. UNIQ_KEY: the message's
+        unique id, no other one of the call has it; without it the broker makes one.
+        """
 
     def __init__(
         self,
@@ -788,7 +790,7 @@ class SendResponse(_message.Message):
     STORE_TIME_MS_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     store_time_ms: _builtins.int
-    """Store time of all of them."""
+    """Store time of all of them; of the newest, when some were stored by an earlier call."""
     status: Global___SendStatus.ValueType
     """How far they have come."""
     @_builtins.property

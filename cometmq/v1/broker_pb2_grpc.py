@@ -131,7 +131,8 @@ class BrokerServiceServicer:
 
     def Send(self, request, context):
         """Sends messages field by field, for stubs without the record encoder. The messages of one call are stored together
-        or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
+        or not at all. Idempotent for messages that have a property UNIQ_KEY, for a minute: one that comes again is not stored
+        again, and answered as before. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,8 @@ class BrokerServiceStub:
     """
     Send: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]
     """Sends messages field by field, for stubs without the record encoder. The messages of one call are stored together
-    or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
+    or not at all. Idempotent for messages that have a property UNIQ_KEY, for a minute: one that comes again is not stored
+    again, and answered as before. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
@@ -137,7 +138,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     Send: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]  # type: ignore[assignment]
     """Sends messages field by field, for stubs without the record encoder. The messages of one call are stored together
-    or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
+    or not at all. Idempotent for messages that have a property UNIQ_KEY, for a minute: one that comes again is not stored
+    again, and answered as before. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
@@ -235,7 +237,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SendResponse, _abc.Awaitable[_broker_pb2.SendResponse]]:
         """Sends messages field by field, for stubs without the record encoder. The messages of one call are stored together
-        or not at all. Not idempotent. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
+        or not at all. Idempotent for messages that have a property UNIQ_KEY, for a minute: one that comes again is not stored
+        again, and answered as before. Errors: as SendStream's, and INVALID_REQUEST. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

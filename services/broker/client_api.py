@@ -17,6 +17,7 @@ from services.broker.membership import Groups
 from services.broker.produce import ProduceHandler, ProducePolicy
 from services.broker.replication import Replication
 from services.broker.resets import OffsetResets
+from services.broker.send_calls import SendCalls
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
 from services.broker.writer_core import WriterCore
@@ -93,7 +94,7 @@ class ClientApi:
         self.servicer = BrokerServicer(
             identity,
             produce,
-            encoder,
+            SendCalls(storage.store, produce, encoder, core.state.sent_ids, clock),
             core.reader,
             self.coordinator,
             writer.retries,

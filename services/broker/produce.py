@@ -25,6 +25,7 @@ from cometmq.model import SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
+from cometmq.store.writer import Appended
 from services.broker.stored_batch import stored_batch
 
 AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in RocketMQ
@@ -42,7 +43,7 @@ class Claim(NamedTuple):
     wait_store: bool = True
 
 
-class _ScheduleTopicMissing(Exception):
+class ScheduleTopicMissing(Exception):
     """The first delayed message of this broker group: its system topic has to be made."""
 
 
@@ -128,23 +129,34 @@ class ProduceHandler:
         claims: Sequence[Claim],
         born_host: bytes,
         checksum: int | None = None,
-        *,
-        has_ids: bool = True,
     ) -> Accepted:
         """Append a batch whole, or raise what is wrong with it; one that is stored already is not
-        stored again. Creates missing topics where that is allowed. ``has_ids`` False: its sender
-        has not numbered the messages.
+        stored again. Creates missing topics where that is allowed.
         """
-        dedup = has_ids and self._policy.dedup
         while True:
             try:
-                return self._append(records, claims, born_host, checksum, dedup=dedup)
-            except TopicNotFound as missing:
-                if missing.segment is None or not self._policy.auto_create_topics:
-                    raise
-                await self._create(claims[missing.segment].topic, missing, born_host)
-            except _ScheduleTopicMissing:
-                await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
+                return self.append(records, claims, born_host, checksum)
+            except (TopicNotFound, ScheduleTopicMissing) as missing:
+                await self.create_missing(missing, claims, born_host)
+
+    async def create_missing(
+        self,
+        missing: TopicNotFound | ScheduleTopicMissing,
+        claims: Sequence[Claim],
+        born_host: bytes,
+    ) -> None:
+        """Creates what :meth:`append` missed, or raises it where that is not allowed."""
+        if isinstance(missing, ScheduleTopicMissing):
+            await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
+            return
+        if missing.segment is None or not self._policy.auto_create_topics:
+            raise missing
+        await self._create(claims[missing.segment].topic, missing, born_host)
+
+    @property
+    def dedup(self) -> bool:
+        """Whether messages that come again are looked for."""
+        return self._policy.dedup
 
     async def settled(self, accepted: Accepted) -> SendStatus:
         """Wait until the batch is acknowledged or its sender cannot wait any longer. StoreFailed:
@@ -172,21 +184,25 @@ class ProduceHandler:
             return SendStatus.FLUSH_DISK_TIMEOUT
         return SendStatus.FLUSH_SLAVE_TIMEOUT
 
-    def _append(
+    def append(
         self,
         records: bytes,
         claims: Sequence[Claim],
         born_host: bytes,
-        checksum: int | None,
+        checksum: int | None = None,
         *,
-        dedup: bool,
+        has_ids: bool = True,
     ) -> Accepted:
+        """As :meth:`take`, at once: raises TopicNotFound and ScheduleTopicMissing for what
+        :meth:`create_missing` creates. ``has_ids`` False: its sender has not numbered the messages.
+        """
         came_s = self._clock.monotonic_s()
         if checksum is not None and crc32(records) != checksum:
             raise BatchChecksumMismatch(f"CRC-32 of {len(records)} bytes is not {checksum:#010x}")
         segments = self._segments(claims)
         record_count = sum([claim.record_count for claim in claims])
-        ids = ids_of(records, record_count) if dedup and records else None
+        is_numbered = has_ids and self._policy.dedup and records
+        ids = ids_of(records, record_count) if is_numbered else None
         if ids is not None:
             known = self._known(ids, records, segments, came_s)
             if known is not None:
@@ -229,12 +245,28 @@ class ProduceHandler:
         if found is None:  # other messages with the same ids: nobody's batch is taken for another's
             return None
         demands = union(segment.ack_demands for segment in segments)
+        is_partial = len(found.segment_bytes) < ids.id_count
+        return self.known(found, demands, came_s, is_partial=is_partial)
+
+    def known(
+        self, found: Appended, demands: DurabilityClass, came_s: float, *, is_partial: bool = False
+    ) -> Accepted:
+        """What was found in the log of a batch that comes again; ``segment_bytes`` has one entry
+        for each of its records. BrokerDraining.
+        """
         self._storage.check_open()
         ticket = Ticket(found, self._storage.acked(found.end_offset, demands), demands)
         count = len(found.segment_bytes)
         self._observer.known(count)
         answer_by_s = came_s + self._patience_s(demands)
-        return Accepted(ticket, answer_by_s, count, is_known=True, is_partial=count < ids.id_count)
+        return Accepted(ticket, answer_by_s, count, is_known=True, is_partial=is_partial)
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self._topics
+
+    def demands_of(self, topic: str) -> DurabilityClass:
+        """What a message of the topic waits for."""
+        return DurabilityClass.of(*self._topics.demands(topic))
 
     def _patience_s(self, demands: DurabilityClass) -> float:
         policy = self._policy
@@ -270,7 +302,7 @@ class ProduceHandler:
         topic, queue_id, count, level, wait_store = claim
         delayed.check_level(level)
         if SCHEDULE_TOPIC not in self._topics:
-            raise _ScheduleTopicMissing
+            raise ScheduleTopicMissing
         prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=wait_store)
         return Segment(
             SCHEDULE_TOPIC,

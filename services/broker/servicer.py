@@ -28,7 +28,7 @@ from services.broker.membership import MemberStream
 from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
-from services.broker.structured import StructuredEncoder
+from services.broker.send_calls import SendCalls, SentPlace
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
@@ -83,7 +83,7 @@ class BrokerServicer(ReadServicer):
         self,
         identity: BrokerIdentity,
         produce: ProduceHandler,
-        encoder: StructuredEncoder,
+        send_calls: SendCalls,
         reader: Reader,
         coordinator: GroupCoordinator,
         retries: RetryService,
@@ -95,7 +95,7 @@ class BrokerServicer(ReadServicer):
     ) -> None:
         super().__init__(identity, reader, coordinator, metrics, described)
         self._produce = produce
-        self._encoder = encoder
+        self._send_calls = send_calls
         self._coordinator = coordinator
         self._retries = retries
         self._locks = locks
@@ -209,34 +209,26 @@ class BrokerServicer(ReadServicer):
     async def Send(
         self, request: broker_pb2.SendRequest, context: Context
     ) -> broker_pb2.SendResponse:
-        born_host = host_of_peer(context.peer())
-        batch = self._encoder.encode(request.messages, born_host)
         try:
-            accepted = await self._produce.take(
-                batch.records, batch.claims, born_host, has_ids=False
-            )
+            call = await self._send_calls.send(request.messages, host_of_peer(context.peer()))
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
-            error.segment = batch.first_message_of(error.segment)
             raise
-        status = await self._produce.settled(accepted)
-        appended = accepted.ticket.appended
-        sent = []
-        for segment, place, byte in batch.order:
-            topic, queue_id, _, delay_level, _ = batch.claims[segment]
-            message_id = ids.message_id(self._identity.broker_group, appended.log_offset + byte)
-            queue = convert.queue_proto(topic, queue_id)
-            position = None
-            if not delay_level:
-                generation = self._reader.queue(topic, queue_id).generation
-                offset = appended.queue_offsets[segment] + place
-                position = common_pb2.Position(generation=generation, offset=offset)
-            sent.append(
-                broker_pb2.SentMessage(message_id=message_id, queue=queue, position=position)
-            )
-        assert len(sent) == len(request.messages)
         return broker_pb2.SendResponse(
-            sent=sent, store_time_ms=appended.store_time_ms, status=convert.status_proto(status)
+            sent=[self._sent(place) for place in call.places],
+            store_time_ms=call.store_time_ms,
+            status=convert.status_proto(call.status),
+        )
+
+    def _sent(self, place: SentPlace) -> broker_pb2.SentMessage:
+        position = None
+        if place.queue_offset is not None:
+            generation = self._reader.queue(place.topic, place.queue_id).generation
+            position = common_pb2.Position(generation=generation, offset=place.queue_offset)
+        return broker_pb2.SentMessage(
+            message_id=ids.message_id(self._identity.broker_group, place.log_offset),
+            queue=convert.queue_proto(place.topic, place.queue_id),
+            position=position,
         )
 
     # --- consuming ---

@@ -47,7 +47,7 @@ def _appended(
     found: Sequence[Record], sent: Sequence[Record], segments: Sequence[Segment]
 ) -> Appended | None:
     count = 0
-    while count < len(found) and _is_same(found[count], sent[count]):
+    while count < len(found) and is_same(found[count], sent[count]):
         count += 1
     if not count:
         return None
@@ -67,7 +67,7 @@ def _appended(
     )
 
 
-def _is_same(stored: Record, sent: Record) -> bool:
+def is_same(stored: Record, sent: Record) -> bool:
     """Whether they differ in nothing but what the broker fills in."""
     return (
         (stored.topic, stored.queue_id, stored.flag) == (sent.topic, sent.queue_id, sent.flag)

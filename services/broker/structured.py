@@ -36,8 +36,8 @@ class _RunKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StructuredBatch:
-    """The encoded batch; ``order[i]`` tells where message i of the call stands: (segment, index
-    within it, byte).
+    """The encoded batch; ``order[i]`` tells where message i of those that were encoded stands:
+    (segment, index within it, byte).
     """
 
     records: bytes
@@ -80,22 +80,26 @@ class StructuredEncoder:
         """Raises BodyTooLarge, TopicNameInvalid, Properties…, PropertyReserved and InvalidRequest
         with the message's number as ``segment``; InvalidRequest and BatchTooLarge without.
         """
-        if not 1 <= len(messages) <= self._limits.batch_count_max:
-            raise InvalidRequest(
-                f"{len(messages)} messages, 1 to {self._limits.batch_count_max} are allowed"
-            )
+        self.check_count(len(messages))
         chosen: dict[str, int] = {}
         runs: dict[_RunKey, list[tuple[int, bytes]]] = {}
         for index, message in enumerate(messages):
             queue_id = self._queue_of(message, chosen)
             try:
-                data = self._record(message, queue_id, born_host)
+                data = self.record(message, queue_id, born_host)
             except RequestError as error:
                 error.segment = index
                 raise
             key = _RunKey(message.topic, queue_id, message.delay_level, not message.no_wait_store)
             runs.setdefault(key, []).append((index, data))
         return self._join(runs, len(messages))
+
+    def check_count(self, count: int) -> None:
+        """Raises InvalidRequest for a call of no messages, or too many."""
+        if not 1 <= count <= self._limits.batch_count_max:
+            raise InvalidRequest(
+                f"{count} messages, 1 to {self._limits.batch_count_max} are allowed"
+            )
 
     def _queue_of(self, message: broker_pb2.OutgoingMessage, chosen: dict[str, int]) -> int:
         if message.HasField("queue_id"):
@@ -106,9 +110,14 @@ class StructuredEncoder:
             chosen[message.topic] = self._source.randrange(count)
         return chosen[message.topic]
 
-    def _record(
-        self, message: broker_pb2.OutgoingMessage, queue_id: int, born_host: bytes
+    def record(
+        self,
+        message: broker_pb2.OutgoingMessage,
+        queue_id: int,
+        born_host: bytes,
+        born_time_ms: int = 0,
     ) -> bytes:
+        """One message for a queue; ``born_time_ms`` 0: now, unless it says when."""
         if len(message.body) > self._limits.body_bytes_max:
             raise BodyTooLarge(
                 f"the body has {len(message.body)} bytes, {self._limits.body_bytes_max} are allowed"
@@ -125,12 +134,19 @@ class StructuredEncoder:
             topic.encode(),
             queue_id,
             message.body,
-            prefix + properties.encode(self._properties(message)),
+            prefix + self._encoded_properties(message),
             flag=message.flag,
-            born_time_ms=message.born_time_ms or self._clock.wall_ms(),
+            born_time_ms=message.born_time_ms or born_time_ms or self._clock.wall_ms(),
             born_host=born_host,
             store_host=self._store_host,
         )
+
+    def _encoded_properties(self, message: broker_pb2.OutgoingMessage) -> bytes:
+        """With an id of the client the last separator is left out, as RocketMQ 4 does: so it is not
+        taken for the id of a sender that numbers its messages.
+        """
+        encoded = properties.encode(self._properties(message))
+        return encoded[:-1] if properties.UNIQ_KEY in message.properties else encoded
 
     def _properties(self, message: broker_pb2.OutgoingMessage) -> dict[str, str]:
         pairs = dict(message.properties)

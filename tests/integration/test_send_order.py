@@ -25,7 +25,7 @@ KEYS, COUNT = 5, 3_000
 async def test_acknowledged_messages_of_a_key_lie_in_the_order_of_the_sends(
     tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = ProduceHandler._append
+    append = ProduceHandler.append
     refused: list[CometError] = []
 
     def unwilling(self: ProduceHandler, records: bytes, *arguments: Any, **more: Any) -> Any:
@@ -34,7 +34,7 @@ async def test_acknowledged_messages_of_a_key_lie_in_the_order_of_the_sends(
             raise refused[-1]
         return append(self, records, *arguments, **more)
 
-    monkeypatch.setattr(ProduceHandler, "_append", unwilling)
+    monkeypatch.setattr(ProduceHandler, "append", unwilling)
     options = ProducerOptions(
         in_flight_max=8, batch_count_max=10, retry_backoff_ms=2, retry_backoff_max_ms=10
     )

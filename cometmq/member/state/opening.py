@@ -113,7 +113,7 @@ def open_writer(
             else:
                 _raise_generations(store, state, common)
         stored = {topic for topic, _ in store.queues()}
-        delays = progress_of(store, state)
+        delays = progress_of(store, state, clock.monotonic_s())
         _fit_levels(store, state, stored, delays)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets

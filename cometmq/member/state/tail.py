@@ -16,9 +16,11 @@ from cometmq.store.writer import MessageStore
 
 # What has changed further back is in the state: a writer looks often whether progress is due.
 TAIL_BYTES_MAX = 128 * 1024 * 1024
+# The ids that stubs gave their messages are in no state: so much further back they are read too.
+SENT_BYTES_MAX = 4 * 1024 * 1024
 
 
-def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
+def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayProgress:
     """How far the levels of delayed messages were delivered, by the state and the log's end. What
     producers sent goes into the state's streams, what groups sent back into its attempts, and the
     marks of messages that were sent again are completed.
@@ -30,10 +32,8 @@ def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
     progress = DelayProgress(state.delays, end_of)
     if store.adoption is not None:  # RocketMQ's tables know all that it did
         return progress
-    tail = Tail(state.streams, state.attempts)
-    start = 0 if store.state_lost is not None else newest_progress(store)
-    for log_offset, data in store.good_records(TAIL_BYTES_MAX, start):
-        tail.observe(data, log_offset)
+    tail = Tail(state.streams, state.attempts, state.sent_ids, now_s)
+    _read(store, tail)
     for source in tail.delivered.values():
         # Retention may have removed the source, and damage its unit.
         with suppress(MessageNotFound, StoreDamaged):
@@ -51,3 +51,15 @@ def progress_of(store: MessageStore, state: BrokerState) -> DelayProgress:
             if not state.resent.holds(key, found.queue_offset):
                 state.resent.put(key, state.resent.plan(key, [found.queue_offset], low=0))
     return progress
+
+
+def _read(store: MessageStore, tail: Tail) -> None:
+    start = 0 if store.state_lost is not None else newest_progress(store)
+    before = store.appended_offset - start + SENT_BYTES_MAX
+    if before <= TAIL_BYTES_MAX:
+        for log_offset, data in store.good_records(before, 0):
+            if log_offset >= start:
+                break
+            tail.observe_sent(data, log_offset, start)
+    for log_offset, data in store.good_records(TAIL_BYTES_MAX, start):
+        tail.observe(data, log_offset)

@@ -1,0 +1,215 @@
+"""The structured ``Send``: a call that comes again is answered as it was, and stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cometmq.clock import Clock
+from cometmq.errors import CometError, InvalidRequest, MessageNotFound, StoreDamaged, TopicNotFound
+from cometmq.format import record
+from cometmq.format.delayed import SCHEDULE_TOPIC, target_of
+from cometmq.format.properties import UNIQ_KEY
+from cometmq.format.record import Record
+from cometmq.messaging.sent_ids import SentIds, sent_id
+from cometmq.model import SendStatus
+from cometmq.replication.watermarks import union
+from cometmq.store.base import BaseStore
+from cometmq.store.writer import Appended
+from cometmq.v1 import broker_pb2
+from services.broker.produce import Accepted, ProduceHandler, ScheduleTopicMissing
+from services.broker.stored_batch import is_same
+from services.broker.structured import StructuredBatch, StructuredEncoder
+
+
+class SentPlace(NamedTuple):
+    """Where a message of a call lies. ``queue_offset`` None: it waits, and is not there yet."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int | None
+    log_offset: int
+
+
+class SentCall(NamedTuple):
+    """The answer to a call. ``store_time_ms``: of the message that was stored last."""
+
+    places: list[SentPlace]
+    store_time_ms: int
+    status: SendStatus
+
+
+class _Call(NamedTuple):
+    messages: Sequence[broker_pb2.OutgoingMessage]
+    known: Mapping[int, Record]  # those that are stored already, by their numbers
+    new: Sequence[int]  # the numbers of the others
+    born_host: bytes
+
+
+class SendCalls:
+    """Takes calls into the log. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        store: BaseStore,
+        produce: ProduceHandler,
+        encoder: StructuredEncoder,
+        sent_ids: SentIds,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._produce = produce
+        self._encoder = encoder
+        self._sent_ids = sent_ids
+        self._clock = clock
+
+    async def send(
+        self, messages: Sequence[broker_pb2.OutgoingMessage], born_host: bytes
+    ) -> SentCall:
+        """Stores the messages that are not stored yet, all of them or none, and answers for all.
+        Raises what is wrong with a message, its number as ``segment``.
+        """
+        self._encoder.check_count(len(messages))
+        _check_ids(messages)
+        while True:
+            # Looked up each time: others may have sent them while a topic was created.
+            known = self._known(messages, born_host) if self._produce.dedup else {}
+            new = [number for number in range(len(messages)) if number not in known]
+            call = _Call(messages, known, new, born_host)
+            batch = self._encode(call) if new else None
+            try:
+                return await self._answer(call, batch, self._append(call, batch))
+            except (TopicNotFound, ScheduleTopicMissing) as missing:
+                assert batch is not None
+                try:
+                    await self._produce.create_missing(missing, batch.claims, born_host)
+                except CometError as error:
+                    _number(error, call, batch)
+                    raise
+            except CometError as error:
+                _number(error, call, batch)
+                raise
+
+    def _encode(self, call: _Call) -> StructuredBatch:
+        try:
+            return self._encoder.encode([call.messages[n] for n in call.new], call.born_host)
+        except CometError as error:
+            if error.segment is not None:
+                error.segment = call.new[error.segment]
+            raise
+
+    def _append(self, call: _Call, batch: StructuredBatch | None) -> list[Accepted]:
+        """What is known already, then what is new. Nothing waits here."""
+        accepted = [self._take_known(call)] if call.known else []
+        if batch is not None:
+            append = self._produce.append
+            accepted.append(append(batch.records, batch.claims, call.born_host, has_ids=False))
+        return accepted
+
+    async def _answer(
+        self, call: _Call, batch: StructuredBatch | None, accepted: Sequence[Accepted]
+    ) -> SentCall:
+        places = {number: _place(found) for number, found in call.known.items()}
+        if batch is not None:
+            places |= zip(call.new, _places(batch, accepted[-1].ticket.appended), strict=True)
+            self._remember(call, places)
+        statuses = [await self._produce.settled(one) for one in accepted]
+        return SentCall(
+            [places[number] for number in range(len(call.messages))],
+            max(one.ticket.appended.store_time_ms for one in accepted),
+            max(statuses, key=lambda status: status.value),
+        )
+
+    def _known(
+        self, messages: Sequence[broker_pb2.OutgoingMessage], born_host: bytes
+    ) -> dict[int, Record]:
+        """The messages that are stored, by their numbers."""
+        now_s = self._clock.monotonic_s()
+        known: dict[int, Record] = {}
+        for number, message in enumerate(messages):
+            unique_id = message.properties.get(UNIQ_KEY, "")
+            if not unique_id:
+                continue
+            log_offset = self._sent_ids.find(sent_id(unique_id, born_host), now_s)
+            found = None if log_offset is None else self._stored(message, log_offset, born_host)
+            if found is not None:
+                known[number] = found
+        return known
+
+    def _stored(
+        self, message: broker_pb2.OutgoingMessage, log_offset: int, born_host: bytes
+    ) -> Record | None:
+        """The record there, if it is of this message; None: of another with its id."""
+        try:
+            found = record.decode(self._store.read_record(log_offset))
+        except (MessageNotFound, StoreDamaged):
+            return None
+        topic, queue_id = _target(found)
+        if message.topic != topic or (
+            message.HasField("queue_id") and message.queue_id != queue_id
+        ):
+            return None
+        sent = self._encoder.record(message, queue_id, born_host, found.born_time_ms)
+        return found if is_same(found, record.decode(sent)) else None
+
+    def _take_known(self, call: _Call) -> Accepted:
+        found = call.known.values()
+        last = max(found, key=lambda one: one.log_offset)
+        appended = Appended(
+            min(one.log_offset for one in found),
+            last.log_offset + last.size,
+            [],
+            [one.size for one in found],
+            last.store_time_ms,
+        )
+        waiting = [one for n, one in call.known.items() if not call.messages[n].no_wait_store]
+        topics = {topic for one in waiting for topic in (one.topic, _target(one)[0])}
+        demands = union(map(self._produce.demands_of, topics))
+        return self._produce.known(appended, demands, self._clock.monotonic_s())
+
+    def _remember(self, call: _Call, places: Mapping[int, SentPlace]) -> None:
+        now_s = self._clock.monotonic_s()
+        for number in call.new:
+            unique_id = call.messages[number].properties.get(UNIQ_KEY, "")
+            if unique_id:
+                sent = sent_id(unique_id, call.born_host)
+                self._sent_ids.add(sent, places[number].log_offset, now_s)
+
+
+def _check_ids(messages: Sequence[broker_pb2.OutgoingMessage]) -> None:
+    met: dict[str, int] = {}
+    for number, message in enumerate(messages):
+        unique_id = message.properties.get(UNIQ_KEY, "")
+        first = met.setdefault(unique_id, number)
+        if unique_id and first != number:
+            raise InvalidRequest(
+                f"messages {first} and {number} have one {UNIQ_KEY}: {unique_id[:100]!r}",
+                segment=number,
+            )
+
+
+def _number(error: CometError, call: _Call, batch: StructuredBatch | None) -> None:
+    """Gives the error of a segment the number of the first message that it is about."""
+    first = None if batch is None else batch.first_message_of(error.segment)
+    error.segment = None if first is None else call.new[first]
+
+
+def _target(found: Record) -> tuple[str, int]:
+    """The topic and queue that a message is meant for."""
+    target = target_of(found.raw_properties) if found.topic == SCHEDULE_TOPIC else None
+    return target or (found.topic, found.queue_id)
+
+
+def _place(found: Record) -> SentPlace:
+    topic, queue_id = _target(found)
+    is_delayed = found.topic == SCHEDULE_TOPIC
+    return SentPlace(topic, queue_id, None if is_delayed else found.queue_offset, found.log_offset)
+
+
+def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
+    places = []
+    for segment, index, byte in batch.order:
+        claim = batch.claims[segment]
+        offset = None if claim.delay_level else appended.queue_offsets[segment] + index
+        places.append(SentPlace(claim.topic, claim.queue_id, offset, appended.log_offset + byte))
+    return places
