@@ -275,6 +275,16 @@ class BodyCompressionInvalid(RequestError):
     )
 
 
+class MessageTypeMismatch(RequestError):
+    """The topic takes messages of another type."""
+
+    code = 1030
+    advice = (
+        "Send to a topic of this type, or change the topic's: cometmq topic update NAME "
+        "--message-type TYPE; topics of type unspecified and mixed take every message."
+    )
+
+
 class Unauthenticated(RequestError):
     """The caller did not prove that it knows the cluster's secret."""
 

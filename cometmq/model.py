@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
@@ -59,6 +59,19 @@ class ReplicationMode(IntEnum):
     FLUSHED = 3  # every in-sync member has it on its disk
 
 
+class MessageType(Enum):
+    """Which messages a topic takes, RocketMQ's ``message.type``; the values are those of
+    ``cometmq.v1.MessageType``.
+    """
+
+    UNSPECIFIED = 1  # every message
+    NORMAL = 2
+    FIFO = 3  # readable at once, and each with a sharding key
+    DELAY = 4
+    TRANSACTION = 5
+    MIXED = 6  # every message
+
+
 class SendStatus(Enum):
     """What a stored message is assured of; the values are those of ``cometmq.v1.SendStatus``. In
     all cases it is stored: sending it again stores it twice.
@@ -99,6 +112,10 @@ class TopicConfig:
     flush_mode: FlushMode = FlushMode.ASYNC
     replication_mode: ReplicationMode = ReplicationMode.ASYNC
     reserve_time_ms: int = 0  # older messages are not shown; 0 = what the log has is shown
+    message_type: MessageType = MessageType.UNSPECIFIED
+    is_ordered: bool = False  # over all broker groups: producers wait for the one of a message
+    # Attributes of RocketMQ's that say nothing here, by name; kept for the way back to it.
+    attributes: tuple[tuple[str, str], ...] = ()
 
     @property
     def readable(self) -> bool:
@@ -107,6 +124,27 @@ class TopicConfig:
     @property
     def writable(self) -> bool:
         return bool(self.permission & PERMISSION_WRITE)
+
+    def plain(self) -> TopicConfig:
+        """Without what the state has changes of its own for: reserve time, type, order."""
+        return TopicConfig(
+            self.name,
+            self.read_queue_count,
+            self.write_queue_count,
+            self.permission,
+            self.flush_mode,
+            self.replication_mode,
+        )
+
+    def with_extras_of(self, other: TopicConfig) -> TopicConfig:
+        """These settings, but of what :meth:`plain` leaves out those of ``other``."""
+        return replace(
+            self,
+            reserve_time_ms=other.reserve_time_ms,
+            message_type=other.message_type,
+            is_ordered=other.is_ordered,
+            attributes=other.attributes,
+        )
 
 
 @dataclass(slots=True, init=False)  # not frozen: that would cost as much as encoding the message

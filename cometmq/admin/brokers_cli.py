@@ -24,7 +24,10 @@ def broker_group() -> None:
 
 @cluster_command(broker_group, "status")
 async def broker_status(connection: Connection) -> list[BrokerMemberView]:
-    """Show role, log and lag of every member."""
+    """Show role, log and lag of every member.
+
+    mqadmin: brokerStatus, haStatus, getBrokerEpoch.
+    """
     return await brokers.describe(connection)
 
 
@@ -42,6 +45,8 @@ async def broker_step_down(
 
     Returns when the follower is the writer. No message and no committed offset is lost; clients
     go on by themselves.
+
+    mqadmin: electMaster.
     """
     if name is None:
         groups = sorted(await connection.writers())
@@ -63,6 +68,8 @@ async def broker_elect(
     For a group that has lost its writer and has no electable member. Waits until the lease counts
     as abandoned. Consumers lose what MEMBER lacks; a member that has it saves it to a file when it
     returns.
+
+    mqadmin: electMaster.
     """
     return await group_status.elect(connection, name, member_id, force=force)
 
@@ -73,6 +80,8 @@ async def broker_checksum(connection: Connection, names: tuple[str, ...]) -> lis
     """Compare the logs of each group's members byte for byte.
 
     Ends with status 3 when logs differ, or a member is not registered and so was not compared.
+
+    mqadmin has no such verb.
     """
     return await brokers.compare_logs(connection, names)
 
@@ -84,5 +93,7 @@ async def broker_clean(connection: Connection, names: tuple[str, ...]) -> list[C
 
     Every member cleans its own disk, whatever the hour. It also removes queue files that point
     before the log, and queues of topics that do not exist.
+
+    mqadmin: cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog.
     """
     return await brokers.clean(connection, names)

@@ -30,6 +30,7 @@ from cometmq.admin import (
     resets_cli,
     search_cli,
     store_cli,
+    topics_cli,
 )
 from cometmq.admin.commandline import (
     Group,
@@ -44,10 +45,8 @@ from cometmq.admin.commandline import (
     secret_option,
 )
 from cometmq.admin.connection import Connection
-from cometmq.admin.convert import permission_bits
 from cometmq.admin.topic_reader import TopicReader, open_reader
 from cometmq.admin.views import (
-    CreatedTopicView,
     DeletedGroupView,
     DeletedTopicView,
     GroupProgressView,
@@ -63,7 +62,7 @@ from cometmq.admin.views import (
     StoppedView,
     TopicView,
 )
-from cometmq.model import FlushMode, Message, QueueRef, ReplicationMode
+from cometmq.model import Message, QueueRef
 
 FOLLOW_INTERVAL_S = 0.2
 PATIENCE_ROUNDS_MAX = 25  # 5 s for what is appended to become readable
@@ -208,13 +207,19 @@ def cluster_group() -> None:
 
 @cluster_command(cluster_group, "status")
 async def cluster_status(connection: Connection) -> list[GroupStatusView]:
-    """Show writer, in-sync set and troubles of every group."""
+    """Show writer, in-sync set and troubles of every group.
+
+    mqadmin: clusterList, getSyncStateSet.
+    """
     return await group_status.describe(connection)
 
 
 @cluster_command(cluster_group, "members", has_more=True)
 async def cluster_members(connection: Connection) -> list[MemberView]:
-    """List every registered member with its role and log."""
+    """List every registered member with its role and log.
+
+    mqadmin: clusterList.
+    """
     return await ops.describe_cluster(connection)
 
 
@@ -223,66 +228,7 @@ def topic_group() -> None:
     """Topics: settings, routes and queues."""
 
 
-COUNT = click.IntRange(min=1)  # none given is the default, 0 is a mistake
-
-
-@cluster_command(topic_group, "create")
-@click.argument("name")
-@click.option("--queues", type=COUNT, help="Queues for readers and writers, on each broker group.")
-@click.option("--read-queues", type=COUNT, help="Queues for readers, if other than --queues.")
-@click.option("--write-queues", type=COUNT, help="Queues for writers, if other than --queues.")
-@click.option("--permission", type=click.Choice(["rw", "r", "w"]), default="rw", show_default=True)
-@click.option(
-    "--flush", type=click.Choice(["async", "sync"]), help="When a message is acknowledged."
-)
-@click.option(
-    "--replication",
-    type=click.Choice(["async", "appended", "flushed"]),
-    help="Which copies an acknowledgement waits for.",
-)
-@click.option(
-    "--reserve-hours",
-    type=click.FloatRange(min=0),
-    help="Do not show messages that are older; 0 = show what the log has.",
-)
-@broker_groups_option
-async def topic_create(
-    connection: Connection,
-    name: str,
-    queues: int | None,
-    read_queues: int | None,
-    write_queues: int | None,
-    permission: str,
-    flush: str | None,
-    replication: str | None,
-    reserve_hours: float | None,
-    broker_groups: tuple[str, ...],
-) -> list[CreatedTopicView]:
-    """Create topic NAME, or change its settings.
-
-    A setting that is not given is the broker's default.
-
-    --flush async acknowledges a message when it is in the page cache; sync, when it is on disk.
-    --replication async does not wait for copies; appended and flushed wait until every in-sync
-    member has it in its page cache, or on its disk.
-    --reserve-hours may not be longer than the broker keeps its log, which all topics share.
-    """
-    return await ops.create_topic(
-        connection,
-        name,
-        read_queue_count=_first(read_queues, queues, 0),
-        write_queue_count=_first(write_queues, queues, 0),
-        permission=permission_bits(permission),
-        flush_mode=FlushMode[flush.upper()] if flush else None,
-        replication_mode=ReplicationMode[replication.upper()] if replication else None,
-        reserve_time_ms=None if reserve_hours is None else round(reserve_hours * 3_600_000),
-        broker_groups=broker_groups,
-    )
-
-
-def _first(*values: int | None) -> int:
-    """The first that was given. 0 is an answer: the broker then says what it thinks of 0 queues."""
-    return next(value for value in values if value is not None)
+topics_cli.add_commands(topic_group)
 
 
 @cluster_command(topic_group, "delete")
@@ -292,7 +238,10 @@ def _first(*values: int | None) -> int:
 async def topic_delete(
     connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
 ) -> list[DeletedTopicView]:
-    """Delete topic NAME with its messages and offsets."""
+    """Delete topic NAME with its messages and offsets.
+
+    mqadmin: deleteTopic.
+    """
     if not yes:
         click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
     return await ops.delete_topic(connection, name, broker_groups=broker_groups)
@@ -301,21 +250,30 @@ async def topic_delete(
 @cluster_command(topic_group, "list")
 @click.option("--system", is_flag=True, help="The system's own topics, too.")
 async def topic_list(connection: Connection, system: bool) -> list[TopicView]:
-    """List all topics and their settings."""
+    """List all topics and their settings.
+
+    mqadmin: topicList, topicClusterList.
+    """
     return await ops.list_topics(connection, system=system)
 
 
 @cluster_command(topic_group, "route")
 @click.argument("name")
 async def topic_route(connection: Connection, name: str) -> list[RouteView]:
-    """Show where clients send and read topic NAME."""
+    """Show where clients send and read topic NAME.
+
+    mqadmin: topicRoute.
+    """
     return await ops.topic_route(connection, name)
 
 
 @cluster_command(topic_group, "status")
 @click.argument("name")
 async def topic_status(connection: Connection, name: str) -> list[QueueView]:
-    """Show bounds and last store time of every queue of NAME."""
+    """Show bounds and last store time of every queue of NAME.
+
+    mqadmin: topicStatus.
+    """
     return await ops.topic_status(connection, name)
 
 
@@ -335,7 +293,10 @@ def group_group() -> None:
     help="Only groups with neither a member nor a commit for so long.",
 )
 async def group_list(connection: Connection, idle_hours: float) -> list[GroupView]:
-    """List all groups: live members, queues, idle time."""
+    """List all groups: live members, queues, idle time.
+
+    mqadmin: consumerProgress, without a group.
+    """
     return await ops.list_groups(connection, idle_ms=round(idle_hours * 3_600_000))
 
 
@@ -361,6 +322,7 @@ async def group_delete(
 
     Refused while the group has live members. Its dead letters stay, unless there are none or
     --dead-letters says so. Broker groups count a group idle since their writer's start at most.
+
     mqadmin: deleteSubGroup.
     """
     if (name is None) == (idle_hours is None):
@@ -385,7 +347,10 @@ async def group_delete(
 @click.argument("name")
 @click.option("--topic", default="", help="Only this topic.")
 async def group_progress(connection: Connection, name: str, topic: str) -> GroupProgressView:
-    """Show members, committed offsets and lag of group NAME."""
+    """Show members, committed offsets and lag of group NAME.
+
+    mqadmin: consumerProgress.
+    """
     return await ops.group_progress(connection, name, topic=topic)
 
 
@@ -422,7 +387,10 @@ async def message_send(
     queue: str | None,
     **fields: Any,
 ) -> SentView:
-    """Send one message to TOPIC."""
+    """Send one message to TOPIC.
+
+    mqadmin: sendMessage.
+    """
     if (body is None) == (file is None):
         raise click.UsageError("give one body: as an argument, or as --file (- is standard input)")
     content = file.read() if file else (body or "").encode()
@@ -461,6 +429,8 @@ def message_consume(
     """Print the messages of TOPIC.
 
     Joins no group and commits nothing. With --output json each message is one line.
+
+    mqadmin: consumeMessage, printMsg, printMsgByQueue.
     """
     only = _queue(topic, queue) if queue else None
 
@@ -504,6 +474,8 @@ async def message_get(connection: Connection, message_id: str) -> MessageView:
     """Show the message with this id.
 
     An id is BROKER_GROUP/LOG_OFFSET, or RocketMQ's hexadecimal form.
+
+    mqadmin: queryMsgById.
     """
     return await messages.get_message(connection, message_id)
 

@@ -93,6 +93,28 @@ class Connection:
                 return answer
         raise PeerUnavailable(f"no name server answers: {', '.join(silent)}")
 
+    async def ask_namesrvs(
+        self,
+        ask: Callable[[namesrv_pb2_grpc.NameServiceAsyncStub], Method[Request, Response]],
+        request: Request,
+    ) -> dict[str, Response]:
+        """Ask all name servers: they do not talk to each other. PeerUnavailable names those that do
+        not answer, after all others have.
+        """
+        answers: dict[str, Response] = {}
+        silent: list[str] = []
+        for address in sorted(self._namesrvs):
+            stub = namesrv_pb2_grpc.NameServiceStub(self._channels.get(address, self._secret))
+            try:
+                answers[address] = await call(address, ask(stub), request)
+            except PeerUnavailable:
+                silent.append(address)
+        if silent:
+            raise PeerUnavailable(
+                f"name servers that do not answer: {', '.join(silent)}; once they do, do it again"
+            )
+        return answers
+
     async def members(self) -> list[namesrv_pb2.RegisteredMember]:
         """Every registered member, in the name server's order."""
         request = namesrv_pb2.DescribeClusterRequest()

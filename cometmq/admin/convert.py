@@ -8,7 +8,7 @@ from contextlib import suppress
 from cometmq.admin.views import MessageView, TopicView
 from cometmq.errors import BodyCompressionInvalid
 from cometmq.format.compression import SYS_FLAG_COMPRESSED, decompress
-from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, ReplicationMode
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, MessageType, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 
@@ -42,6 +42,10 @@ def replication_mode_name(mode: int) -> str:
     return ReplicationMode(mode or ReplicationMode.ASYNC).name.lower()
 
 
+def message_type_name(number: int) -> str:
+    return MessageType(number or MessageType.UNSPECIFIED.value).name.lower()
+
+
 def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
     return TopicView(
         topic=topic.name,
@@ -52,6 +56,8 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
         flush_mode=flush_mode_name(topic.flush_mode),
         replication_mode=replication_mode_name(topic.replication_mode),
         reserve_time_ms=topic.reserve_time_ms,
+        message_type=message_type_name(topic.message_type),
+        is_ordered=topic.is_ordered,
     )
 
 

@@ -25,7 +25,10 @@ def dlq_group() -> None:
 async def dlq_list(
     connection: Connection, group: str, sql: str, count: int
 ) -> list[DeadLetterView]:
-    """List the dead letters of GROUP, oldest first."""
+    """List the dead letters of GROUP, oldest first.
+
+    mqadmin has no such verb.
+    """
     found: list[DeadLetterView] = []
     async for view, _ in dead_letters.read_dead_letters(connection, group, sql=sql):
         found.append(view)
@@ -38,7 +41,10 @@ async def dlq_list(
 @click.argument("group")
 @click.argument("place", metavar="BROKER_GROUP/OFFSET")
 async def dlq_show(connection: Connection, group: str, place: str) -> MessageView:
-    """Show one dead letter of GROUP, whole."""
+    """Show one dead letter of GROUP, whole.
+
+    mqadmin has no such verb.
+    """
     for owner, offset in _places([place]):
         found = dead_letters.read_dead_letters(connection, group, broker_group=owner)
         async for view, message in found:
@@ -51,7 +57,10 @@ async def dlq_show(connection: Connection, group: str, place: str) -> MessageVie
 @click.argument("group")
 @_sql_option
 async def dlq_export(connection: Connection, group: str, sql: str) -> list[MessageView]:
-    """Print the dead letters of GROUP, whole; with --output json as one document."""
+    """Print the dead letters of GROUP, whole; with --output json as one document.
+
+    mqadmin has no such verb.
+    """
     found = dead_letters.read_dead_letters(connection, group, sql=sql)
     return [message async for _, message in found]
 
@@ -105,7 +114,10 @@ async def dlq_resend(
 async def dlq_purge(
     connection: Connection, group: str, yes: bool, broker_groups: tuple[str, ...]
 ) -> list[PurgedView]:
-    """Delete all dead letters of GROUP."""
+    """Delete all dead letters of GROUP.
+
+    mqadmin has no such verb.
+    """
     if not yes:
         click.confirm(f"Delete all dead letters of group {group}?", abort=True, err=True)
     return await dead_letters.purge(connection, group, broker_groups=broker_groups)

@@ -72,6 +72,8 @@ def offsets_export(
 
     Exit code 0: a snapshot was written to DIR. The manifest and standard error name broker groups
     that did not answer; the exit code is 1 only if none did.
+
+    mqadmin has no such verb.
     """
     clock = SystemClock()
     newest = offsets.newest(directory)

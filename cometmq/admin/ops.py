@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from cometmq.admin import topic_order
 from cometmq.admin.connection import (
     CHANGE_DEADLINE_S,
     Connection,
+    Writers,
     call,
     each,
     each_that_knows,
@@ -21,6 +23,7 @@ from cometmq.admin.connection import (
 )
 from cometmq.admin.convert import (
     flush_mode_name,
+    message_type_name,
     permission_name,
     replication_mode_name,
     role_name,
@@ -49,7 +52,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.messaging.topics import is_system
-from cometmq.model import FlushMode, ReplicationMode
+from cometmq.model import FlushMode, MessageType, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
 
 ROUTE_WAIT_S = 5.0  # a change of a topic reaches the name servers well within this
@@ -135,6 +138,8 @@ async def create_topic(
     flush_mode: FlushMode | None = None,
     replication_mode: ReplicationMode | None = None,
     reserve_time_ms: int | None = None,
+    message_type: MessageType | None = None,
+    is_ordered: bool | None = None,
     broker_groups: tuple[str, ...] = (),
 ) -> list[CreatedTopicView]:
     """Create a topic, or change its settings, on all broker groups or on the named ones.
@@ -151,7 +156,18 @@ async def create_topic(
         flush_mode=common_pb2.FlushMode.ValueType(flush_mode.value if flush_mode else 0),
         replication_mode=common_pb2.ReplicationMode.ValueType(replication_mode or 0),
         reserve_time_ms=reserve_time_ms,
+        message_type=common_pb2.MessageType.ValueType(message_type.value if message_type else 0),
+        is_ordered=is_ordered,
     )
+    return await put_topic(connection, writers, wanted)
+
+
+async def put_topic(
+    connection: Connection, writers: Writers, wanted: common_pb2.TopicConfig
+) -> list[CreatedTopicView]:
+    """Give a topic these settings on the broker groups of ``writers``, and its order the queues
+    that it has then. As :func:`create_topic`.
+    """
     request = broker_pb2.PutTopicRequest(topic=wanted)
     answers = await each(
         writers,
@@ -163,6 +179,7 @@ async def create_topic(
         ),
     )
     await _routed(connection, {group: answer.topic for group, answer in answers.items()})
+    await topic_order.follow(connection, [answer.topic for answer in answers.values()])
     return [
         CreatedTopicView(
             topic=answer.topic.name,
@@ -173,6 +190,8 @@ async def create_topic(
             flush_mode=flush_mode_name(answer.topic.flush_mode),
             replication_mode=replication_mode_name(answer.topic.replication_mode),
             reserve_time_ms=answer.topic.reserve_time_ms,
+            message_type=message_type_name(answer.topic.message_type),
+            is_ordered=answer.topic.is_ordered,
             created=answer.created,
         )
         for group, answer in answers.items()
@@ -182,15 +201,15 @@ async def create_topic(
 async def _routed(connection: Connection, put: Mapping[str, common_pb2.TopicConfig]) -> None:
     """Wait until the name server shows these settings by broker group."""
     name = next(iter(put.values())).name
-    counts = {group: _queue_counts(topic) for group, topic in put.items()}
+    wanted = {group: _routed_settings(topic) for group, topic in put.items()}
 
     async def shown() -> bool:
         try:
             route = await connection.route(name)
         except TopicNotFound:
             return False
-        there = {group.broker_group: _queue_counts(group.topic) for group in route.groups}
-        return counts.items() <= there.items()
+        there = {group.broker_group: _routed_settings(group.topic) for group in route.groups}
+        return all(there.get(group) == settings for group, settings in wanted.items())
 
     if not await until(shown, ROUTE_WAIT_S):
         raise RouteNotFound(
@@ -198,8 +217,9 @@ async def _routed(connection: Connection, put: Mapping[str, common_pb2.TopicConf
         )
 
 
-def _queue_counts(topic: common_pb2.TopicConfig) -> tuple[int, int]:
-    return topic.read_queue_count, topic.write_queue_count
+def _routed_settings(topic: common_pb2.TopicConfig) -> tuple[int, int, int, bool]:
+    counts = topic.read_queue_count, topic.write_queue_count
+    return *counts, topic.message_type, topic.is_ordered
 
 
 async def delete_topic(
@@ -209,6 +229,7 @@ async def delete_topic(
     it or on the named ones. TopicNotFound when none of them has it."""
     writers = await connection.writers(broker_groups)
     request = broker_pb2.DeleteTopicRequest(topic=name)
+    is_fixed = bool(await topic_order.known(connection, name))
 
     async def delete(member: namesrv_pb2.Member) -> bool:
         method = connection.admin(member).DeleteTopic
@@ -221,6 +242,8 @@ async def delete_topic(
     deleted = await each(writers, delete)
     if not any(deleted.values()):
         raise TopicNotFound(f"no topic {name} on {', '.join(writers)}")
+    if is_fixed and not broker_groups:
+        await topic_order.forget(connection, name)
     return [DeletedTopicView(name, group) for group, done in deleted.items() if done]
 
 

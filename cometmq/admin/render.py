@@ -324,6 +324,8 @@ _SETTINGS: tuple[Column, ...] = (
 _STORED: tuple[Column, ...] = (
     *_SETTINGS,
     ("reserve", lambda v: _hours(v.reserve_time_ms)),
+    ("type", lambda v: "" if v.message_type == "unspecified" else v.message_type),
+    ("ordered", lambda v: v.is_ordered),
 )
 _BOUNDS: tuple[Column, ...] = (
     ("min", lambda v: v.min_offset),
@@ -439,6 +441,25 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
     ),
     views.TopicView: _STORED,
     views.CreatedTopicView: (*_STORED, ("new", lambda v: v.created)),
+    views.OrderView: (
+        ("topic", lambda v: v.topic),
+        ("name server", lambda v: v.namesrv),
+        ("broker group", lambda v: v.broker_group),
+        ("queues", lambda v: v.queue_count),
+    ),
+    views.ShrunkTopicView: (
+        ("topic", lambda v: v.topic),
+        ("broker group", lambda v: v.broker_group),
+        ("read queues", lambda v: v.read_queue_count),
+        ("write queues", lambda v: v.write_queue_count),
+        ("waits for", lambda v: [f"{name}: {count}" for name, count in v.waiting.items()]),
+    ),
+    views.AllocatedQueueView: (
+        ("client id", lambda v: v.client_id),
+        ("topic", lambda v: v.topic),
+        ("broker group", lambda v: v.broker_group),
+        ("queue", lambda v: v.queue_id),
+    ),
     views.DeletedTopicView: (
         ("deleted topic", lambda v: v.topic),
         ("broker group", lambda v: v.broker_group),

@@ -63,6 +63,8 @@ def add_to(message_group: click.Group, topic_group: click.Group) -> None:
         """Find messages by key or unique id, newest first.
 
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
+
+        mqadmin: queryMsgByKey, queryMsgByUniqueKey.
         """
         if (key is None) == (unique_id is None):
             raise click.UsageError("give either --key or --unique-id")
@@ -91,6 +93,8 @@ def add_to(message_group: click.Group, topic_group: click.Group) -> None:
         """Show the offset of each queue at a time.
 
         TIME is milliseconds since 1970, or like 2026-01-31T23:59:59, local time.
+
+        mqadmin has no such verb.
         """
         return await search.offsets_by_time(connection, name, time_ms, _BOUNDARIES[boundary])
 

@@ -135,11 +135,13 @@ class TopicView:
     flush_mode: str  # async or sync
     replication_mode: str  # async, appended or flushed
     reserve_time_ms: int  # older messages are not shown; 0 = whatever the log has is
+    message_type: str  # unspecified, normal, fifo, delay, transaction or mixed
+    is_ordered: bool  # over all broker groups
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopicView:
-    """What `topic create` did on one broker group."""
+    """What `topic create` or `topic update` did on one broker group."""
 
     topic: str
     broker_group: str
@@ -149,7 +151,41 @@ class CreatedTopicView:
     flush_mode: str
     replication_mode: str
     reserve_time_ms: int
+    message_type: str
+    is_ordered: bool
     created: bool  # False: it was there, and has these settings now
+
+
+@dataclass(frozen=True, slots=True)
+class OrderView:
+    """The fixed queues of an ordered topic on one broker group, as one name server has them."""
+
+    topic: str
+    namesrv: str
+    broker_group: str
+    queue_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShrunkTopicView:
+    """How far `topic shrink` has come on one broker group."""
+
+    topic: str
+    broker_group: str
+    read_queue_count: int
+    write_queue_count: int
+    # Consumer group → its messages in the queues that go; empty: nothing is waited for.
+    waiting: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedQueueView:
+    """The member that would read a queue."""
+
+    client_id: str
+    topic: str
+    broker_group: str
+    queue_id: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from cometmq.errors import (
     CometError,
     InternalError,
     PeerUnavailable,
+    QueueNotFound,
     Retry,
     SendTimeout,
 )
@@ -85,6 +86,8 @@ class BrokerSender:
         self.opened = asyncio.Event()  # set for good when records can be encoded
         self.connected = False  # a stream is up
         self.window = InFlightBatches(options.in_flight_max)
+        # Of queues that the broker group has no more: the topic's number of queues was lowered.
+        self.homeless: list[Batch] = []
         self.batcher = Batcher(options, buffer, clock, self._closed, self._close_if_sendable)
 
     def start(self, tasks: Tasks) -> None:
@@ -105,7 +108,7 @@ class BrokerSender:
     def batches(self) -> list[Batch]:
         """Everything that has no answer yet."""
         opened = [self.batcher.open] if self.batcher.open is not None else []
-        return [*self.window.in_flight.values(), *self.window.waiting, *opened]
+        return [*self.window.in_flight.values(), *self.window.waiting, *opened, *self.homeless]
 
     def _closed(self, batch: Batch) -> None:
         self.window.push(batch)
@@ -240,7 +243,10 @@ class BrokerSender:
         if error.retry is not Retry.LATER and error.segment is not None:
             failed, rest = batch.split({error.segment})
             for part in failed or [batch]:
-                self.fail(part, error)
+                if isinstance(error, QueueNotFound) and _may_move(part):
+                    self.homeless.append(part)
+                else:
+                    self.fail(part, error)
             for part in rest if failed else []:
                 self.window.push(part)
         elif error.retry is Retry.NEVER:
@@ -277,7 +283,9 @@ class BrokerSender:
         batch = self.batcher.open
         if batch is not None and batch.deadline_s <= now_s:
             self.batcher.close()
-        for late in self.window.expire(now_s):
+        homeless = [batch for batch in self.homeless if batch.deadline_s <= now_s]
+        self.homeless = [batch for batch in self.homeless if batch.deadline_s > now_s]
+        for late in (*self.window.expire(now_s), *homeless):
             limit_ms = self._options.delivery_timeout_ms
             self.fail(
                 late,
@@ -287,8 +295,13 @@ class BrokerSender:
     def fail_all(self, error: CometError) -> None:
         """The producer closes."""
         self.batcher.close()
-        for batch in self.window.drain():
+        for batch in (*self.window.drain(), *self.take_homeless()):
             self.fail(batch, error)
+
+    def take_homeless(self) -> list[Batch]:
+        """Takes out what was refused because its queue is gone, and may go to another queue."""
+        batches, self.homeless = self.homeless, []
+        return batches
 
     def evacuate(self, now_s: float) -> list[Batch]:
         """Takes out what waits and may go to another broker group: batches that this sender
@@ -308,6 +321,12 @@ class BrokerSender:
                 self.window.push(part)
             moving += free
         return moving
+
+
+def _may_move(batch: Batch) -> bool:
+    """Whether the messages may go to another queue: nobody chose theirs, and none is stored."""
+    [*others, last] = batch.segments
+    return not (batch.may_be_stored or others or last.pinned)
 
 
 def _is_partial(batch: Batch, result: broker_pb2.SendBatchResult) -> bool:

@@ -22,6 +22,7 @@ from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import (
     AUTO_CREATE_TOPIC,
     auto_created_queues,
+    is_ordered,
     queues_in_order,
     writable_queues,
     writers,
@@ -54,7 +55,7 @@ class StickyPartitioner:
     take turns.
     """
 
-    __slots__ = ("batch", "live", "now", "pinned", "queue_writers", "queues", "turn")
+    __slots__ = ("batch", "now", "pinned", "queue_writers", "queues", "selectable", "turn")
 
     def __init__(self) -> None:
         self.queue_writers: list[QueueWriter] = []
@@ -62,18 +63,28 @@ class StickyPartitioner:
         # groups that have no writer now.
         self.pinned: dict[QueueRef, QueueWriter] = {}
         self.queues: tuple[QueueRef, ...] = ()  # those of `pinned`
-        self.live: tuple[QueueRef, ...] = ()  # those of `queue_writers`, in RocketMQ's order too
+        # What selectors choose from, in RocketMQ's order: those of `queue_writers`, but of an
+        # ordered topic all of `queues`.
+        self.selectable: tuple[QueueRef, ...] = ()
         self.turn = random.randrange(1 << 16)  # producers do not all begin alike
         self.now: QueueWriter | None = None
         self.batch: Batch | None = None  # that `now` was chosen for
 
-    def use(self, queue_writers: list[QueueWriter], pinned: Iterable[QueueWriter]) -> None:
-        """Other queues from now on."""
+    def use(
+        self,
+        queue_writers: list[QueueWriter],
+        pinned: Iterable[QueueWriter],
+        *,
+        is_ordered: bool = False,
+    ) -> None:
+        """Other queues from now on. ``is_ordered``: selectors get those of groups without a writer
+        too.
+        """
         self.queue_writers = queue_writers
         self.pinned = {writer.queue: writer for writer in pinned}
         self.queues = tuple(self.pinned)
         live = {writer.queue for writer in queue_writers}
-        self.live = tuple(queue for queue in self.queues if queue in live)
+        self.selectable = self.queues if is_ordered else tuple(q for q in self.queues if q in live)
         self.now = self.batch = None
 
     def choose(self) -> QueueWriter | None:
@@ -254,7 +265,7 @@ class Producer:
         queue = message.queue
         if queue is None and self._selector is not None:
             try:
-                queue = self._selector(message, partitioner.live)
+                queue = self._selector(message, partitioner.selectable)
                 check_queue(queue)
                 partitioner.named(queue)
             except Exception as error:  # the application's: whatever it raises is the message's
@@ -334,11 +345,12 @@ class Producer:
         partitioner.use(
             [QueueWriter(self._sender(queue.broker_group), queue) for queue in queues],
             [QueueWriter(self._sender(q.broker_group), q, pinned=True) for q in in_order],
+            is_ordered=is_ordered(route),
         )
 
     def _route(self, topic: str) -> namesrv_pb2.TopicRoute | None:
         route = self._routes.get(topic)
-        if route is not None and not route.groups:
+        if route is not None and not route.groups and not route.order:
             route = self._routes.get(AUTO_CREATE_TOPIC)
         return route
 
@@ -372,6 +384,17 @@ class Producer:
                 sender.expire(now_s)
                 if not sender.connected and self._routes.writer(sender.broker_group) is None:
                     self._move_from(sender)
+                self._house(sender)
+
+    def _house(self, sender: BrokerSender) -> None:
+        """What lost its queue goes to another one of the topic, as soon as the route has it."""
+        for batch in sender.take_homeless():
+            gone = {segment.queue for segment in batch.segments}
+            writer = self._partitioners[next(iter(gone)).topic].choose()
+            if writer is None or writer.queue in gone:
+                sender.homeless.append(batch)
+            else:
+                writer.sender.batcher.adopt(batch, writer)
 
     def _move_from(self, sender: BrokerSender) -> None:
         """The sender's broker group has no writer: what waits there goes to other groups, if the

@@ -21,6 +21,7 @@ from cometmq.client.routing import (
     cluster,
     with_groups,
     with_members,
+    with_order_of,
 )
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, LimitExceeded, NotWriter, PeerUnavailable, TopicNotFound
@@ -36,6 +37,8 @@ TELL_EVERY_S = 60.0  # that no name server answers
 DOUBT_AFTER_S = 5.0  # how long a name server is believed whatever comes of it
 ANSWER_S_MAX = 4.0  # a name server that is asked answers in that time, or is left
 SILENCE_S = 1.0  # so long a name server is waited for before members are asked
+
+ORDER = ""  # in place of a broker group: the fixed queues of an ordered topic
 
 RouteStream: TypeAlias = "Stream[namesrv_pb2.WatchRoutesRequest, namesrv_pb2.WatchRoutesResponse]"
 
@@ -347,6 +350,10 @@ class RouteWatcher:
         sent: set[tuple[str, str]],
     ) -> namesrv_pb2.TopicRoute:
         """The route, with groups that it lacks so far. ``sent``: what its stream has sent."""
+        if route.order:
+            sent.add((route.topic, ORDER))
+        elif (route.topic, ORDER) not in sent:
+            route = with_order_of(route, known)
         now_s = self._clock.monotonic_s()
         here = {(route.topic, group.broker_group) for group in route.groups}
         sent |= here

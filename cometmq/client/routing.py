@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain, zip_longest
 
 from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, QueueRef
@@ -31,7 +31,27 @@ def with_groups(
 ) -> namesrv_pb2.TopicRoute:
     """The route and these broker groups, by name."""
     every = sorted([*route.groups, *groups], key=lambda group: group.broker_group)
-    return namesrv_pb2.TopicRoute(topic=route.topic, groups=every)
+    return namesrv_pb2.TopicRoute(topic=route.topic, groups=every, order=route.order)
+
+
+def is_ordered(route: namesrv_pb2.TopicRoute) -> bool:
+    """Whether a message waits for its broker group instead of going to another one."""
+    return bool(route.order) or any(group.topic.is_ordered for group in route.groups)
+
+
+def with_order_of(
+    route: namesrv_pb2.TopicRoute, known: namesrv_pb2.TopicRoute | None
+) -> namesrv_pb2.TopicRoute:
+    """The route, with the queues that were known of an ordered topic: a name server that has lost
+    them, or has not heard of them, must not change the queue of a key.
+    """
+    if known is None or route.order or not known.order or not _stays_ordered(route):
+        return route
+    return namesrv_pb2.TopicRoute(topic=route.topic, groups=route.groups, order=known.order)
+
+
+def _stays_ordered(route: namesrv_pb2.TopicRoute) -> bool:
+    return not route.groups or any(group.topic.is_ordered for group in route.groups)
 
 
 def with_members(
@@ -41,7 +61,8 @@ def with_members(
     known = next(group for group in route.groups if group.broker_group == broker_group)
     others = (group for group in route.groups if group is not known)
     changed = namesrv_pb2.GroupRoute(broker_group=broker_group, topic=known.topic, members=members)
-    return with_groups(namesrv_pb2.TopicRoute(topic=route.topic, groups=others), [changed])
+    rest = namesrv_pb2.TopicRoute(topic=route.topic, groups=others, order=route.order)
+    return with_groups(rest, [changed])
 
 
 def by_their_own_words(
@@ -69,18 +90,35 @@ def cluster(route: namesrv_pb2.TopicRoute) -> str:
 
 
 def writable_queues(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
-    """Queues that can be sent to now, taking turns between broker groups: a0 b0 a1 b1 …"""
+    """Queues that can be sent to now, taking turns between broker groups: a0 b0 a1 b1 … Of an
+    ordered topic whose queues are fixed only these.
+    """
+    fixed = {entry.broker_group: entry.queue_count for entry in route.order}
     return _take_turns(
-        [QueueRef(route.topic, n, group.broker_group) for n in range(group.topic.write_queue_count)]
+        [
+            QueueRef(route.topic, n, group.broker_group)
+            for n in range(_limited(group, fixed) if fixed else group.topic.write_queue_count)
+        ]
         for group in route.groups
         if group.topic.permission & PERMISSION_WRITE and writer_address(group) is not None
     )
 
 
+def _limited(group: namesrv_pb2.GroupRoute, fixed: Mapping[str, int]) -> int:
+    return min(group.topic.write_queue_count, fixed.get(group.broker_group, 0))
+
+
 def queues_in_order(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
     """Queues that may be sent to, in RocketMQ's order: by broker group and number. Those of a group
-    without a live writer too, which has one again soon.
+    without a live writer too, which has one again soon. Of an ordered topic whose queues are fixed
+    exactly these, also of a group that is not in the route.
     """
+    if route.order:
+        return [
+            QueueRef(route.topic, n, entry.broker_group)
+            for entry in route.order
+            for n in range(entry.queue_count)
+        ]
     return [
         QueueRef(route.topic, n, group.broker_group)
         for group in sorted(route.groups, key=lambda group: group.broker_group)

@@ -11,6 +11,7 @@ bytes in, bytes out, no other object touched. What it refuses is judged here in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from cometmq.errors import (
     BatchTooLarge,
     BodyChecksumMismatch,
     BodyTooLarge,
+    MessageTypeMismatch,
     PropertiesInvalid,
     PropertiesTooLarge,
     RecordFieldForbidden,
@@ -89,6 +91,7 @@ class SegmentClaim:
     # how long the messages wait. Their units hold the due time in place of the tag's hash.
     prefix: bytes = b""
     delay_ms: int = 0
+    needs_key: bool = False  # each record has to have a sharding key: of a FIFO topic
 
 
 class Stamped(NamedTuple):
@@ -148,6 +151,8 @@ def stamp(
     for index, claim in enumerate(segments):
         try:
             at, segment_units = _stamp_segment(records, buffer, at, claim, job)
+            if claim.needs_key:
+                _check_sharding_keys(records, segment_units, claim, job)
         except RequestError as error:
             error.segment = index
             raise
@@ -179,6 +184,29 @@ def _check_limits(records: bytes, segments: Sequence[SegmentClaim], limits: Batc
     if count > limits.batch_count_max:
         raise BatchTooLarge(f"the batch has {count} records, {limits.batch_count_max} are allowed")
 
+
+def _check_sharding_keys(records: bytes, units: bytes, claim: SegmentClaim, job: _Job) -> None:
+    """Raises MessageTypeMismatch unless each record of these units has a sharding key. The records
+    were verified: no value has a separator in it.
+    """
+    body_length = job.layout.reader("body_bytes").unpack_from
+    has_key, first_has_key = _LATER_SHARDING_KEY.search, _SHARDING_KEY.match
+    to_properties = job.layout.head_bytes + 1 + len(claim.topic) + 2
+    for number, (place, size, _) in enumerate(UNIT.iter_unpack(units)):
+        at = place - job.log_offset
+        properties_at = at + to_properties + body_length(records, at)[0]
+        end = at + size
+        if not has_key(records, properties_at, end) and not first_has_key(
+            records, properties_at, end
+        ):
+            raise MessageTypeMismatch(
+                f"topic {claim.topic.decode()} takes FIFO messages, and message {number} of these "
+                "has no sharding key"
+            )
+
+
+_SHARDING_KEY = re.compile(property_codec.SHARDING_KEY.encode() + rb"\x01[^\x02]")
+_LATER_SHARDING_KEY = re.compile(rb"\x02" + _SHARDING_KEY.pattern)
 
 # The fields that the quick look reads, by SYSFLAG & SYS_FLAG_HOSTS.
 _HEAD_READERS = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cometmq.errors import (
     GroupNameInvalid,
@@ -25,6 +25,7 @@ from cometmq.messaging.changes import (
     OffsetsCommitted,
     TopicDropped,
     TopicPut,
+    TopicTyped,
 )
 from cometmq.messaging.group_policy import (
     DEFAULT,
@@ -45,6 +46,7 @@ from cometmq.model import (
     PERMISSION_WRITE,
     QUEUES_PER_TOPIC_MAX,
     FlushMode,
+    MessageType,
     Position,
     TopicConfig,
 )
@@ -53,6 +55,7 @@ Table = dict[str, Any]
 Entry = TypeVar("Entry")
 
 _NUMBER_MAX = 2**63 - 1
+MESSAGE_TYPE = "message.type"
 BATCH_QUEUE = "BatchCQ"  # queue.type of a topic whose records hold many messages
 
 
@@ -66,6 +69,8 @@ class Tables:
     policies: Mapping[str, Table] | None = None
     offsets: Mapping[tuple[str, str, int], int] | None = None  # by group, topic, queue id
     delays: Mapping[int, int] | None = None  # offset in the queue of each delay level
+    # Topics of a file without attributes: of RocketMQ 4.9, which knows none.
+    silent: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()  # entries whose names are none for us
 
 
@@ -83,7 +88,24 @@ def read(files: Mapping[str, bytes]) -> Tables:
     for name, field, table_name, decode in _FILES:
         if name in files:
             found[field] = _decoded(name, files[name], table_name, decode, left_out)
-    return Tables(**found, left_out=tuple(left_out))
+    entries: dict[str, _Topic] = found.get("topics", {})
+    if "topics" in found:
+        found["topics"] = {name: entry.config for name, entry in entries.items()}
+        left_out += [
+            f"{rocketmq_tables.TOPICS}: {e.left_out}" for e in entries.values() if e.left_out
+        ]
+    silent = frozenset(name for name, entry in entries.items() if entry.is_silent)
+    return Tables(**found, silent=silent, left_out=tuple(left_out))
+
+
+class _Topic(NamedTuple):
+    """A topic of RocketMQ's; ``is_silent``: nothing is said of attributes. ``left_out``: of its
+    attributes, in words.
+    """
+
+    config: TopicConfig
+    is_silent: bool
+    left_out: str
 
 
 def _decoded(
@@ -110,12 +132,14 @@ def _decoded(
     return found
 
 
-def _topic(name: str, value: Any) -> Iterator[tuple[str, TopicConfig]]:
+def _topic(name: str, value: Any) -> Iterator[tuple[str, _Topic]]:
     if name == topics.AUTO_CREATE_TOPIC:
         return  # not a topic but an option: docs/format/rocketmq_tables.md
     topics.check_name(name)
     settings = _table(value)
-    if BATCH_QUEUE in _table(settings.get("attributes") or {}).values():
+    given = settings.get("attributes")
+    attributes = _attributes(_table(given or {}))
+    if BATCH_QUEUE in attributes.values():
         raise StoreForeignFile(
             f"topic {name} has queue.type {BATCH_QUEUE}: its records hold many messages each, "
             "which cannot be read here, and stay in the log when the topic is deleted. Nothing was "
@@ -130,7 +154,41 @@ def _topic(name: str, value: Any) -> Iterator[tuple[str, TopicConfig]]:
             "allowed. Lower them with RocketMQ's tools first; nothing was changed"
         )
     permission = _number(settings, "perm", 6) & (PERMISSION_READ | PERMISSION_WRITE)
-    yield name, TopicConfig(name, read_count, write_count, permission)
+    message_type, left_out = _message_type(attributes.get(MESSAGE_TYPE, ""))
+    if message_type is not None:
+        del attributes[MESSAGE_TYPE]
+    kept = tuple(sorted(attributes.items()))
+    try:
+        topics.check_attributes(kept)
+    except ValueError as error:
+        kept, left_out = (), f"attributes of topic {name}: {error}"
+    config = TopicConfig(
+        name,
+        read_count,
+        write_count,
+        permission,
+        message_type=message_type or MessageType.UNSPECIFIED,
+        is_ordered=settings.get("order") is True,
+        attributes=kept,
+    )
+    yield name, _Topic(config, given is None, left_out and f"topic {name}: {left_out}")
+
+
+def _attributes(table: Table) -> dict[str, str]:
+    """Names without the ``+`` with which RocketMQ's tools set them; early releases stored it."""
+    return {
+        name.removeprefix("+"): value for name, value in table.items() if isinstance(value, str)
+    }
+
+
+def _message_type(name: str) -> tuple[MessageType | None, str]:
+    """The type. None: there is none, or one that stays an attribute; with what is left out."""
+    if not name:
+        return None, ""
+    try:
+        return MessageType[name], ""
+    except KeyError:
+        return None, f"{MESSAGE_TYPE} {name[:60]} is none here, it takes every message"
 
 
 def _group(name: str, value: Any) -> Iterator[tuple[str, GroupSettings]]:
@@ -294,7 +352,13 @@ def _topic_changes(
     for config in found.values():
         known = state.topics.find(config.name)
         mode = flush_mode if known is None else known.flush_mode
-        yield TopicPut(replace(config, flush_mode=mode), state.generations.allocate())
+        yield TopicPut(replace(config.plain(), flush_mode=mode), state.generations.allocate())
+        before = known or TopicConfig(config.name)
+        typed = config
+        if config.name in tables.silent:
+            typed = replace(config, message_type=before.message_type, attributes=before.attributes)
+        if TopicTyped.of(typed) != TopicTyped.of(before):
+            yield TopicTyped.of(typed)
 
 
 def _topics_of_queues(state: BrokerState, queues: Queues) -> dict[str, TopicConfig]:

@@ -32,7 +32,8 @@ from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.quotas import NO_QUOTA, Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
-from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
+from cometmq.messaging.topics import check_attributes
+from cometmq.model import FlushMode, MessageType, Position, ReplicationMode, TopicConfig
 
 VERSION = 1
 
@@ -55,6 +56,23 @@ class TopicReserved:
 
     topic: str
     reserve_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTyped:
+    """Which messages a topic takes, whether they are in order over all broker groups, and
+    RocketMQ's attributes of it that say nothing here. Replaces what was known.
+    """
+
+    topic: str
+    message_type: MessageType = MessageType.UNSPECIFIED
+    is_ordered: bool = False
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, config: TopicConfig) -> TopicTyped:
+        """What a topic's settings say of it."""
+        return cls(config.name, config.message_type, config.is_ordered, config.attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +223,7 @@ class QueuesUnlocked:
 Change = (
     TopicPut
     | TopicReserved
+    | TopicTyped
     | TopicDropped
     | TopicSnapshot
     | QueuesCounted
@@ -390,6 +409,12 @@ def _intervals(value: list[Json]) -> tuple[Interval, ...]:
     return tuple(Interval(_int(first), _int(end)) for first, end in value)
 
 
+def _attributes(value: dict[str, Json]) -> tuple[tuple[str, str], ...]:
+    found = tuple((name, _str(text)) for name, text in value.items())
+    check_attributes(found)
+    return found
+
+
 def _int(value: Json) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a number from 0")
@@ -441,6 +466,19 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("nt"),
         lambda c: {"n": c.topic, "t": c.reserve_time_ms},
         lambda f: TopicReserved(_str(f["n"]), _int(f["t"])),
+    ),
+    TopicTyped: _Kind(
+        "topic-type",
+        frozenset("ntoa"),
+        lambda c: {
+            "n": c.topic,
+            "t": c.message_type.name,
+            "o": c.is_ordered,
+            "a": dict(c.attributes),
+        },
+        lambda f: TopicTyped(
+            _str(f["n"]), MessageType[_str(f["t"])], _bool(f["o"]), _attributes(f["a"])
+        ),
     ),
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))

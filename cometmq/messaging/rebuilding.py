@@ -14,9 +14,8 @@ from dataclasses import replace
 from cometmq.messaging import topics
 from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import GroupPut, OffsetsCommitted, TopicDropped, TopicPut
-from cometmq.messaging.changes import TopicReserved as Reserved
 from cometmq.messaging.offsets import CommittedOffset
-from cometmq.messaging.state import BrokerState
+from cometmq.messaging.state import BrokerState, extras_of
 from cometmq.model import FlushMode, Position, TopicConfig
 
 Commits = Mapping[tuple[str, str, int], int]  # queue offset by group, topic, queue id
@@ -37,12 +36,12 @@ def rebuild(
     """
     offsets = _highest(commits_left, exported.offsets or {})
     notes = []
-    for config, reserve_time_ms, why in list(_merged(state, exported, queues, flush_mode)):
+    for config, why in list(_merged(state, exported, queues, flush_mode)):
         if config.name in state.topics:
             state.apply(TopicDropped(config.name))
-        state.apply(TopicPut(config, state.generations.allocate()))
-        if reserve_time_ms:
-            state.apply(Reserved(config.name, reserve_time_ms))
+        state.apply(TopicPut(config.plain(), state.generations.allocate()))
+        for change in extras_of(config):
+            state.apply(change)
         if why:
             notes.append(why)
     for name, settings in (exported.groups or {}).items():
@@ -71,8 +70,8 @@ def _merged(
     exported: Tables,
     queues: Iterable[tuple[str, int]],
     flush_mode: FlushMode,
-) -> Iterator[tuple[TopicConfig, int, str]]:
-    """Each topic, its reserve time, and what was assumed of it; empty: nothing."""
+) -> Iterator[tuple[TopicConfig, str]]:
+    """Each topic, and what was assumed of it; empty: nothing."""
     counts: dict[str, int] = {}
     for topic, queue_id in queues:
         if not topics.is_system(topic):
@@ -94,5 +93,4 @@ def _merged(
             why += f" {flush_mode.name.lower()}"
         read = max(config.read_queue_count, other.read_queue_count if other else 0, least, before)
         write = max(config.write_queue_count, other.write_queue_count if other else 0)
-        merged = replace(config, read_queue_count=read, write_queue_count=write, reserve_time_ms=0)
-        yield merged, config.reserve_time_ms, why
+        yield replace(config, read_queue_count=read, write_queue_count=write), why

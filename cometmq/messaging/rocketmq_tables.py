@@ -21,7 +21,7 @@ from cometmq.messaging.group_policy import CustomizedRetry, ExponentialRetry, Gr
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import AUTO_CREATE_TOPIC
-from cometmq.model import TopicConfig
+from cometmq.model import MessageType, TopicConfig
 
 _PERMISSION_INHERIT = (
     1  # RocketMQ's sign of a topic whose settings are the pattern for topics created on demand
@@ -82,9 +82,12 @@ def _topic(config: TopicConfig) -> dict[str, Any]:
     permission = config.permission
     if config.name == AUTO_CREATE_TOPIC:
         permission |= _PERMISSION_INHERIT
+    attributes = dict(config.attributes)
+    if config.message_type is not MessageType.UNSPECIFIED:
+        attributes["message.type"] = config.message_type.name
     return {
-        "attributes": {},
-        "order": False,
+        "attributes": attributes,
+        "order": config.is_ordered,
         "perm": permission,
         "readQueueNums": config.read_queue_count,
         "topicFilterType": "SINGLE_TAG",

@@ -40,6 +40,7 @@ from cometmq.messaging.changes import (
     TopicPut,
     TopicReserved,
     TopicSnapshot,
+    TopicTyped,
     decode,
     encode_change,
     join,
@@ -123,14 +124,19 @@ class BrokerState:
         topics.check_settings(config)
         self._check_owner(config.name, by_system)
         self.topics.check_room(config.name)
-        return TopicPut(replace(config, reserve_time_ms=0), self.generations.allocate())
+        return TopicPut(config.plain(), self.generations.allocate())
 
-    def plan_reserve(self, config: TopicConfig) -> list[TopicReserved]:
-        """What has to follow :meth:`plan_topic` when the topic is to have another reserve time."""
-        before = self.topics.find(config.name)
-        if config.reserve_time_ms == (before.reserve_time_ms if before else 0):
-            return []
-        return [TopicReserved(config.name, config.reserve_time_ms)]
+    def plan_extras(self, config: TopicConfig) -> list[TopicReserved | TopicTyped]:
+        """What has to follow :meth:`plan_topic` when the topic is to have another reserve time,
+        type or order.
+        """
+        before = self.topics.find(config.name) or TopicConfig(config.name)
+        changes: list[TopicReserved | TopicTyped] = []
+        if config.reserve_time_ms != before.reserve_time_ms:
+            changes.append(TopicReserved(config.name, config.reserve_time_ms))
+        if TopicTyped.of(config) != TopicTyped.of(before):
+            changes.append(TopicTyped.of(config))
+        return changes
 
     def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
         """The change that deletes a topic.
@@ -234,8 +240,8 @@ class BrokerState:
         match change:
             case TopicPut(config, generation):
                 self._put_topic(config, generation)
-            case TopicReserved(topic, reserve_time_ms):
-                self._reserve_topic(topic, reserve_time_ms)
+            case TopicReserved() | TopicTyped():
+                self._change_topic(change)
             case TopicDropped(topic):
                 self._drop_topic(topic)
             case TopicSnapshot(config, histories):
@@ -281,15 +287,23 @@ class BrokerState:
 
     def _put_topic(self, config: TopicConfig, generation: int) -> None:
         before = self.topics.find(config.name)
-        reserve_time_ms = before.reserve_time_ms if before else 0
-        self.topics.put(replace(config, reserve_time_ms=reserve_time_ms))
+        self.topics.put(config.with_extras_of(before) if before else config)
         self.generations.extend(config.name, _queue_count(config), generation)
 
-    def _reserve_topic(self, topic: str, reserve_time_ms: int) -> None:
-        config = self.topics.find(topic)
+    def _change_topic(self, change: TopicReserved | TopicTyped) -> None:
+        config = self.topics.find(change.topic)
         if config is None:
-            raise StoreDamaged(f"a reserve time is given to the topic {topic}, which is not there")
-        self.topics.put(replace(config, reserve_time_ms=reserve_time_ms))
+            raise StoreDamaged(f"{type(change).__name__}: there is no topic {change.topic}")
+        if isinstance(change, TopicReserved):
+            changed = replace(config, reserve_time_ms=change.reserve_time_ms)
+        else:
+            changed = replace(
+                config,
+                message_type=change.message_type,
+                is_ordered=change.is_ordered,
+                attributes=change.attributes,
+            )
+        self.topics.put(changed)
 
     def _drop_topic(self, topic: str) -> None:
         self.topics.drop(topic)
@@ -348,10 +362,8 @@ class BrokerState:
         """
         yield GenerationsCounted(self.generations.last)
         for config in self.topics:
-            shorn = replace(config, reserve_time_ms=0)
-            yield TopicSnapshot(shorn, self.generations.topic(config.name))
-            if config.reserve_time_ms:
-                yield TopicReserved(config.name, config.reserve_time_ms)
+            yield TopicSnapshot(config.plain(), self.generations.topic(config.name))
+            yield from extras_of(config)
             if next_offset_of is not None:
                 yield from self._counted(config.name, next_offset_of)
         for name in sorted(self.groups):
@@ -407,6 +419,7 @@ class BrokerState:
         making one.
         """
         entries = TOPIC_BYTES * len(self.topics) + QUEUE_BYTES * self.generations.queue_count
+        entries += self.topics.typed_bytes
         entries += GROUP_BYTES * len(self.groups) + COMMIT_BYTES * self.offsets.count
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
         entries += sum(_policy_bytes(settings) for settings in self.groups.values())
@@ -449,6 +462,14 @@ def _policy_bytes(settings: GroupSettings) -> int:
         return 0
     attributes = 4 * sum(len(name) + len(value) + 6 for name, value in policy.attributes)
     return POLICY_BYTES + attributes
+
+
+def extras_of(config: TopicConfig) -> Iterator[TopicReserved | TopicTyped]:
+    """The changes that give a topic, which has none of it, its reserve time, type and order."""
+    if config.reserve_time_ms:
+        yield TopicReserved(config.name, config.reserve_time_ms)
+    if (typed := TopicTyped.of(config)) != TopicTyped(config.name):
+        yield typed
 
 
 def _queue_count(config: TopicConfig) -> int:

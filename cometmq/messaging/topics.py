@@ -7,12 +7,13 @@ topics are open is ours.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from cometmq.errors import (
     InvalidRequest,
     LimitExceeded,
+    MessageTypeMismatch,
     NoPermission,
     QueueCountInvalid,
     QueueNotFound,
@@ -27,6 +28,7 @@ from cometmq.model import (
     RETRY_PREFIX,
     TOPIC_NAME,
     FlushMode,
+    MessageType,
     ReplicationMode,
     TopicConfig,
 )
@@ -37,6 +39,12 @@ RESERVE_TIME_MS_MAX = 100 * 365 * 86_400_000
 AUTO_CREATE_TOPIC = "TBW102"  # its route tells producers that this broker creates topics on demand
 SYSTEM_PREFIX = "rmq_sys_"
 
+ATTRIBUTES_MAX = 32  # of one topic, and how long names and values may be together
+ATTRIBUTES_BYTES_MAX = 4_096
+
+_ANY_TYPE = frozenset({MessageType.UNSPECIFIED, MessageType.MIXED})
+
+_UNTYPED = (MessageType.UNSPECIFIED, False, ())
 _CLOSED = 0
 _BOTH = PERMISSION_READ | PERMISSION_WRITE
 # What clients may do with the topics that the system itself writes, by name and by prefix.
@@ -79,6 +87,38 @@ def is_system(name: str) -> bool:
     return system_access(name) is not None
 
 
+def check_attributes(attributes: Iterable[tuple[str, str]]) -> None:
+    """Raises ``ValueError`` for more than a topic may have of RocketMQ's attributes: 32, in order
+    of their names, 4,096 printable ASCII characters in all, neither ``"`` nor ``\\``.
+    """
+    entries = list(attributes)
+    names = [name for name, _ in entries]
+    texts = "".join(name + value for name, value in entries)
+    if len(entries) > ATTRIBUTES_MAX or len(texts) > ATTRIBUTES_BYTES_MAX:
+        raise ValueError(
+            f"{len(entries)} attributes of {len(texts)} characters, {ATTRIBUTES_MAX} of "
+            f"{ATTRIBUTES_BYTES_MAX} are allowed"
+        )
+    if not (texts.isascii() and texts.isprintable()) or '"' in texts or "\\" in texts:
+        raise ValueError("an attribute has a character that cannot be kept")
+    if "" in names or names != sorted(set(names)):
+        raise ValueError("attributes are not in order of their names")
+
+
+def check_type(config: TopicConfig, sent: MessageType) -> None:
+    """Raises ``MessageTypeMismatch`` unless the topic takes messages of the kind ``sent``: NORMAL,
+    DELAY or TRANSACTION. A FIFO topic takes normal ones; each has to have a sharding key.
+    """
+    wanted = config.message_type
+    if wanted is sent or wanted in _ANY_TYPE:
+        return
+    if wanted is MessageType.FIFO and sent is MessageType.NORMAL:
+        return
+    raise MessageTypeMismatch(
+        f"topic {config.name} takes {wanted.name} messages, these are {sent.name}"
+    )
+
+
 def check_settings(config: TopicConfig) -> None:
     """Raises ``TopicNameInvalid``, ``QueueCountInvalid`` or ``InvalidRequest`` (permission)."""
     check_name(config.name)
@@ -94,11 +134,22 @@ def check_settings(config: TopicConfig) -> None:
             f"a reserve time is 0 (none) to {in_hours(RESERVE_TIME_MS_MAX)}, not "
             f"{in_hours(config.reserve_time_ms)}"
         )
+    try:
+        check_attributes(config.attributes)
+    except ValueError as error:
+        raise InvalidRequest(f"topic {config.name}: {error}") from error
 
 
 def in_hours(time_ms: int) -> str:
     """``360000000`` → ``100 h``: operators think of reserve times in hours."""
     return f"{time_ms / 3_600_000:.10g} h"
+
+
+def _typed_bytes(config: TopicConfig) -> int:
+    if (config.message_type, config.is_ordered, config.attributes) == _UNTYPED:
+        return 0
+    attributes = sum(len(name) + len(value) + 6 for name, value in config.attributes)
+    return len(config.name) + 80 + attributes
 
 
 class TopicTable:
@@ -113,6 +164,7 @@ class TopicTable:
         self._copy_counts: Counter[ReplicationMode] = Counter()
         # The strictest of all users' topics: asked for with each answer of a follower.
         self._strictest = (FlushMode.ASYNC, ReplicationMode.ASYNC)
+        self.typed_bytes = 0  # about what the types of all topics add to a state snapshot
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -196,6 +248,7 @@ class TopicTable:
             self._count(before, -1)
 
     def _count(self, config: TopicConfig, change: int) -> None:
+        self.typed_bytes += change * _typed_bytes(config)
         if not is_system(config.name):
             self._flush_counts[config.flush_mode] += change
             self._copy_counts[config.replication_mode] += change

@@ -38,8 +38,8 @@ AHEAD_MS = 3_600_000  # of the clock: what is logged
 
 
 class RecordRun(NamedTuple):
-    """Records of one queue that follow each other in a batch. ``prefix`` and ``delay_ms`` as of
-    :class:`cometmq.format.batch.SegmentClaim`.
+    """Records of one queue that follow each other in a batch. ``prefix``, ``delay_ms`` and
+    ``needs_key`` as of :class:`cometmq.format.batch.SegmentClaim`.
     """
 
     topic: str
@@ -47,6 +47,7 @@ class RecordRun(NamedTuple):
     record_count: int
     prefix: bytes = b""
     delay_ms: int = 0
+    needs_key: bool = False
 
 
 class Appended(NamedTuple):
@@ -165,14 +166,14 @@ class MessageStore(BaseStore):
         """The segments with the queue offsets that their first messages get."""
         following: dict[tuple[str, int], int] = {}  # a queue may come more than once
         claims = []
-        for index, (topic, queue_id, count, prefix, delay_ms) in enumerate(runs):
+        for index, (topic, queue_id, count, prefix, delay_ms, needs_key) in enumerate(runs):
             first = following.get((topic, queue_id))
             if first is None:
                 queue = self._dispatcher.find(topic, queue_id)
                 first = queue.next_offset if queue else _checked_new_queue(topic, queue_id, index)
             following[topic, queue_id] = first + max(count, 0)
             name = topic.encode("ascii")
-            claims.append(SegmentClaim(name, queue_id, count, first, prefix, delay_ms))
+            claims.append(SegmentClaim(name, queue_id, count, first, prefix, delay_ms, needs_key))
         return claims
 
     def append_relayed(self, relayed: Sequence[Relayed], store_host: bytes) -> Appended:

@@ -41,7 +41,8 @@ class BrokerServiceStub:
     batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
     batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
     after a restart or a change of the writer.
-    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
+    BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
     PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
@@ -131,7 +132,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
     batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
     after a restart or a change of the writer.
-    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+    Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
+    BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
     PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
@@ -224,7 +226,8 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         batch is then answered exactly once, in the order sent. A refused batch leaves the stream usable. Idempotent for
         batches whose messages are numbered as docs/format/ids.md says: sent again after a lost answer they are stored once, also
         after a restart or a change of the writer.
-        Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, BATCH_MALFORMED, BATCH_TOO_LARGE,
+        Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
+        BATCH_MALFORMED, BATCH_TOO_LARGE,
         BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
         PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.

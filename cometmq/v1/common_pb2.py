@@ -24,21 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/common.proto\x12\ncometmq.v1\"\x8a\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x04 \x01(\t\x12 \n\x05retry\x18\x05 \x01(\x0e\x32\x11.cometmq.v1.Retry\x12\x14\n\x07segment\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12(\n\x05\x66\x65nce\x18\x07 \x01(\x0b\x32\x14.cometmq.v1.PositionH\x01\x88\x01\x01\x12\x12\n\x05\x65poch\x18\x08 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eretry_after_ms\x18\t \x01(\x03H\x03\x88\x01\x01\x42\n\n\x08_segmentB\x08\n\x06_fenceB\x08\n\x06_epochB\x11\n\x0f_retry_after_ms\"+\n\x08QueueRef\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\".\n\x08Position\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\xf8\x01\n\x0bTopicConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10read_queue_count\x18\x02 \x01(\x05\x12\x19\n\x11write_queue_count\x18\x03 \x01(\x05\x12\x12\n\npermission\x18\x04 \x01(\x05\x12)\n\nflush_mode\x18\x05 \x01(\x0e\x32\x15.cometmq.v1.FlushMode\x12\x1c\n\x0freserve_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x35\n\x10replication_mode\x18\x07 \x01(\x0e\x32\x1b.cometmq.v1.ReplicationModeB\x12\n\x10_reserve_time_ms\"#\n\x06\x46ilter\x12\x0c\n\x04tags\x18\x01 \x03(\t\x12\x0b\n\x03sql\x18\x02 \x01(\t*W\n\x05Retry\x12\x15\n\x11RETRY_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRETRY_NEVER\x10\x01\x12\x0f\n\x0bRETRY_LATER\x10\x02\x12\x15\n\x11RETRY_AFTER_ROUTE\x10\x03*R\n\tFlushMode\x12\x1a\n\x16\x46LUSH_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46LUSH_MODE_ASYNC\x10\x01\x12\x13\n\x0f\x46LUSH_MODE_SYNC\x10\x02*\x8c\x01\n\x0fReplicationMode\x12 \n\x1cREPLICATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICATION_MODE_ASYNC\x10\x01\x12\x1d\n\x19REPLICATION_MODE_APPENDED\x10\x02\x12\x1c\n\x18REPLICATION_MODE_FLUSHED\x10\x03*[\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMBER_ROLE_WRITER\x10\x01\x12\x18\n\x14MEMBER_ROLE_FOLLOWER\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ometmq/v1/common.proto\x12\ncometmq.v1\"\x8a\x02\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x04 \x01(\t\x12 \n\x05retry\x18\x05 \x01(\x0e\x32\x11.cometmq.v1.Retry\x12\x14\n\x07segment\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12(\n\x05\x66\x65nce\x18\x07 \x01(\x0b\x32\x14.cometmq.v1.PositionH\x01\x88\x01\x01\x12\x12\n\x05\x65poch\x18\x08 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eretry_after_ms\x18\t \x01(\x03H\x03\x88\x01\x01\x42\n\n\x08_segmentB\x08\n\x06_fenceB\x08\n\x06_epochB\x11\n\x0f_retry_after_ms\"+\n\x08QueueRef\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\".\n\x08Position\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\xcf\x02\n\x0bTopicConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10read_queue_count\x18\x02 \x01(\x05\x12\x19\n\x11write_queue_count\x18\x03 \x01(\x05\x12\x12\n\npermission\x18\x04 \x01(\x05\x12)\n\nflush_mode\x18\x05 \x01(\x0e\x32\x15.cometmq.v1.FlushMode\x12\x1c\n\x0freserve_time_ms\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x35\n\x10replication_mode\x18\x07 \x01(\x0e\x32\x1b.cometmq.v1.ReplicationMode\x12-\n\x0cmessage_type\x18\x08 \x01(\x0e\x32\x17.cometmq.v1.MessageType\x12\x17\n\nis_ordered\x18\t \x01(\x08H\x01\x88\x01\x01\x42\x12\n\x10_reserve_time_msB\r\n\x0b_is_ordered\"#\n\x06\x46ilter\x12\x0c\n\x04tags\x18\x01 \x03(\t\x12\x0b\n\x03sql\x18\x02 \x01(\t*W\n\x05Retry\x12\x15\n\x11RETRY_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRETRY_NEVER\x10\x01\x12\x0f\n\x0bRETRY_LATER\x10\x02\x12\x15\n\x11RETRY_AFTER_ROUTE\x10\x03*R\n\tFlushMode\x12\x1a\n\x16\x46LUSH_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x46LUSH_MODE_ASYNC\x10\x01\x12\x13\n\x0f\x46LUSH_MODE_SYNC\x10\x02*\x8c\x01\n\x0fReplicationMode\x12 \n\x1cREPLICATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICATION_MODE_ASYNC\x10\x01\x12\x1d\n\x19REPLICATION_MODE_APPENDED\x10\x02\x12\x1c\n\x18REPLICATION_MODE_FLUSHED\x10\x03*\xbf\x01\n\x0bMessageType\x12\x1c\n\x18MESSAGE_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10MESSAGE_TYPE_ANY\x10\x01\x12\x17\n\x13MESSAGE_TYPE_NORMAL\x10\x02\x12\x15\n\x11MESSAGE_TYPE_FIFO\x10\x03\x12\x16\n\x12MESSAGE_TYPE_DELAY\x10\x04\x12\x1c\n\x18MESSAGE_TYPE_TRANSACTION\x10\x05\x12\x16\n\x12MESSAGE_TYPE_MIXED\x10\x06*[\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMBER_ROLE_WRITER\x10\x01\x12\x18\n\x14MEMBER_ROLE_FOLLOWER\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cometmq.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RETRY']._serialized_start=689
-  _globals['_RETRY']._serialized_end=776
-  _globals['_FLUSHMODE']._serialized_start=778
-  _globals['_FLUSHMODE']._serialized_end=860
-  _globals['_REPLICATIONMODE']._serialized_start=863
-  _globals['_REPLICATIONMODE']._serialized_end=1003
-  _globals['_MEMBERROLE']._serialized_start=1005
-  _globals['_MEMBERROLE']._serialized_end=1096
+  _globals['_RETRY']._serialized_start=776
+  _globals['_RETRY']._serialized_end=863
+  _globals['_FLUSHMODE']._serialized_start=865
+  _globals['_FLUSHMODE']._serialized_end=947
+  _globals['_REPLICATIONMODE']._serialized_start=950
+  _globals['_REPLICATIONMODE']._serialized_end=1090
+  _globals['_MESSAGETYPE']._serialized_start=1093
+  _globals['_MESSAGETYPE']._serialized_end=1284
+  _globals['_MEMBERROLE']._serialized_start=1286
+  _globals['_MEMBERROLE']._serialized_end=1377
   _globals['_ERROR']._serialized_start=40
   _globals['_ERROR']._serialized_end=306
   _globals['_QUEUEREF']._serialized_start=308
@@ -46,7 +48,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITION']._serialized_start=353
   _globals['_POSITION']._serialized_end=399
   _globals['_TOPICCONFIG']._serialized_start=402
-  _globals['_TOPICCONFIG']._serialized_end=650
-  _globals['_FILTER']._serialized_start=652
-  _globals['_FILTER']._serialized_end=687
+  _globals['_TOPICCONFIG']._serialized_end=737
+  _globals['_FILTER']._serialized_start=739
+  _globals['_FILTER']._serialized_end=774
 # @@protoc_insertion_point(module_scope)

@@ -105,6 +105,46 @@ REPLICATION_MODE_FLUSHED: ReplicationMode.ValueType  # 3
 """Acknowledged and seen when every in-sync member has it on its disk."""
 Global___ReplicationMode: _TypeAlias = ReplicationMode  # noqa: Y015
 
+class _MessageType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MessageTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MESSAGE_TYPE_UNSPECIFIED: _MessageType.ValueType  # 0
+    """In a request: as it was; a new topic takes every message. In a response: of an older release."""
+    MESSAGE_TYPE_ANY: _MessageType.ValueType  # 1
+    """Every message (RocketMQ's UNSPECIFIED)."""
+    MESSAGE_TYPE_NORMAL: _MessageType.ValueType  # 2
+    """Messages that are readable at once."""
+    MESSAGE_TYPE_FIFO: _MessageType.ValueType  # 3
+    """Messages that are readable at once and have a sharding key."""
+    MESSAGE_TYPE_DELAY: _MessageType.ValueType  # 4
+    """Delayed messages."""
+    MESSAGE_TYPE_TRANSACTION: _MessageType.ValueType  # 5
+    """Messages of transactions."""
+    MESSAGE_TYPE_MIXED: _MessageType.ValueType  # 6
+    """Every message."""
+
+class MessageType(_MessageType, metaclass=_MessageTypeEnumTypeWrapper):
+    """Which messages a topic takes (RocketMQ's message.type). Others are refused with MESSAGE_TYPE_MISMATCH."""
+
+MESSAGE_TYPE_UNSPECIFIED: MessageType.ValueType  # 0
+"""In a request: as it was; a new topic takes every message. In a response: of an older release."""
+MESSAGE_TYPE_ANY: MessageType.ValueType  # 1
+"""Every message (RocketMQ's UNSPECIFIED)."""
+MESSAGE_TYPE_NORMAL: MessageType.ValueType  # 2
+"""Messages that are readable at once."""
+MESSAGE_TYPE_FIFO: MessageType.ValueType  # 3
+"""Messages that are readable at once and have a sharding key."""
+MESSAGE_TYPE_DELAY: MessageType.ValueType  # 4
+"""Delayed messages."""
+MESSAGE_TYPE_TRANSACTION: MessageType.ValueType  # 5
+"""Messages of transactions."""
+MESSAGE_TYPE_MIXED: MessageType.ValueType  # 6
+"""Every message."""
+Global___MessageType: _TypeAlias = MessageType  # noqa: Y015
+
 class _MemberRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -267,6 +307,8 @@ class TopicConfig(_message.Message):
     FLUSH_MODE_FIELD_NUMBER: _builtins.int
     RESERVE_TIME_MS_FIELD_NUMBER: _builtins.int
     REPLICATION_MODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_TYPE_FIELD_NUMBER: _builtins.int
+    IS_ORDERED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Topic name, 1 to 127 characters of %|a-zA-Z0-9_- ."""
     read_queue_count: _builtins.int
@@ -283,6 +325,12 @@ class TopicConfig(_message.Message):
     """
     replication_mode: Global___ReplicationMode.ValueType
     """Which copies a message has to have before it counts as stored."""
+    message_type: Global___MessageType.ValueType
+    """Which messages it takes."""
+    is_ordered: _builtins.bool
+    """Whether its messages are in order over all its broker groups (RocketMQ's order flag): producers wait for the broker
+    group of a message instead of taking another one. In a request absent = as it was.
+    """
     def __init__(
         self,
         *,
@@ -293,13 +341,20 @@ class TopicConfig(_message.Message):
         flush_mode: Global___FlushMode.ValueType = ...,
         reserve_time_ms: _builtins.int | None = ...,
         replication_mode: Global___ReplicationMode.ValueType = ...,
+        message_type: Global___MessageType.ValueType = ...,
+        is_ordered: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "reserve_time_ms", b"reserve_time_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_ordered", b"_is_ordered", "_reserve_time_ms", b"_reserve_time_ms", "is_ordered", b"is_ordered", "reserve_time_ms", b"reserve_time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms", "flush_mode", b"flush_mode", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "replication_mode", b"replication_mode", "reserve_time_ms", b"reserve_time_ms", "write_queue_count", b"write_queue_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_ordered", b"_is_ordered", "_reserve_time_ms", b"_reserve_time_ms", "flush_mode", b"flush_mode", "is_ordered", b"is_ordered", "message_type", b"message_type", "name", b"name", "permission", b"permission", "read_queue_count", b"read_queue_count", "replication_mode", b"replication_mode", "reserve_time_ms", b"reserve_time_ms", "write_queue_count", b"write_queue_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__is_ordered: _TypeAlias = _typing.Literal["is_ordered"]  # noqa: Y015
+    _WhichOneofArgType__is_ordered: _TypeAlias = _typing.Literal["_is_ordered", b"_is_ordered"]  # noqa: Y015
     _WhichOneofReturnType__reserve_time_ms: _TypeAlias = _typing.Literal["reserve_time_ms"]  # noqa: Y015
     _WhichOneofArgType__reserve_time_ms: _TypeAlias = _typing.Literal["_reserve_time_ms", b"_reserve_time_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_ordered) -> _WhichOneofReturnType__is_ordered | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reserve_time_ms) -> _WhichOneofReturnType__reserve_time_ms | None: ...
 
 Global___TopicConfig: _TypeAlias = TopicConfig  # noqa: Y015

@@ -315,6 +315,32 @@ class GroupRoute(_message.Message):
 Global___GroupRoute: _TypeAlias = GroupRoute  # noqa: Y015
 
 @_typing.final
+class OrderedQueues(_message.Message):
+    """The queues of an ordered topic on one broker group, whether it is there now or not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    QUEUE_COUNT_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Broker group name."""
+    queue_count: _builtins.int
+    """Queues from 0 on, 1 to 1024."""
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        queue_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "queue_count", b"queue_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderedQueues: _TypeAlias = OrderedQueues  # noqa: Y015
+
+@_typing.final
 class TopicRoute(_message.Message):
     """All that a client needs in order to send to and read from a topic."""
 
@@ -322,21 +348,29 @@ class TopicRoute(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic name."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupRoute]:
         """By broker group name. Empty = nobody serves the topic."""
 
+    @_builtins.property
+    def order(self) -> _containers.RepeatedCompositeFieldContainer[Global___OrderedQueues]:
+        """Of an ordered topic, if its queues are fixed: the queues to send to, in the order in which a sharding key counts them.
+        From the key-value table, namespace ORDER_TOPIC_CONFIG, key = topic, value = "GROUP:COUNT;GROUP:COUNT".
+        """
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         groups: _abc.Iterable[Global___GroupRoute] | None = ...,
+        order: _abc.Iterable[Global___OrderedQueues] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "order", b"order", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

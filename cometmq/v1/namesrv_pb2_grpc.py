@@ -183,8 +183,9 @@ class NameServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PutValue(self, request, context):
-        """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
+        """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent. Those of the namespace
+        ORDER_TOPIC_CONFIG are part of routes (see TopicRoute.order): others than such values are refused.
+        Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,8 +68,9 @@ class NameServiceStub:
     Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
     """
     PutValue: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.PutValueRequest, _namesrv_pb2.PutValueResponse]
-    """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
+    """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent. Those of the namespace
+    ORDER_TOPIC_CONFIG are part of routes (see TopicRoute.order): others than such values are refused.
+    Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
     """
     DeleteValue: _grpc.UnaryUnaryMultiCallable[_namesrv_pb2.DeleteValueRequest, _namesrv_pb2.DeleteValueResponse]
     """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
@@ -126,8 +127,9 @@ class NameServiceAsyncStub(NameServiceStub):
     Errors: GROUP_NOT_FOUND, UNAUTHENTICATED. Deadline 3 s.
     """
     PutValue: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.PutValueRequest, _namesrv_pb2.PutValueResponse]  # type: ignore[assignment]
-    """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-    Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
+    """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent. Those of the namespace
+    ORDER_TOPIC_CONFIG are part of routes (see TopicRoute.order): others than such values are refused.
+    Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
     """
     DeleteValue: _aio.UnaryUnaryMultiCallable[_namesrv_pb2.DeleteValueRequest, _namesrv_pb2.DeleteValueResponse]  # type: ignore[assignment]
     """Removes a value; an absent one is no error. Idempotent. Errors: INVALID_REQUEST, UNAUTHENTICATED. Deadline 3 s."""
@@ -235,8 +237,9 @@ class NameServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _namesrv_pb2.PutValueRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_namesrv_pb2.PutValueResponse, _abc.Awaitable[_namesrv_pb2.PutValueResponse]]:
-        """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent.
-        Errors: INVALID_REQUEST, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
+        """Stores a value under (namespace, key). Kept across restarts of this name server. Idempotent. Those of the namespace
+        ORDER_TOPIC_CONFIG are part of routes (see TopicRoute.order): others than such values are refused.
+        Errors: INVALID_REQUEST, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, UNAUTHENTICATED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

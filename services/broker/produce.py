@@ -21,7 +21,8 @@ from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
-from cometmq.model import SendStatus, TopicConfig
+from cometmq.messaging.topics import check_type
+from cometmq.model import MessageType, SendStatus, TopicConfig
 from cometmq.native import crc32
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
 from cometmq.rpc.shares import Buckets
@@ -277,8 +278,10 @@ class ProduceHandler:
         for index, claim in enumerate(claims):
             topic, queue_id, count, delay_level, wait_store = claim
             try:
-                self._topics.for_send(topic, queue_id)
+                config = self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
+                sent = MessageType.DELAY if delay_level else MessageType.NORMAL
+                check_type(config, sent)
                 demands = DurabilityClass.of(*self._topics.demands(topic))
                 segments.append(
                     self._delayed(claim, demands)
@@ -290,6 +293,7 @@ class ProduceHandler:
                         demands,
                         b"" if wait_store else delayed.NO_WAIT_PREFIX,
                         wait_store=wait_store,
+                        needs_key=config.message_type is MessageType.FIFO,
                     )
                 )
             except CometError as error:

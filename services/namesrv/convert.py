@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cometmq.errors import InvalidRequest
+from cometmq.messaging.order import OrderedQueues
 from cometmq.model import (
     PERMISSION_READ,
     PERMISSION_WRITE,
     FlushMode,
+    MessageType,
     ReplicationMode,
     TopicConfig,
 )
@@ -62,7 +64,16 @@ def topic_from_proto(proto: common_pb2.TopicConfig) -> TopicConfig:
         flush_mode=FlushMode(proto.flush_mode),
         replication_mode=ReplicationMode(proto.replication_mode or ReplicationMode.ASYNC),
         reserve_time_ms=proto.reserve_time_ms,
+        message_type=_message_type(proto),
+        is_ordered=proto.is_ordered,
     )
+
+
+def _message_type(proto: common_pb2.TopicConfig) -> MessageType:
+    if proto.message_type not in common_pb2.MessageType.values():
+        raise InvalidRequest(f"topics: {proto.name[:127]!r} has an unknown message type")
+    # Of an older release: its topics take every message.
+    return MessageType(proto.message_type or MessageType.UNSPECIFIED.value)
 
 
 def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:
@@ -73,12 +84,20 @@ def topic_to_proto(topic: TopicConfig) -> common_pb2.TopicConfig:
         permission=topic.permission,
         flush_mode=common_pb2.FlushMode.ValueType(topic.flush_mode.value),
         replication_mode=common_pb2.ReplicationMode.ValueType(topic.replication_mode.value),
+        message_type=common_pb2.MessageType.ValueType(topic.message_type.value),
+        is_ordered=topic.is_ordered,
     )
 
 
-def route_to_proto(topic: str, groups: Sequence[GroupRoute]) -> namesrv_pb2.TopicRoute:
+def route_to_proto(
+    topic: str, groups: Sequence[GroupRoute], order: Sequence[OrderedQueues] = ()
+) -> namesrv_pb2.TopicRoute:
     return namesrv_pb2.TopicRoute(
         topic=topic,
+        order=[
+            namesrv_pb2.OrderedQueues(broker_group=group, queue_count=count)
+            for group, count in order
+        ],
         groups=[
             namesrv_pb2.GroupRoute(
                 broker_group=group.broker_group,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from cometmq.clock import Clock
+from cometmq.messaging import order
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import namesrv_pb2 as pb
 from cometmq.v1 import namesrv_pb2_grpc
 from services.namesrv import convert
 from services.namesrv.pullholds import PullholdTable
-from services.namesrv.routes import RouteTable
+from services.namesrv.routes import GroupRoute, RouteTable
 from services.namesrv.values import Values
 from services.namesrv.watches import Registrations, Watcher, Watchers
 
@@ -103,7 +105,7 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
         self, request: pb.QueryRouteRequest, context: Context
     ) -> pb.QueryRouteResponse:
         groups = self._table.find(request.topic)
-        return pb.QueryRouteResponse(route=convert.route_to_proto(request.topic, groups))
+        return pb.QueryRouteResponse(route=self._route(request.topic, groups))
 
     async def WatchRoutes(  # type: ignore[override]  # answers with context.write
         self, request_iterator: object, context: Context
@@ -140,13 +142,19 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
 
     async def PutValue(self, request: pb.PutValueRequest, context: Context) -> pb.PutValueResponse:
         await self._values.put(request.namespace, request.key, request.value)
+        self._value_changed(request.namespace, request.key)
         return pb.PutValueResponse()
 
     async def DeleteValue(
         self, request: pb.DeleteValueRequest, context: Context
     ) -> pb.DeleteValueResponse:
         await self._values.delete(request.namespace, request.key)
+        self._value_changed(request.namespace, request.key)
         return pb.DeleteValueResponse()
+
+    def _value_changed(self, namespace: str, key: str) -> None:
+        if namespace == order.NAMESPACE:
+            self._watchers.changed([key])
 
     async def ListValues(
         self, request: pb.ListValuesRequest, context: Context
@@ -183,11 +191,14 @@ class NameServicer(namesrv_pb2_grpc.NameServiceServicer):
                 routes = self._next_routes(watcher)
                 await context.write(pb.WatchRoutesResponse(routes=routes))
 
+    def _route(self, topic: str, groups: Sequence[GroupRoute]) -> pb.TopicRoute:
+        return convert.route_to_proto(topic, groups, self._values.order_of(topic))
+
     def _next_routes(self, watcher: Watcher) -> list[pb.TopicRoute]:
         """The latest routes of the watcher's changed topics, as many as one message takes."""
         routes: list[pb.TopicRoute] = []
         size_bytes = 0
         while size_bytes < WATCH_MESSAGE_BYTES and (topic := watcher.take()) is not None:
-            routes.append(convert.route_to_proto(topic, self._table.route(topic)))
+            routes.append(self._route(topic, self._table.route(topic)))
             size_bytes += routes[-1].ByteSize()
         return routes

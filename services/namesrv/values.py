@@ -14,6 +14,9 @@ import os
 from pathlib import Path
 
 from cometmq.errors import DiskFull, InvalidRequest, LimitExceeded, StoreDamaged, StoreFailed
+from cometmq.messaging import order
+from cometmq.messaging.order import OrderedQueues
+from cometmq.messaging.topics import check_name
 
 NAME_BYTES_MAX = 255
 VALUE_BYTES_MAX = 65_536
@@ -39,12 +42,25 @@ class Values:
         _check_name("namespace", namespace)
         return dict(sorted(self._table.get(namespace, {}).items()))
 
+    def order_of(self, topic: str) -> tuple[OrderedQueues, ...]:
+        """The fixed queues of an ordered topic; empty: it has none, or the file says nonsense."""
+        text = self._table.get(order.NAMESPACE, {}).get(topic)
+        try:
+            return () if text is None else order.parse(text)
+        except InvalidRequest:
+            return ()
+
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Stores a value. InvalidRequest, LimitExceeded, DiskFull, StoreFailed: nothing changed."""
+        """Stores a value. InvalidRequest, TopicNameInvalid, LimitExceeded, DiskFull, StoreFailed:
+        nothing changed.
+        """
         _check_name("namespace", namespace)
         _check_name("key", key)
         if len(value.encode()) > VALUE_BYTES_MAX:
             raise InvalidRequest(f"value: more than {VALUE_BYTES_MAX} bytes")
+        if namespace == order.NAMESPACE:
+            check_name(key)
+            order.parse(value)
         async with self._changing:
             values = {**self._table.get(namespace, {}), key: value}
             await self._replace({**self._table, namespace: values})

@@ -16,7 +16,8 @@ import grpc
 import pytest
 
 from cometmq import errors
-from cometmq.errors import CometError
+from cometmq.errors import CometError, InvalidRequest, TopicNameInvalid
+from cometmq.messaging import order
 from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import error_from, wire_errors
 from cometmq.v1 import common_pb2, namesrv_pb2
@@ -27,6 +28,7 @@ from services.namesrv.app import App
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.listen import SERVICE, new_server
 from services.namesrv.routes import RouteTable
+from services.namesrv.values import encode_table
 from tests.support.cluster.processes import Processes
 from tests.support.cluster.pullhold import scraped
 from tests.support.waiting import DEADLINE_S, until_async
@@ -97,6 +99,8 @@ def _registration(*topics: str, **about: int) -> pb.RegisterMemberRequest:
             permission=6,
             flush_mode=common_pb2.FLUSH_MODE_ASYNC,
             replication_mode=common_pb2.REPLICATION_MODE_ASYNC,
+            message_type=common_pb2.MESSAGE_TYPE_FIFO,
+            is_ordered=False,
         )
         for topic in topics
     ]
@@ -162,6 +166,30 @@ async def test_a_registered_topic_has_a_route(config: NamesrvConfig) -> None:
         assert route.groups[0].topic == _registration("t").topics[0]
         assert list(route.groups[0].members) == [_registration().member]
         assert list(listed.topics) == ["t", "u"]
+
+
+async def test_the_fixed_queues_of_a_topic_are_part_of_its_route(config: NamesrvConfig) -> None:
+    """RocketMQ's file counts as it is; a change reaches those that watch, a bad one nobody."""
+    of_rocketmq = {"t": "b:2;a:4", "u": "nonsense"}
+    config.kv_config_path.write_bytes(encode_table({order.NAMESPACE: of_rocketmq}))
+    async with _running(config) as running:
+        await running.register("t", "u")
+        watch = await _watch(running, "t")
+        [route] = (await _next(watch)).routes
+        assert [(one.broker_group, one.queue_count) for one in route.order] == [("b", 2), ("a", 4)]
+        assert not (await running.route("u")).order
+        for key, value in (("t", "b:0"), ("t", ""), ("t/u", "b:1")):
+            request = pb.PutValueRequest(namespace=order.NAMESPACE, key=key, value=value)
+            with pytest.raises((InvalidRequest, TopicNameInvalid)):
+                await running.call("PutValue", request)
+        request = pb.PutValueRequest(namespace=order.NAMESPACE, key="t", value="a:1")
+        await running.call("PutValue", request)
+        [route] = (await _next(watch)).routes
+        assert [(one.broker_group, one.queue_count) for one in route.order] == [("a", 1)]
+        deletion = pb.DeleteValueRequest(namespace=order.NAMESPACE, key="t")
+        await running.call("DeleteValue", deletion)
+        assert not (await _next(watch)).routes[0].order
+        watch.cancel()
 
 
 async def test_a_follower_without_writer_learns_that_there_is_none(config: NamesrvConfig) -> None:

@@ -58,6 +58,6 @@ def test_the_contract_names_only_errors_that_exist() -> None:
 
 def test_the_document_names_only_errors_that_exist() -> None:
     statuses = {"NOT_FOUND", "OFFSET_MOVED", "NO_MATCHED_MESSAGE"}
-    properties = {"RETRY_TOPIC"}
+    properties = {"RETRY_TOPIC", "ORDER_TOPIC_CONFIG"}
     named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", DOCUMENT))
     assert named <= NAMES | statuses | properties

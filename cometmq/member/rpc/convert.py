@@ -23,6 +23,7 @@ from cometmq.messaging.groups import GroupSettings, HeldQueues, MemberDetails, M
 from cometmq.messaging.quotas import Quota
 from cometmq.model import (
     FlushMode,
+    MessageType,
     Position,
     ReplicationMode,
     SendStatus,
@@ -61,6 +62,12 @@ def topic(proto: common_pb2.TopicConfig, default: TopicConfig) -> TopicConfig:
         raise InvalidRequest(
             f"replication_mode {proto.replication_mode} is not known here"
         ) from None
+    try:
+        message_type = (
+            MessageType(proto.message_type) if proto.message_type else default.message_type
+        )
+    except ValueError:
+        raise InvalidRequest(f"message_type {proto.message_type} is not known here") from None
     return TopicConfig(
         name=proto.name,
         read_queue_count=proto.read_queue_count or default.read_queue_count,
@@ -71,6 +78,9 @@ def topic(proto: common_pb2.TopicConfig, default: TopicConfig) -> TopicConfig:
         reserve_time_ms=(
             proto.reserve_time_ms if proto.HasField("reserve_time_ms") else default.reserve_time_ms
         ),
+        message_type=message_type,
+        is_ordered=proto.is_ordered if proto.HasField("is_ordered") else default.is_ordered,
+        attributes=default.attributes,
     )
 
 
@@ -83,6 +93,8 @@ def topic_proto(config: TopicConfig) -> common_pb2.TopicConfig:
         flush_mode=common_pb2.FlushMode.ValueType(config.flush_mode.value),
         replication_mode=common_pb2.ReplicationMode.ValueType(config.replication_mode.value),
         reserve_time_ms=config.reserve_time_ms,
+        message_type=common_pb2.MessageType.ValueType(config.message_type.value),
+        is_ordered=config.is_ordered,
     )
 
 

@@ -160,7 +160,7 @@ class StateKeeper:
             created = before is None
             if created or (before != config and not only_new):
                 put = self.state.plan_topic(config, by_system=by_system)
-                await self._commit(put, *self.state.plan_reserve(config), until_s=until_s)
+                await self._commit(put, *self.state.plan_extras(config), until_s=until_s)
                 self._on_topics()
             return created
 

@@ -45,7 +45,8 @@ BUILD_LOOK_S = 0.1  # so often it is looked whether a log file should be built a
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of records of one queue, and what its topic demands before it is acknowledged.
-    ``prefix`` and ``delay_ms`` as of :class:`cometmq.format.batch.SegmentClaim`.
+    ``prefix``, ``delay_ms`` and ``needs_key`` as of
+    :class:`cometmq.format.batch.SegmentClaim`.
     """
 
     topic: str
@@ -55,6 +56,7 @@ class Segment:
     prefix: bytes = b""
     delay_ms: int = 0
     wait_store: bool = True  # False: it is acknowledged when it is appended
+    needs_key: bool = False
 
     @property
     def ack_demands(self) -> DurabilityClass:
@@ -348,7 +350,10 @@ class MemberStorage(BaseStorage):
         nothing has changed.
         """
         self.check_open()
-        runs = [RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms) for s in segments]
+        runs = [
+            RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms, s.needs_key)
+            for s in segments
+        ]
         try:
             appended = self.store.append(records, runs, born_host=born_host, store_host=store_host)
         except DiskFull:

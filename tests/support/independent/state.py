@@ -36,6 +36,19 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def _is_type(value: object) -> bool:
+    return value in {"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}
+
+
+def _are_attributes(value: object) -> bool:
+    """In order of their names, few and short, without what JSON escapes."""
+    if not isinstance(value, dict) or len(value) > 32 or list(value) != sorted(value):
+        return False
+    texts = [text for pair in value.items() for text in pair]
+    small = all(isinstance(text, str) for text in texts) and sum(map(len, texts)) <= 4096
+    return small and re.fullmatch(r"[ !#-\[\]-~]*", "".join(texts)) is not None
+
+
 def _is_history(value: object) -> bool:
     """1 to 16 pairs; the first start is 0, generations rise, starts never fall."""
     if not isinstance(value, list) or not 1 <= len(value) <= HISTORY_PAIRS_MAX:
@@ -113,6 +126,7 @@ OPTIONAL = {
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
     "topic-reserve": {"n": _is_name, "t": _count},
+    "topic-type": {"n": _is_name, "t": _is_type, "o": _is_bool, "a": _are_attributes},
     "topic-drop": {"n": _is_name},
     "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
     "queues": {"n": _is_name, "o": _is_list_of(_offset)},
@@ -154,7 +168,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
 }
-TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-drop", "topic-copy"})
+TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-type", "topic-drop", "topic-copy"})
 COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
 COPY_TAGS = frozenset({"COPY_FIRST", "COPY", "COPY_LAST", "COPY_ONLY"})
 
@@ -206,6 +220,9 @@ class Topic:
     permission: int
     flush_mode: int
     reserve_time_ms: int = 0
+    message_type: str = "UNSPECIFIED"
+    is_ordered: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
     histories: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
@@ -250,13 +267,21 @@ class State:
             )
             self.generation = change["g"]
             histories = [*histories, *([(change["g"], 0)] for _ in range(new))]
-        reserve_time_ms = known.reserve_time_ms if known else 0
-        settings = (read, write, permission, flush, reserve_time_ms)
-        self.topics[change["n"]] = Topic(*settings, histories)
+        made = Topic(read, write, permission, flush, histories=histories)
+        if known:
+            made.reserve_time_ms, made.message_type = known.reserve_time_ms, known.message_type
+            made.is_ordered, made.attributes = known.is_ordered, known.attributes
+        self.topics[change["n"]] = made
 
     def _topic_reserve(self, change: Json, place: object) -> None:
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there")
         self.topics[change["n"]].reserve_time_ms = change["t"]
+
+    def _topic_type(self, change: Json, place: object) -> None:
+        expect(change["n"] in self.topics, place, f"topic {change['n']} is not there")
+        topic = self.topics[change["n"]]
+        topic.message_type, topic.is_ordered = change["t"], change["o"]
+        topic.attributes = change["a"]
 
     def _topic_drop(self, change: Json, place: object) -> None:
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
@@ -271,7 +296,7 @@ class State:
         read, write, permission, flush = (change[name] for name in "rwpf")
         histories = [[(one, start) for one, start in history] for history in change["h"]]
         expect(len(histories) >= max(read, write), place, "a queue without a history")
-        self.topics[change["n"]] = Topic(read, write, permission, flush, 0, histories)
+        self.topics[change["n"]] = Topic(read, write, permission, flush, histories=histories)
 
     def _queues(self, change: Json, place: object) -> None:
         """Tells of queues, not of the tables."""

@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.independent.files import Epoch, entries
 from tests.support.independent.log import Log
 from tests.support.independent.record import expect
-from tests.support.independent.state import TOPIC_KINDS, Json, State, changes_of, rebuild
+from tests.support.independent.state import TOPIC_KINDS, Json, State, Topic, changes_of, rebuild
 
 
 def print_rocketmq_json(value: Any, indent: str = "\n") -> str:
@@ -37,11 +37,16 @@ GROUP_NAMES = {
 }
 
 
+def attributes_of(topic: Topic) -> Json:
+    has_type = topic.message_type != "UNSPECIFIED"
+    return {**topic.attributes, **({"message.type": topic.message_type} if has_type else {})}
+
+
 def topics_export(state: State) -> Json:
     return {
         name: {
-            "attributes": {},
-            "order": False,
+            "attributes": attributes_of(topic),
+            "order": topic.is_ordered,
             "perm": topic.permission,
             "readQueueNums": topic.read_queues,
             "topicFilterType": "SINGLE_TAG",

@@ -79,13 +79,59 @@ def test_the_commands_are_these() -> None:
         "store dump",
         "store repair",
         "store verify",
+        "topic allocate",
         "topic create",
         "topic delete",
         "topic list",
         "topic offset-by-time",
+        "topic order",
         "topic route",
+        "topic shrink",
         "topic status",
+        "topic update",
     ]
+
+
+# What RocketMQ's mqadmin calls it.
+VERBS = {
+    "broker clean": "cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog",
+    "broker elect": "electMaster",
+    "broker status": "brokerStatus, haStatus, getBrokerEpoch",
+    "broker step-down": "electMaster",
+    "cluster members": "clusterList",
+    "cluster status": "clusterList, getSyncStateSet",
+    "group clone-offset": "cloneGroupOffset",
+    "group create": "updateSubGroup",
+    "group delete": "deleteSubGroup",
+    "group info": "getConsumerConfig",
+    "group list": "consumerProgress, without a group",
+    "group members": "consumerConnection",
+    "group progress": "consumerProgress",
+    "group reset-offset": "resetOffsetByTime",
+    "group skip": "skipAccumulatedMessage",
+    "message consume": "consumeMessage, printMsg, printMsgByQueue",
+    "message get": "queryMsgById",
+    "message query": "queryMsgByKey, queryMsgByUniqueKey",
+    "message send": "sendMessage",
+    "topic allocate": "allocateMQ",
+    "topic create": "updateTopic",
+    "topic delete": "deleteTopic",
+    "topic list": "topicList, topicClusterList",
+    "topic order": "updateOrderConf",
+    "topic route": "topicRoute",
+    "topic shrink": "updateTopic, first with -w, then with -r",
+    "topic status": "topicStatus",
+    "topic update": "updateTopic, updateTopicPerm",
+}
+
+
+@pytest.mark.parametrize("path", [p for p in COMMANDS if p[0] not in ("local", "store")])
+def test_the_help_of_every_command_names_mqadmins_verb(path: tuple[str, ...]) -> None:
+    shown = " ".join(run(*path, "--help").output.split())
+    found = re.search(r"mqadmin(?:: ([^.]*)| has no such verb)\.", shown)
+    assert found is not None
+    if (name := " ".join(path)) in VERBS:
+        assert found[1] == VERBS[name]
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

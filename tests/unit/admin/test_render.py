@@ -38,7 +38,7 @@ MESSAGE = views.MessageView(
     body_text="[red]",
     body_base64="W3JlZF0=",
 )
-TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", "appended", 3_600_000)
+TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", "appended", 3_600_000, "fifo", True)
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
     views.GroupProgressView,
@@ -244,6 +244,8 @@ WIDE_VALUES: dict[str, Any] = {
     "topic": "orders_of_the_northern_region",
     "group": "billing_of_the_northern_region",
     "client_id": "billing-7d9c5b6f4-x2x9k@1234567@a1b2c3",
+    "waiting": {"billing_of_the_northern_region": 1_234_567, "audit": 7},
+    "message_type": "transaction",
     "subscriptions": {"orders_of_the_northern_region": ["new", "changed"], "prices": []},
     "address": "cometmq-a-0.cometmq-a.default.svc.cluster.local:10911",
     "writer": "cometmq-a-0.cometmq-a.default.svc.cluster.local:10911",

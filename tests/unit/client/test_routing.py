@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from cometmq.client.routing import (
     auto_created_queues,
+    is_ordered,
+    queues_in_order,
     readable_queues,
+    with_groups,
+    with_order_of,
     writable_queues,
     writers,
 )
@@ -58,3 +62,35 @@ def test_writers_by_group() -> None:
 def test_a_topic_to_be_created_gets_four_queues() -> None:
     queues = auto_created_queues("new", writable_queues(route(group("a", write=8))))
     assert queues == [QueueRef("new", n, "a") for n in range(4)]
+
+
+def ordered(
+    route: namesrv_pb2.TopicRoute, *queues: tuple[str, int], flag: bool = True
+) -> namesrv_pb2.TopicRoute:
+    for of_group in route.groups:
+        of_group.topic.is_ordered = flag
+    for name, count in queues:
+        route.order.add(broker_group=name, queue_count=count)
+    return route
+
+
+def test_fixed_queues_count_as_they_are_listed() -> None:
+    fixed = ordered(route(group("a", write=3), group("b", write=1)), ("c", 1), ("a", 2))
+    assert names(queues_in_order(fixed)) == ["c0", "a0", "a1"]
+    assert names(writable_queues(fixed)) == ["a0", "a1"], "of what is there, only what is listed"
+    assert names(queues_in_order(with_groups(fixed, [group("d")]))) == ["c0", "a0", "a1"]
+    assert is_ordered(fixed)
+    assert is_ordered(ordered(route(group("a"))))
+    assert not is_ordered(route(group("a")))
+
+
+def test_a_name_server_that_has_no_list_changes_nothing() -> None:
+    known = ordered(route(group("a")), ("a", 2), ("b", 2))
+    lost = ordered(route(group("a")))
+    assert with_order_of(lost, known).order == known.order
+    assert with_order_of(route(), known).order == known.order, "also while nobody serves it"
+    other = ordered(route(group("a")), ("a", 1))
+    assert with_order_of(other, known) is other
+    not_ordered = ordered(route(group("a")), flag=False)
+    assert not with_order_of(not_ordered, known).order
+    assert with_order_of(lost, None) is lost

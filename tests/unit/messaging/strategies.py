@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     TopicPut,
     TopicReserved,
     TopicSnapshot,
+    TopicTyped,
 )
 from cometmq.messaging.generations import History
 from cometmq.messaging.group_policy import (
@@ -32,12 +33,14 @@ from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.quotas import Quota
-from cometmq.model import FlushMode, Position, TopicConfig
+from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 
 NAMES = st.text("%|abcXYZ019_-", min_size=1, max_size=12)
 COUNTS = st.integers(1, 1024)
 UINT64 = st.integers(0, 2**64 - 1)
 OFFSETS = st.integers(0, 2**63 - 1)
+
+ATTRIBUTES = ((), (("cleanup.policy", "DELETE"), ("x", "")))
 
 CONFIGS = st.builds(
     TopicConfig,
@@ -98,6 +101,9 @@ QUEUES = st.dictionaries(NAMES, st.lists(st.integers(0, 1023), max_size=4).map(t
 CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicPut, CONFIGS, UINT64),
     st.builds(TopicReserved, NAMES, OFFSETS),
+    st.builds(
+        TopicTyped, NAMES, st.sampled_from(MessageType), st.booleans(), st.sampled_from(ATTRIBUTES)
+    ),
     st.builds(TopicDropped, NAMES),
     st.builds(TopicSnapshot, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
     st.builds(QueuesCounted, NAMES, st.lists(OFFSETS, max_size=4).map(tuple)),

@@ -23,7 +23,7 @@ from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.rocketmq_tables import DELAYS, GROUPS, OFFSETS, TOPICS, SnapshotMark, export
 from cometmq.messaging.state import BrokerState
-from cometmq.model import FlushMode, Position, TopicConfig
+from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 
 ORDERS = TopicConfig("orders", 2, 2, flush_mode=FlushMode.SYNC)
 
@@ -82,10 +82,62 @@ def test_rocketmqs_defaults_and_its_signs() -> None:
     )
     assert tables.topics == {
         "plain": TopicConfig("plain", 16, 16, 6),
-        "shut": TopicConfig("shut", 0, 16, 0),
+        "shut": TopicConfig("shut", 0, 16, 0, is_ordered=True),
     }
+    assert tables.silent == {"plain", "shut"}
     assert tables.groups == {"g": GroupSettings("g", consume_enable=False)}
     assert tables.offsets == {("b", "a", 0): 0, ("b", "a", 1): 7}
+
+
+def test_types_and_attributes_of_topics() -> None:
+    def of(**attributes: Any) -> dict[str, Any]:
+        return {"attributes": attributes}
+
+    tables = read(
+        {
+            TOPICS: topics_json(
+                fifo=of(**{"+message.type": "FIFO", "cleanup.policy": "DELETE"}),
+                later=of(**{"message.type": "LITE"}),
+                long=of(**{"message.type": "DELAY", "x": "y" * 10_000}),
+                none=of(),
+            )
+        }
+    )
+    assert tables.topics is not None
+    assert {name: (c.message_type, c.attributes) for name, c in tables.topics.items()} == {
+        "fifo": (MessageType.FIFO, (("cleanup.policy", "DELETE"),)),
+        "later": (MessageType.UNSPECIFIED, (("message.type", "LITE"),)),
+        "long": (MessageType.DELAY, ()),
+        "none": (MessageType.UNSPECIFIED, ()),
+    }
+    assert tables.silent == frozenset()
+    assert [("LITE" in one, "10001" in one) for one in tables.left_out] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_a_type_survives_a_program_that_knows_none() -> None:
+    """RocketMQ 4.9 writes no attributes; 5.x does, and what it says counts."""
+    state = BrokerState()
+    ours = TopicConfig(
+        "a", 1, 1, message_type=MessageType.FIFO, is_ordered=True, attributes=(("x", "y"),)
+    )
+    for change in (state.plan_topic(ours), *state.plan_extras(ours)):
+        state.apply(change)
+    for_49 = read({TOPICS: topics_json(a={"order": False})})
+    adopt_tables(state, for_49, queues(), FlushMode.ASYNC)
+    of_49 = state.topics.get("a")
+    assert (of_49.message_type, of_49.attributes) == (MessageType.FIFO, (("x", "y"),))
+    assert not of_49.is_ordered, "which 4.9 does know"
+    for_5 = read({TOPICS: topics_json(a={"attributes": {}, "order": True})})
+    adopt_tables(state, for_5, queues(), FlushMode.ASYNC)
+    of_5 = state.topics.get("a")
+    assert (of_5.message_type, of_5.attributes, of_5.is_ordered) == (
+        MessageType.UNSPECIFIED,
+        (),
+        True,
+    )
 
 
 def test_names_that_are_none_are_left_out() -> None:

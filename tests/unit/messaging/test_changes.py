@@ -31,6 +31,7 @@ from cometmq.messaging.changes import (
     TopicPut,
     TopicReserved,
     TopicSnapshot,
+    TopicTyped,
     decode,
     encode,
 )
@@ -49,7 +50,7 @@ from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
-from cometmq.model import FlushMode, Position, TopicConfig
+from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 from tests.unit.messaging.strategies import CHANGES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "format"
@@ -60,6 +61,9 @@ BILLS = TopicConfig("bills", 2, 2)
 GOLDEN: dict[str, Change] = {
     '{"k":"topic","n":"orders","r":4,"w":2,"p":6,"f":2,"g":7}': TopicPut(ORDERS, 7),
     '{"k":"topic-reserve","n":"orders","t":3600000}': TopicReserved("orders", 3_600_000),
+    '{"k":"topic-type","n":"orders","t":"FIFO","o":true,"a":{"cleanup.policy":"DELETE"}}': (
+        TopicTyped("orders", MessageType.FIFO, True, (("cleanup.policy", "DELETE"),))
+    ),
     '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
     '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (
         TopicSnapshot(BILLS, (History(((7, 0), (9, 500))), History(((7, 0),))))

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.errors import StoreDamaged
+from cometmq.messaging import adoption
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.rocketmq_tables import SnapshotMark, export, mark_of, parse
 from cometmq.messaging.state import BrokerState
-from cometmq.model import Position, TopicConfig
+from cometmq.model import MessageType, Position, TopicConfig
 
 MARK = SnapshotMark(epoch=3, position=4711)
 
@@ -82,6 +83,29 @@ def test_golden_files(state: BrokerState) -> None:
     files = export(state, MARK, 1_700_000_000_000)
     assert files["topics.json"].decode() == TOPICS_JSON
     assert files["consumerOffset.json"].decode() == OFFSETS_JSON
+
+
+def test_types_are_attributes(state: BrokerState) -> None:
+    config = TopicConfig(
+        "orders",
+        4,
+        2,
+        message_type=MessageType.FIFO,
+        is_ordered=True,
+        attributes=(("cleanup.policy", "DELETE"), ("trace", "1")),
+    )
+    for change in state.plan_extras(config):
+        state.apply(change)
+    content = export(state, MARK, 0)["topics.json"]
+    table = parse(content)["topicConfigTable"]["orders"]
+    assert table["order"] is True
+    assert table["attributes"] == {
+        "cleanup.policy": "DELETE",
+        "message.type": "FIFO",
+        "trace": "1",
+    }
+    [again] = (adoption.read({"topics.json": content}).topics or {}).values()
+    assert again == config, "what was kept comes back"
 
 
 def test_the_document_shows_the_form() -> None:

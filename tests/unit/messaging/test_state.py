@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,7 @@ from cometmq.messaging.changes import (
     TopicPut,
     TopicReserved,
     TopicSnapshot,
+    TopicTyped,
     decode,
     encode,
 )
@@ -50,7 +52,7 @@ from cometmq.messaging.state import (
     change_records,
     find_copy_start,
 )
-from cometmq.model import Position, TopicConfig
+from cometmq.model import MessageType, Position, TopicConfig
 
 
 def created(state: BrokerState, topic: str, queue_count: int = 1) -> BrokerState:
@@ -252,7 +254,7 @@ def test_what_is_in_flight_is_part_of_the_copy() -> None:
 def reserve(state: BrokerState, topic: str, reserve_time_ms: int) -> list[Change]:
     """The changes that give a topic a reserve time, applied."""
     config = TopicConfig(topic, 1, 1, reserve_time_ms=reserve_time_ms)
-    changes: list[Change] = [state.plan_topic(config), *state.plan_reserve(config)]
+    changes: list[Change] = [state.plan_topic(config), *state.plan_extras(config)]
     for change in changes:
         state.apply(change)
     return changes
@@ -271,6 +273,66 @@ def test_a_reserve_time_lasts_until_it_is_changed() -> None:
     state.apply(state.plan_drop("orders"))
     with pytest.raises(StoreDamaged):
         state.apply(TopicReserved("orders", 1))
+
+
+def typed(state: BrokerState, topic: str, **fields: Any) -> list[Change]:
+    config = TopicConfig(topic, 1, 1, **fields)
+    changes: list[Change] = [state.plan_topic(config), *state.plan_extras(config)]
+    for change in changes:
+        state.apply(change)
+    return changes
+
+
+def test_type_order_and_attributes_last_until_they_are_changed() -> None:
+    state = BrokerState()
+    kept = (("cleanup.policy", "DELETE"),)
+    as_said: dict[str, Any] = {
+        "message_type": MessageType.FIFO,
+        "is_ordered": True,
+        "attributes": kept,
+    }
+    changes = typed(state, "orders", **as_said)
+    assert [type(change) for change in changes] == [TopicPut, TopicTyped]
+    assert changes[0] == TopicPut(TopicConfig("orders", 1, 1), 1), "an old kind says nothing new"
+    assert state.topics.get("orders") == TopicConfig("orders", 1, 1, **as_said)
+    assert same(loaded(state.snapshot_records()), state)
+    assert same(loaded(change_records(changes), BrokerState()), state)
+    reserve(state, "orders", 5_000)  # whose settings say nothing of types
+    assert state.topics.get("orders") == TopicConfig("orders", 1, 1, reserve_time_ms=5_000)
+    state.apply(state.plan_drop("orders"))
+    with pytest.raises(StoreDamaged):
+        state.apply(TopicTyped("orders"))
+
+
+def test_a_copy_of_typed_topics_is_not_longer_than_expected() -> None:
+    state = BrokerState()
+    most = tuple((f"n{n:02d}", "v" * 124) for n in range(32))
+    for n in range(20):
+        typed(state, f"t{n}", message_type=MessageType.TRANSACTION, attributes=most)
+    copied = sum(len(one.body) for one in state.snapshot_records())
+    assert copied <= state.copy_bytes() <= 4 * copied
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        (("a", "x" * 10_000),),
+        tuple((f"n{n:02d}", "") for n in range(33)),
+        (("b", ""), ("a", "")),
+        (("", "x"),),
+        (("a", 'x"'),),
+        (("a", "\\"),),
+        (("a", "\x01"),),
+        (("é", "x"),),
+    ],
+)
+def test_attributes_that_cannot_be_kept_are_refused(
+    attributes: tuple[tuple[str, str], ...],
+) -> None:
+    with pytest.raises(InvalidRequest):
+        BrokerState().plan_topic(TopicConfig("orders", 1, 1, attributes=attributes))
+    with pytest.raises(StoreDamaged):
+        decode(encode([TopicTyped("orders", attributes=attributes)]))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from cometmq.errors import (
     CometError,
     InvalidRequest,
     LimitExceeded,
+    MessageTypeMismatch,
     NoPermission,
     QueueCountInvalid,
     QueueNotFound,
@@ -18,14 +19,29 @@ from cometmq.messaging.topics import (
     TopicTable,
     check_name,
     check_settings,
+    check_type,
     is_system,
     system_access,
 )
-from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, TopicConfig
+from cometmq.model import PERMISSION_READ, PERMISSION_WRITE, FlushMode, MessageType, TopicConfig
 
+PLAIN, DELAYED = MessageType.NORMAL, MessageType.DELAY
 BAD_NAMES = ["", "../x", "orders\n", "a" * 128, "a b", "ordérs", "a/b", "a.b", "\x00", "٣"]
 CLOSED = ["TBW102", "rmq_sys_cometmq_state", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"]
 READ_ONLY = ["%RETRY%billing", "%DLQ%billing", "TRANS_CHECK_MAX_TIME_TOPIC"]
+
+
+@pytest.mark.parametrize("topic_type", MessageType)
+@pytest.mark.parametrize("sent", [PLAIN, DELAYED, MessageType.TRANSACTION])
+def test_typed_topics_take_their_type_alone(topic_type: MessageType, sent: MessageType) -> None:
+    everything = (MessageType.UNSPECIFIED, MessageType.MIXED)
+    in_order = (topic_type, sent) == (MessageType.FIFO, PLAIN)
+    config = TopicConfig("orders", message_type=topic_type)
+    if topic_type in everything or topic_type is sent or in_order:
+        check_type(config, sent)
+    else:
+        with pytest.raises(MessageTypeMismatch, match=f"takes {topic_type.name} messages"):
+            check_type(config, sent)
 
 
 def table_with(*configs: TopicConfig) -> TopicTable:
