@@ -349,6 +349,11 @@ async def test_shrinking_names_who_is_behind_and_goes_on_later(tmp_path: Path) -
         await broker.put_topic("T", 4)
         for queue_id in range(4):
             await broker.send("T", queue_id, b"x", b"y")
+
+            async def readable(queue_id: int = queue_id) -> bool:
+                return (await broker.status("T", queue_id)).max_offset == 2
+
+            await until_async(readable)
         await broker.commit("late", ("T", 0, 0, 2), ("T", 3, 0, 1))
         await broker.commit("done", *(("T", n, 0, 2) for n in range(4)))
         await broker.commit("elsewhere", ("T", 0, 0, 1))
