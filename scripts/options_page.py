@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from cometmq.client import ProducerOptions, PullConsumerOptions, PushConsumerOptions, Strategy
+from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook
 from cometmq.client.options import ConsumerOptions, GroupOptions, QueueSelector
 from cometmq.config import ServiceConfig, kind_text
 from cometmq.member.config import MemberConfig
@@ -118,7 +119,13 @@ def _unit_and_range(option: Field[Any], hint: Any) -> str:
 
 
 # What kind_text does not know, because no service has it: it cannot be given as text.
-_UNPARSED = {QueueSelector | None: "function", Strategy: "strategy"}
+_UNPARSED = {
+    QueueSelector | None: "function",
+    Strategy: "strategy",
+    tuple[SendHook, ...]: "hooks",
+    tuple[ConsumeHook, ...]: "hooks",
+    tuple[FilterHook, ...]: "hooks",
+}
 
 
 def _lag_table() -> str:

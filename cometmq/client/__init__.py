@@ -6,6 +6,13 @@ modules of the package are private.
 
 from __future__ import annotations
 
+from cometmq.client.hooks import (
+    ConsumeContext,
+    ConsumeHook,
+    FilterHook,
+    SendContext,
+    SendHook,
+)
 from cometmq.client.messages import (
     ConsumeFrom,
     ConsumeResult,
@@ -44,8 +51,11 @@ __all__ = [
     "ByConfig",
     "ByMachineRoom",
     "Compression",
+    "ConsumeContext",
     "ConsumeFrom",
+    "ConsumeHook",
     "ConsumeResult",
+    "FilterHook",
     "Later",
     "MachineRoomNearby",
     "Message",
@@ -63,6 +73,8 @@ __all__ = [
     "QueueListener",
     "QueueRef",
     "ReceivedMessage",
+    "SendContext",
+    "SendHook",
     "SendReceipt",
     "SendStatus",
     "Strategy",

@@ -14,6 +14,7 @@ from cometmq.client.messages import PullBatch, PullOutcome, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.offsets import (
     BrokerCalls,
+    MessageFilter,
     position_from_proto,
     position_to_proto,
     queue_to_proto,
@@ -52,7 +53,7 @@ async def pull(
     request = pull_request(
         calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, wanted=wanted
     )
-    return batch_of(await calls.pull(queue.broker_group, request), queue, wanted)
+    return batch_of(await calls.pull(queue.broker_group, request), queue, wanted, calls.keep)
 
 
 def pull_request(
@@ -77,7 +78,12 @@ def pull_request(
     )
 
 
-def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter) -> PullBatch:
+def batch_of(
+    response: broker_pb2.PullResponse,
+    queue: QueueRef,
+    wanted: Filter,
+    keep: MessageFilter | None = None,
+) -> PullBatch:
     """What a broker has answered to a pull, itself or through a pullhold."""
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
@@ -85,6 +91,8 @@ def batch_of(response: broker_pb2.PullResponse, queue: QueueRef, wanted: Filter)
     messages = [ReceivedMessage(record, queue) for record in decode_all(response.records)]
     if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
         messages = [message for message in messages if message.record.tag in wanted.tags]
+    if keep is not None:
+        messages = keep(messages)
     return PullBatch(
         outcome,
         messages,
@@ -192,7 +200,7 @@ class Fetcher:
             self._calls.group, self.queue, position, count_max=1, bytes_max=1, wanted=self._wanted
         )
         response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        batch = batch_of(response, self.queue, self._wanted)
+        batch = batch_of(response, self.queue, self._wanted, self._calls.keep)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             return position
         if batch.messages:
@@ -227,7 +235,7 @@ class Fetcher:
     def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None
-        batch = batch_of(response, self.queue, self._wanted)
+        batch = batch_of(response, self.queue, self._wanted, self._calls.keep)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",

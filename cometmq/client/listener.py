@@ -12,9 +12,10 @@ import inspect
 import traceback
 from asyncio import Future, TimerHandle
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeGuard, cast
 
+from cometmq.client.hooks import ConsumeHook, with_consume_hooks
 from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.progress import Run
@@ -120,9 +121,12 @@ class Workers:
         batch_count: int,
         redelivery: BackoffPolicy,
         timeout_s: float,
+        hooks: Sequence[ConsumeHook] = (),
+        group: str = "",
     ) -> None:
         self._threads = None if _is_async(listener) else ListenerThreads(listener)
-        self._listener = self._threads or cast(AsyncListener, listener)
+        call = self._threads or cast(AsyncListener, listener)
+        self._listener = with_consume_hooks(call, hooks, group)
         self._concurrency = concurrency
         self._count = 0  # running workers; above `concurrency` until the surplus has ended
         self._is_suspended = False

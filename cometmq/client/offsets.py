@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq.client.connections import Connections
+from cometmq.client.messages import ReceivedMessage
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
 from cometmq.client.sources import Sources
@@ -18,6 +19,9 @@ from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2
 
 QUEUES_PER_CALL_MAX = 4096
 ITEMS_PER_CALL_MAX = 1_024  # messages sent back
+
+
+MessageFilter = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,16 @@ class BrokerCalls:
     """
 
     def __init__(
-        self, group: str, connections: Connections, routes: RouteWatcher, timeout_s: float
+        self,
+        group: str,
+        connections: Connections,
+        routes: RouteWatcher,
+        timeout_s: float,
+        keep: MessageFilter | None = None,
     ) -> None:
+        """``keep``: which of the messages that are pulled the application wants; None = all."""
         self.group = group
+        self.keep = keep
         self.timeout_s = timeout_s
         self._connections = connections
         self._routes = routes

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
 from cometmq.client.messages import ConsumeFrom, MessageModel
 from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
@@ -71,6 +72,18 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "compression": (
         _is_compression,
         "a member of Compression, and its package installed: pip install 'cometmq[compression]'",
+    ),
+    "hooks": (
+        lambda value: are_hooks(value, "before_send", "after_send"),
+        "a tuple of objects with before_send and after_send",
+    ),
+    "consume_hooks": (
+        lambda value: are_hooks(value, "before_consume", "after_consume"),
+        "a tuple of objects with before_consume and after_consume",
+    ),
+    "filter_hooks": (
+        lambda value: are_hooks(value, "wants"),
+        "a tuple of objects with a method wants",
     ),
     "selector": (lambda value: value is None or callable(value), "a function or None"),
     "consume_from": (
@@ -187,6 +200,10 @@ class ProducerOptions:
             "MessageQueueSelector",
         ),
     )
+    hooks: tuple[SendHook, ...] = field(
+        default=(),
+        metadata=_about("Are called around the send of each message.", "SendMessageHook"),
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -218,6 +235,13 @@ class ConsumerOptions:
         1024,
         4 * _MIB,
         "Record bytes asked for in one pull; the first message comes whatever its size.",
+    )
+    filter_hooks: tuple[FilterHook, ...] = field(
+        default=(),
+        metadata=_about(
+            "Say of each message whether the consumer wants it; others are passed by.",
+            "FilterMessageHook",
+        ),
     )
     poll_backoff_ms: int = _option(
         100, 1, 600_000, "Wait after the first empty pull where no pull-hold answers; doubles."
@@ -288,6 +312,10 @@ class PushConsumerOptions(GroupOptions):
 
     concurrency: int = _option(
         20, 1, CONCURRENCY_MAX, "Listener calls at a time.", "consumeThreadMin, consumeThreadMax"
+    )
+    consume_hooks: tuple[ConsumeHook, ...] = field(
+        default=(),
+        metadata=_about("Are called around each listener call.", "ConsumeMessageHook"),
     )
     batch_count: int = _option(
         1,

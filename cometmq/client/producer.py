@@ -15,6 +15,7 @@ from cometmq.client.batch import Batch
 from cometmq.client.batcher import Buffer
 from cometmq.client.broker_sender import BrokerSender, QueueWriter
 from cometmq.client.connections import Connections
+from cometmq.client.hooks import SendHooks
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
@@ -151,9 +152,12 @@ class Producer:
         self._buffer_bytes_max = self._options.buffer_bytes_max
         self._buffer_count_max = self._options.buffer_count_max
         self._selector = self._options.selector
+        hooks = self._options.hooks
+        self._hooks = SendHooks(hooks) if hooks else None
         self._senders: dict[str, BrokerSender] = {}
         self._partitioners: dict[str, StickyPartitioner] = {}
-        # The same, while messages to them go by the rule: the producer is open, nothing selects.
+        # The same, while messages to them go by the rule: the producer is open, nothing selects,
+        # no hook is called.
         self._rule: dict[str, StickyPartitioner] = {}
         self._lost_count = 0  # one-way messages that were not stored, since it was told last
         self._tell_lost_s = 0.0  # when to tell again
@@ -249,8 +253,13 @@ class Producer:
 
     async def _send_with_care(self, message: Message) -> Future[SendReceipt]:
         """Everything that is not the rule: first message of a topic, full buffer, a queue that was
-        chosen.
+        chosen, hooks.
         """
+        if self._hooks is not None and isinstance(message, Message):
+            return await self._hooks.around(message, self._send_to_queue)
+        return await self._send_to_queue(message)
+
+    async def _send_to_queue(self, message: Message) -> Future[SendReceipt]:
         self._check_open()
         if not isinstance(message, Message):
             raise InvalidRequest(
@@ -327,7 +336,7 @@ class Producer:
         self._check_open()
         partitioner = self._partitioners.setdefault(topic, StickyPartitioner())
         self._fill(topic, partitioner)
-        if self._selector is None:
+        if self._selector is None and self._hooks is None:
             self._rule[topic] = partitioner
         return partitioner
 

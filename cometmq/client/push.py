@@ -12,6 +12,7 @@ from typing import Self
 
 from cometmq.client.connections import Connections
 from cometmq.client.group_share import GroupShare
+from cometmq.client.hooks import message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import Later, MessageModel
@@ -71,6 +72,7 @@ class PushConsumer:
             self._connections,
             self._routes,
             self._options.request_timeout_ms / 1000,
+            message_filter(self._options.filter_hooks),
         )
         self._long_poller = LongPoller(
             self._options.client_id,
@@ -84,6 +86,8 @@ class PushConsumer:
             self._options.batch_count,
             _redelivery(self._options),
             self._options.consume_timeout_ms / 1000,
+            self._options.consume_hooks,
+            group,
         )
         goes_back = not (self._options.retry_in_place or self._is_broadcasting)
         self._retries = RETRY_PREFIX + group if goes_back else None

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from cometmq.client.connections import Connections
 from cometmq.client.fetcher import pull
+from cometmq.client.hooks import message_filter
 from cometmq.client.messages import PullBatch
 from cometmq.client.names import (
     check_group,
@@ -49,7 +50,11 @@ class QueueCalls:
         )
         self._timeout_s = options.request_timeout_ms / 1000
         self._calls = BrokerCalls(
-            check_group(group), self._connections, self._routes, self._timeout_s
+            check_group(group),
+            self._connections,
+            self._routes,
+            self._timeout_s,
+            message_filter(options.filter_hooks),
         )
         self._open = False
 
