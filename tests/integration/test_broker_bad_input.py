@@ -16,10 +16,12 @@ from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import (
+    STREAM,
     BrokerClient,
     LiveBroker,
     SendLane,
     batch,
+    encoded,
     refusal,
     running_broker,
 )
@@ -128,6 +130,83 @@ async def test_structured_send_of_too_much_at_once(tmp_path: Path) -> None:
         messages *= 2  # above what gRPC takes at all
         error = await refusal(broker.stub.Send(pb.SendRequest(messages=messages)))
         assert error.name() == "LIMIT_EXCEEDED"
+
+
+async def test_ids_of_stubs_take_bounded_memory(tmp_path: Path) -> None:
+    """Of one client and of many, with ids of every form."""
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        for turn in range(6):
+            messages = [
+                pb.OutgoingMessage(topic="T", properties={"UNIQ_KEY": unique_id})
+                for n in range(turn * 512, turn * 512 + 512)
+                for unique_id in (f"text {n}", f"{n:026X}{n:08X}")
+            ]
+            await broker.stub.Send(pb.SendRequest(messages=messages))
+        sent_ids = broker.state.sent_ids
+        sent_ids.validate()
+        assert len(sent_ids) == 1_024 + 6 * 512
+
+
+# --- what a segment may say ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"kind": 3}, "INVALID_REQUEST"),
+        ({"kind": 99}, "INVALID_REQUEST"),
+        ({"kind": -1}, "INVALID_REQUEST"),
+        ({"kind": 1, "delay_level": 1}, "INVALID_REQUEST"),
+        ({"kind": 2}, "DELAY_LEVEL_INVALID"),
+        ({"kind": 2, "delay_level": -1}, "DELAY_LEVEL_INVALID"),
+        ({"kind": 2, "delay_level": 2**31 - 1}, "DELAY_LEVEL_INVALID"),
+        ({"kind": 2, "delay_level": 1, "no_wait_store": True}, "BATCH_MALFORMED"),
+        ({"count": 0}, "BATCH_MALFORMED"),
+        ({"count": -1}, "BATCH_MALFORMED"),
+        ({"count": 2**31 - 1}, "BATCH_TOO_LARGE"),
+    ],
+)
+async def test_what_no_segment_may_say(tmp_path: Path, fields: dict[str, Any], name: str) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        if name == "BATCH_MALFORMED":  # makes the topic of delayed messages
+            delayed = pb.OutgoingMessage(topic="T", delay_level=18)
+            await broker.stub.Send(pb.SendRequest(messages=[delayed]))
+        end = broker.store.appended_offset
+        lane = await broker.lane()
+        records, _ = batch(("T", 0, [b"x"]))
+        segment = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **fields})
+        assert (await lane.refused(records, [segment])).name() == name
+        assert broker.store.appended_offset == end
+
+
+async def test_a_batch_that_lies_about_its_ids_hides_no_message(tmp_path: Path) -> None:
+    """The broker looks at the first and the last id. Who lies about those between is told of a
+    part of the batch, at worst; messages that have these ids are stored.
+    """
+
+    def one(counter: int, body: bytes) -> bytes:
+        raw = f"UNIQ_KEY\x01{STREAM}{counter:08X}\x02".encode()
+        return encoded("T", 0, body, properties=raw)
+
+    segment = pb.Segment(topic="T", queue_id=0, count=3)
+    lies = one(0, b"lie 0") + one(77, b"lie 1") + one(2, b"lie 2")
+    truth = one(0, b"0") + one(1, b"1") + one(2, b"2")
+    stored = [b"lie 0", b"lie 1", b"lie 2", b"0", b"1", b"2"]
+    for crashes in (True, False):
+        async with running_broker(tmp_path) as broker:
+            lane = await broker.lane()
+            if crashes:
+                await broker.put_topic("T", 1)
+                assert not (await lane.exchange(lies, [segment])).HasField("error")
+                again = await lane.exchange(lies, [segment])
+                assert (again.stored_count, again.queue_offsets) == (1, [0])
+            assert not (await lane.exchange(truth, [segment])).HasField("error")
+            assert await broker.bodies("T", 0) == stored, "what is honest is stored, once"
+            broker.state.streams.validate()
+            if crashes:
+                broker.crash()
 
 
 # --- reading, groups, administration ------------------------------------------------------------

@@ -29,7 +29,6 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
 from cometmq.member.state.opening import Opened, open_writer
 from cometmq.rpc.interceptors import error_from, from_proto
-from cometmq.store.writer import MessageStore
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import broker_pb2_grpc
 from cometmq.v1 import common_pb2 as common
@@ -295,10 +294,11 @@ class BrokerClient:
 class LiveBroker(BrokerClient):
     """The App in this process."""
 
-    def __init__(self, address: str, internal_address: str, store: MessageStore) -> None:
+    def __init__(self, address: str, internal_address: str, opened: Opened) -> None:
         super().__init__(address, internal_address)
         self.address = address
-        self.store = store
+        self.store = opened.store
+        self.state = opened.state
         self.metrics_address = ""
         self.crashed = False
 
@@ -361,7 +361,7 @@ async def running_broker(directory: Path, **options: Any) -> AsyncIterator[LiveB
             app = broker_app.App(config, ports, clock=clock)
             async with app:
                 address = ports.clients.address, ports.internal.address
-                live = LiveBroker(*address, opened[0].store)
+                live = LiveBroker(*address, opened[0])
                 live.metrics_address = app.metrics_address
                 yield live
     except* StoreFailed:
