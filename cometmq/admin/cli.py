@@ -18,6 +18,7 @@ import click
 
 from cometmq.admin import (
     brokers_cli,
+    clients_cli,
     dead_letters_cli,
     group_status,
     groups_cli,
@@ -320,8 +321,9 @@ async def group_delete(
 ) -> list[DeletedGroupView]:
     """Delete group NAME, its committed offsets and its retry topic.
 
-    Refused while the group has live members. Its dead letters stay, unless there are none or
-    --dead-letters says so. Broker groups count a group idle since their writer's start at most.
+    Refused while the group has members, static ones that are away included. Its dead letters stay,
+    unless there are none or --dead-letters says so. Broker groups count a group idle since their
+    writer's start at most.
 
     mqadmin: deleteSubGroup.
     """
@@ -358,6 +360,7 @@ groups_cli.add_commands(group_group)
 resets_cli.add_commands(group_group)
 cli.add_command(offsets_cli.offsets_group)
 cli.add_command(brokers_cli.broker_group)
+cli.add_command(clients_cli.client_group)
 cli.add_command(dead_letters_cli.dlq_group)
 
 

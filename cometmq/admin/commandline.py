@@ -104,7 +104,7 @@ class SectionedGroup(Group):
     """The root: its help lists the commands by what they are for."""
 
     sections: ClassVar = {
-        "Messaging": ("topic", "group", "message", "dlq"),
+        "Messaging": ("topic", "group", "client", "message", "dlq"),
         "Cluster": ("cluster", "broker", "offsets"),
         "This machine": ("local", "store"),
     }

@@ -356,7 +356,9 @@ async def delete_group(
     )
     known = _group_view(name, listed)
     if known.member_count:
-        raise GroupInUse(f"group {name} has {known.member_count} live members")
+        raise GroupInUse(
+            f"group {name} has {known.member_count} members, or static ones that are away"
+        )
     request = broker_pb2.DeleteGroupRequest(group=name, dead_letters=dead_letters)
 
     async def delete(member: namesrv_pb2.Member) -> broker_pb2.DeleteGroupResponse | None:
@@ -404,6 +406,8 @@ def _member_view(member: broker_pb2.GroupMember) -> GroupMemberView:
         "broadcasting" if member.is_broadcasting else "clustering",
         member.allocation,
         sum(len(held.queue_ids) for held in member.held),
+        member.session_ms,
+        member.is_away,
     )
 
 
@@ -426,7 +430,8 @@ async def group_progress(
         GroupNotFound(f"no broker group knows a consumer group {group}"),
     )
     # A client joins at one broker group; after a change of that it may be seen at two for a moment.
-    members = {m.client_id: m for answer in answers.values() for m in answer.members}
+    told = [m for answer in answers.values() for m in answer.members]
+    members = {m.client_id: m for m in sorted(told, key=lambda m: not m.is_away)}
     rows = [
         _progress_view(broker_group, row)
         for broker_group, answer in answers.items()

@@ -358,6 +358,7 @@ def _role(member: views.MemberView | views.BrokerMemberView) -> str:
 
 # Columns that a table has with --wide only.
 _WIDE_ONLY: dict[type, tuple[str, ...]] = {
+    views.ClientView: ("agent",),
     views.MemberView: ("cluster", "topics", "on disk", "version", "started"),
     views.GroupSettingsView: (
         "from min",
@@ -562,6 +563,20 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("model", lambda v: v.message_model),
         ("allocation", lambda v: v.allocation),
         ("queues", lambda v: v.held_queue_count),
+        ("session", lambda v: f"{v.session_ms / 1000:g} s" if v.session_ms else ""),
+        ("away", lambda v: "away" if v.is_away else ""),
+    ),
+    views.ClientView: (
+        ("kind", lambda v: v.kind),
+        ("broker group", lambda v: v.broker_group),
+        ("group", lambda v: v.group),
+        ("client", lambda v: v.client_id),
+        ("address", lambda v: v.address),
+        ("language", lambda v: v.language),
+        ("version", lambda v: v.version),
+        ("since", lambda v: _time(v.since_ms)),
+        ("away", lambda v: "away" if v.is_away else ""),
+        ("agent", lambda v: v.agent),
     ),
     views.QueueProgressView: (
         *_QUEUE,

@@ -295,6 +295,26 @@ class GroupMemberView:
     message_model: str  # "clustering" or "broadcasting"
     allocation: str  # how it divides the queues; empty: it does not tell
     held_queue_count: int  # queues that it reads, or is about to; 0: none, or it does not tell
+    session_ms: int = 0  # how long it stays a member when it has gone; 0: it is no static member
+    is_away: bool = False  # it has gone, and is a member still
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView:
+    """A stream of a client at a broker group. The address is the network's; names, language and
+    version are what the client says.
+    """
+
+    kind: str  # "member" or "producer"
+    broker_group: str
+    group: str  # of a member
+    client_id: str  # of a member
+    address: str  # host:port
+    language: str  # empty: it does not tell
+    version: str  # program or library, and its version
+    since_ms: int  # when the stream was opened
+    is_away: bool  # a static member without a stream
+    agent: str  # all that the client's connection says of its program
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from cometmq.client.agreement import Agreement
 from cometmq.client.handover import Handover
 from cometmq.client.membership import KnownMember, Membership
 from cometmq.client.offsets import BrokerCalls
-from cometmq.client.options import GroupOptions, backoff_policy
+from cometmq.client.options import GroupOptions, backoff_policy, check_session
 from cometmq.client.rebalance import Allocation, allocate_topics
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
@@ -55,6 +55,7 @@ class QueueReader(Protocol):
 
 class GroupShare:
     """Belongs to the event loop. ``is_broadcasting``: every member reads all queues.
+    ``instance_id``: of this client, unlike that of any other with its name.
     ``subscriptions``: by topic, changed here, and read by the reader.
     ``follows_resets``: the group's positions count for this client; else it has its own.
     """
@@ -66,10 +67,12 @@ class GroupShare:
         routes: RouteWatcher,
         reader: QueueReader,
         subscriptions: dict[str, Filter],
+        instance_id: str,
         *,
         is_broadcasting: bool = False,
         follows_resets: bool = True,
     ) -> None:
+        check_session(options)
         self._options = options
         self._calls = calls
         self._routes = routes
@@ -78,15 +81,17 @@ class GroupShare:
         self._follows_resets = follows_resets and not is_broadcasting
         self._membership = Membership(
             options.client_id,
+            instance_id,
             options.allocation.label,
             is_broadcasting,
+            options.session_ms,
             calls,
             backoff_policy(options),
             self.look_again,
             self._was_reset,
         )
         patience_s = options.handover_timeout_ms / 1000
-        self._handover = Handover(options.client_id, self._membership.instance_id, patience_s)
+        self._handover = Handover(options.client_id, instance_id, patience_s)
         self._agreement = Agreement(calls.group, options.allocation, patience_s)
         self._subscriptions = subscriptions
         self._absent: set[str] = set()  # topics without a broker, as logged
@@ -122,8 +127,12 @@ class GroupShare:
         if self._loop is not None:
             await stop_all([self._loop])
 
+    async def end_session(self) -> None:
+        """The other members get the queues when this one leaves, though it has a session."""
+        await self._membership.end_session()
+
     async def leave(self) -> None:
-        """The other members get the queues."""
+        """The other members get the queues, now or when the session ends."""
         await self._membership.leave()
 
     def subscribe_early(self, topic: str, wanted: Filter) -> None:

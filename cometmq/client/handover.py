@@ -40,7 +40,11 @@ class Handover:
         me = members.get(self._client_id)
         if me is None or me.instance_id != self._instance_id:
             return me is not None  # its broker passes nothing on
-        others = (member for client, member in members.items() if client != self._client_id)
+        others = (
+            member
+            for client, member in members.items()
+            if client != self._client_id and not member.is_away
+        )
         return queue in me.held and not any(queue in other.held for other in others)
 
     def begun(self, queues: Collection[QueueRef]) -> None:

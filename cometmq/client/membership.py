@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
@@ -30,6 +30,7 @@ from cometmq.v1 import broker_pb2, common_pb2
 
 JoinStream: TypeAlias = "Stream[broker_pb2.JoinGroupRequest, broker_pb2.JoinGroupResponse]"
 
+END_SESSION_S_MAX = 1.0
 REJOIN_S_MAX = 3.0  # a member joins a new writer by then, or has gone
 
 _log = logger(__name__)
@@ -44,6 +45,7 @@ class KnownMember:
     allocation: str
     held: frozenset[QueueRef]
     is_broadcasting: bool
+    is_away: bool  # without a stream, for the time of its session
 
 
 class _Joined:
@@ -56,6 +58,8 @@ class _Joined:
         self.absent: dict[str, KnownMember] = {}
         self.is_disabled = False  # the group may not read there
         self.reset_number = 0  # the newest reset that was told
+        self.session_ms = 0  # as the broker knows it
+        self.heard = asyncio.Event()  # the broker has told something
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
 
@@ -68,8 +72,10 @@ class Membership:
     def __init__(
         self,
         client_id: str,
+        instance_id: str,
         allocation: str,
         is_broadcasting: bool,
+        session_ms: int,
         calls: BrokerCalls,
         policy: BackoffPolicy,
         on_change: Callable[[], None],
@@ -77,7 +83,8 @@ class Membership:
     ) -> None:
         self._on_reset = on_reset
         self._client_id = client_id
-        self.instance_id = secrets.token_hex(8)
+        self.instance_id = instance_id
+        self._session_ms = session_ms
         self._allocation = allocation
         self._is_broadcasting = is_broadcasting
         self._held: frozenset[QueueRef] = frozenset()
@@ -137,8 +144,27 @@ class Membership:
         joined = self._joined.get(broker_group)
         return joined is not None and joined.is_disabled
 
+    async def end_session(self) -> None:
+        """From now on the membership ends with the streams. Brokers that do not answer in time keep
+        the session.
+        """
+        self._session_ms = 0
+        for joined in self._joined.values():
+            joined.resend.set()
+        waiting = [self._until_heard(joined) for joined in self._joined.values()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_SESSION_S_MAX):
+                await asyncio.gather(*waiting)
+
+    async def _until_heard(self, joined: _Joined) -> None:
+        while joined.session_ms:
+            joined.heard.clear()
+            await joined.heard.wait()
+
     async def leave(self) -> None:
-        """Ends all streams: the brokers tell the other members at once."""
+        """Ends all streams. The brokers tell the other members at once, or when the session of this
+        one ends.
+        """
         await stop_all([joined.task for joined in self._joined.values() if joined.task is not None])
         self._joined.clear()
 
@@ -202,6 +228,9 @@ class Membership:
             joined.members = {
                 member.client_id: _known_member(member) for member in response.members
             }
+            mine = (one for one in response.members if one.client_id == self._client_id)
+            joined.session_ms = next((one.session_ms for one in mine), 0)
+            joined.heard.set()
             joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
             if response.consume_disabled != joined.is_disabled:
                 joined.is_disabled = response.consume_disabled
@@ -241,6 +270,7 @@ class Membership:
             held=_held_proto(self._held),
             retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,
             is_broadcasting=self._is_broadcasting,
+            session_ms=self._session_ms,
             subscriptions=[
                 broker_pb2.Subscription(
                     topic=topic,
@@ -262,6 +292,7 @@ def _known_member(proto: broker_pb2.GroupMember) -> KnownMember:
             for queue_id in held.queue_ids
         ),
         proto.is_broadcasting,
+        proto.is_away,
     )
 
 

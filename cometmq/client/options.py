@@ -112,11 +112,21 @@ def options_of(kind: type[Options], options: object) -> Options:
     return options
 
 
+def check_session(options: GroupOptions) -> None:
+    """ConfigInvalid for a session of a random name: it does not come back."""
+    if options.session_ms and options.client_id.startswith(_process_name()):
+        raise ConfigInvalid("session_ms: a client_id that is the same after a restart is needed.")
+
+
+def _process_name() -> str:
+    return f"{socket.gethostname()[:200]}@{os.getpid()}@"
+
+
 def new_client_id() -> str:
     """``host@pid@six random digits``: unique within a group, and shows where the client
     runs.
     """
-    return f"{socket.gethostname()[:200]}@{os.getpid()}@{secrets.token_hex(3)}"
+    return f"{_process_name()}{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +287,12 @@ class GroupOptions(ConsumerOptions):
         60_000,
         "Longest time that a pull-hold keeps a pull; it answers after 50 to 100 % of it.",
         "brokerSuspendMaxTimeMillis",
+    )
+    session_ms: int = _option(
+        0,
+        0,
+        1_800_000,
+        "With a client_id of its own: how long nobody else gets its queues after it has gone.",
     )
     rebalance_delay_ms: int = _option(
         200, 0, 60_000, "Changes of the group within this time cause one rebalance."

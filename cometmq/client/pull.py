@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import Collection, Iterable, Mapping
 from types import TracebackType
 from typing import Self
@@ -71,6 +72,7 @@ class PullConsumer(QueueCalls):
             self._routes,
             self._queues,
             subscriptions,
+            secrets.token_hex(8),
             follows_resets=store is None,
         )
 
@@ -146,6 +148,12 @@ class PullConsumer(QueueCalls):
         self._check_open()
         self._polled.all_done()
         await self._share.unsubscribe(check_topic(topic))
+
+    async def leave_for_good(self) -> None:
+        """The other members get this one's queues when the block ends, whatever ``session_ms``
+        says.
+        """
+        await self._share.end_session()
 
     @property
     def assigned(self) -> list[QueueRef]:

@@ -5,6 +5,7 @@ reads its own.
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Collection
 from dataclasses import replace
 from types import TracebackType
@@ -98,10 +99,12 @@ class PushConsumer:
             else None
         )
         subscriptions: dict[str, Filter] = {}
+        instance_id = secrets.token_hex(8)
         self._queues = PushQueues(
             self._options,
             self._calls,
             subscriptions,
+            instance_id,
             self._workers,
             self._long_poller,
             self._offset_file if store is None else store,
@@ -113,6 +116,7 @@ class PushConsumer:
             self._routes,
             self._queues,
             subscriptions,
+            instance_id,
             is_broadcasting=self._is_broadcasting,
             follows_resets=store is None,
         )
@@ -205,6 +209,12 @@ class PushConsumer:
             raise ClientClosed("The consumer is not open.")
         self._options = replace(self._options, concurrency=concurrency)
         self._workers.resize(concurrency, self._tasks)
+
+    async def leave_for_good(self) -> None:
+        """The other members get this one's queues when the block ends, whatever ``session_ms``
+        says.
+        """
+        await self._share.end_session()
 
     @property
     def assigned(self) -> list[QueueRef]:

@@ -21,6 +21,8 @@ from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
 
+LOCK_NAME_LENGTH_MAX = 230  # of the client id in it
+
 _log = logger(__name__)
 
 
@@ -34,6 +36,7 @@ class PushQueues:
         options: PushConsumerOptions,
         calls: BrokerCalls,
         subscriptions: Mapping[str, Filter],
+        instance_id: str,
         workers: Workers,
         long_poller: LongPoller,
         store: OffsetStore | None,
@@ -45,9 +48,9 @@ class PushQueues:
         self._workers = workers
         self._long_poller = long_poller
         self._on_change = on_change
-        self._locks = (
-            QueueLocks(calls, options.client_id, self._locks_lost) if options.orderly else None
-        )
+        # Another client of this one's name, an earlier process say, must not have its lock number.
+        holder = f"{options.client_id[:LOCK_NAME_LENGTH_MAX]} {instance_id}"
+        self._locks = QueueLocks(calls, holder, self._locks_lost) if options.orderly else None
         self._positions = self._kept_at(store)
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed

@@ -164,6 +164,12 @@ class PushConsumer(_Sync[push.PushConsumer]):
         """Listener calls begin again."""
         self._wait(_call(self._client.resume))
 
+    def leave_for_good(self) -> None:
+        """The other members get this one's queues when the block ends, whatever ``session_ms``
+        says.
+        """
+        self._wait(self._client.leave_for_good())
+
     @property
     def assigned(self) -> list[QueueRef]:
         """The queues that this consumer reads now."""
@@ -212,6 +218,12 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
         self._wait(self._client.unsubscribe(topic))
+
+    def leave_for_good(self) -> None:
+        """The other members get this one's queues when the block ends, whatever ``session_ms``
+        says.
+        """
+        self._wait(self._client.leave_for_good())
 
     @property
     def assigned(self) -> list[QueueRef]:

@@ -6,10 +6,11 @@ is not: it is the set of streams that clients hold open, and it dies with the br
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cometmq.errors import GroupNameInvalid, InvalidRequest, LimitExceeded
+from cometmq.errors import ClientIdInUse, GroupNameInvalid, InvalidRequest, LimitExceeded
 from cometmq.messaging import group_policy, topics
 from cometmq.messaging.group_policy import GroupPolicy
 from cometmq.model import GROUP_NAME, QUEUES_PER_TOPIC_MAX, Subscription
@@ -20,6 +21,8 @@ SUBSCRIPTIONS_PER_MEMBER_MAX = 1_000
 CLIENT_ID_LENGTH_MAX = 255
 DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
+SESSION_MS_MAX = 1_800_000
+REPLACED_MAX = 8  # instances of a member that may not come back, remembered
 RETRY_TIMES_MAX = 1_000_000
 MEMBER_ID_MAX = 1_000
 
@@ -90,6 +93,7 @@ class MemberDetails:
     ``instance_id``: of the running consumer; another one under the same client id is another
     client. ``allocation``: how it divides the queues. ``held``: queues that it reads, or is about
     to. ``retry_times_max`` is for the broker; None: the member says nothing.
+    ``session_ms``: how long it stays a member without a stream; 0: not at all.
     """
 
     instance_id: str = ""
@@ -97,6 +101,7 @@ class MemberDetails:
     held: tuple[HeldQueues, ...] = ()
     is_broadcasting: bool = False
     retry_times_max: int | None = None
+    session_ms: int = 0
 
 
 NO_DETAILS = MemberDetails()
@@ -104,12 +109,18 @@ NO_DETAILS = MemberDetails()
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One live client of a group, and the stream that holds it: higher = opened later."""
+    """One client of a group, and the stream that holds it: higher = opened later.
+
+    ``away_until_s``: its stream has ended, and it stays a member until then; None: it is there.
+    ``replaced``: the instances that had its name before, and may not have it again.
+    """
 
     client_id: str
     stream: int
     subscriptions: tuple[Subscription, ...]
     details: MemberDetails = NO_DETAILS
+    away_until_s: float | None = None
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +134,29 @@ class Membership:
     members: tuple[Member, ...]
 
 
+class _Group:
+    """Its members by client id, and how they look to them; None: nobody has asked since the last
+    change.
+    """
+
+    __slots__ = ("members", "version", "view")
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.version = 0
+        self.view: Membership | None = None
+
+
 class MemberTable:
-    """The live members of all groups, by group and client id.
+    """The members of all groups, by group and client id. Pure: the time is passed in.
 
     A client is one member of a group. When it comes back on a new stream before the old one is
     known to be dead, the newer stream wins: the older can neither change nor end the membership any
     more. Versions come from one counter, so that they rise even when a group empties and fills
     again.
+
+    A static member, one with a session, stays when its stream ends: it is away. It is a member as
+    before until it comes back or its session ends.
     """
 
     def __init__(
@@ -138,8 +165,8 @@ class MemberTable:
         self.groups_max = groups_max
         self.members_max = members_max
         self._changes = 0
-        self._groups: dict[str, dict[str, Member]] = {}
-        self._views: dict[str, Membership] = {}
+        self._groups: dict[str, _Group] = {}
+        self._sessions: list[tuple[float, str, str]] = []  # a heap; some are over long ago
 
     def put(
         self,
@@ -148,46 +175,101 @@ class MemberTable:
         stream: int,
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
-    ) -> Membership | None:
-        """Lets a client join, or replaces what it reads; answers the group afterwards.
+    ) -> bool:
+        """Lets a client join, or replaces what it reads.
 
-        None: a newer stream of the same client holds the membership, this one is to be ended.
+        False: a newer stream of the same client holds the membership, this one is to be ended.
         Raises ``GroupNameInvalid``, ``TopicNameInvalid``, ``InvalidRequest`` (client id, topic
-        twice) and ``LimitExceeded``.
+        twice), ``LimitExceeded``, and ``ClientIdInUse``: another instance has replaced this one.
         """
         self._check(group, client_id, subscriptions)
         _check_details(details)
-        members = self._groups.get(group, {})
-        before = members.get(client_id)
+        known = self._groups.get(group)
+        before = known.members.get(client_id) if known is not None else None
         if before is not None and before.stream > stream:
-            return None
-        member = Member(client_id, stream, tuple(subscriptions), details)
-        if member == before:
-            return self._views[group]
-        if before is None:
-            self._check_room(group, members)
-        self._groups[group] = members | {client_id: member}
-        return self._changed(group)
+            return False
+        member = Member(
+            client_id, stream, tuple(subscriptions), details, replaced=_replaced(before, details)
+        )
+        if known is None or before is None:
+            self._check_room(group, known)
+            known = self._groups.setdefault(group, _Group())
+        if member != before:
+            known.members[client_id] = member
+            self._changed(known)
+        return True
 
     def touch(self, group: str) -> None:
         """Something else about the group has changed that its members have to know."""
         if group in self._groups:
-            self._changed(group)
+            self._changed(self._groups[group])
 
-    def leave(self, group: str, client_id: str, stream: int) -> Membership | None:
-        """The stream has ended; answers the group afterwards.
-
-        None: the stream did not hold the membership, so nothing has changed.
+    def leave(
+        self,
+        group: str,
+        client_id: str,
+        stream: int,
+        now_s: float = 0.0,
+        *,
+        for_good: bool = False,
+    ) -> bool:
+        """The stream has ended; ``for_good``: a static member, too, is one no more. False: the
+        stream did not hold the membership, so nothing has changed.
         """
-        member = self._groups.get(group, {}).get(client_id)
-        if member is None or member.stream != stream:
-            return None
-        del self._groups[group][client_id]
-        return self._changed(group)
+        known = self._groups.get(group)
+        member = known.members.get(client_id) if known is not None else None
+        if known is None or member is None or member.stream != stream:
+            return False
+        if member.details.session_ms and not for_good:
+            until_s = now_s + member.details.session_ms / 1000
+            known.members[client_id] = replace(member, away_until_s=until_s)
+            heapq.heappush(self._sessions, (until_s, group, client_id))
+            self._changed(known)
+        else:
+            self._remove(group, known, client_id)
+        return True
+
+    def is_away(self, group: str, client_id: str) -> bool:
+        """Whether it is a member without a stream."""
+        known = self._groups.get(group)
+        member = known.members.get(client_id) if known is not None else None
+        return member is not None and member.away_until_s is not None
+
+    @property
+    def next_session_s(self) -> float | None:
+        """When the next session may end; None: nobody is away."""
+        return self._sessions[0][0] if self._sessions else None
+
+    def end_sessions(self, now_s: float) -> list[tuple[str, str]]:
+        """Removes the members that were away for too long; (group, client id) of each."""
+        ended = []
+        while self._sessions and self._sessions[0][0] <= now_s:
+            until_s, group, client_id = heapq.heappop(self._sessions)
+            known = self._groups.get(group)
+            member = known.members.get(client_id) if known is not None else None
+            if known is not None and member is not None and member.away_until_s == until_s:
+                self._remove(group, known, client_id)
+                ended.append((group, client_id))
+        return ended
 
     def view(self, group: str) -> Membership:
         """The group now; a group without members has version 0."""
-        return self._views.get(group, Membership(0, ()))
+        known = self._groups.get(group)
+        if known is None:
+            return Membership(0, ())
+        if known.view is None:
+            members = tuple(known.members[client_id] for client_id in sorted(known.members))
+            known.view = Membership(known.version, members)
+        return known.view
+
+    def member(self, group: str, client_id: str) -> Member | None:
+        known = self._groups.get(group)
+        return known.members.get(client_id) if known is not None else None
+
+    def count(self, group: str) -> int:
+        """Members of the group, those that are away included."""
+        known = self._groups.get(group)
+        return len(known.members) if known is not None else 0
 
     def retry_times_max(self, group: str) -> int | None:
         """What the member says that joined last of those that say something; None: none does."""
@@ -199,20 +281,20 @@ class MemberTable:
         """Names of the groups that have members, in order."""
         return sorted(self._groups)
 
-    def _changed(self, group: str) -> Membership:
+    def _changed(self, known: _Group) -> None:
         self._changes += 1
-        members = self._groups[group]
-        view = Membership(self._changes, tuple(members[client_id] for client_id in sorted(members)))
-        if members:
-            self._views[group] = view
-        else:
-            del self._groups[group], self._views[group]
-        return view
+        known.version, known.view = self._changes, None
 
-    def _check_room(self, group: str, members: dict[str, Member]) -> None:
-        if len(members) >= self.members_max:
+    def _remove(self, group: str, known: _Group, client_id: str) -> None:
+        del known.members[client_id]
+        self._changed(known)
+        if not known.members:
+            del self._groups[group]
+
+    def _check_room(self, group: str, known: _Group | None) -> None:
+        if known is not None and len(known.members) >= self.members_max:
             raise LimitExceeded(f"group {group} has its {self.members_max} members (members_max)")
-        if not members and len(self._groups) >= self.groups_max:
+        if known is None and len(self._groups) >= self.groups_max:
             raise LimitExceeded(f"{self.groups_max} groups have members here (groups_max)")
 
     @staticmethod
@@ -229,7 +311,26 @@ class MemberTable:
             raise InvalidRequest(f"client {client_id} subscribes to a topic twice")
 
 
+def _replaced(before: Member | None, details: MemberDetails) -> tuple[str, ...]:
+    """The instances that may not come back. ClientIdInUse: this is one of them, such as a process
+    that was stopped while another one was started in its place.
+    """
+    instance_id = details.instance_id
+    if before is None or not instance_id:
+        return ()
+    if instance_id in before.replaced:
+        raise ClientIdInUse(
+            f"another client has joined as {before.client_id}: this one is no member any more"
+        )
+    earlier = before.details.instance_id
+    if not earlier or earlier == instance_id:
+        return before.replaced
+    return (*before.replaced, earlier)[-REPLACED_MAX:]
+
+
 def _check_details(details: MemberDetails) -> None:
+    if not 0 <= details.session_ms <= SESSION_MS_MAX:
+        raise InvalidRequest(f"session_ms is 0 to {SESSION_MS_MAX}, not {details.session_ms}")
     for name, value in (
         ("instance_id", details.instance_id),
         ("allocation", details.allocation),

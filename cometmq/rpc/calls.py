@@ -27,6 +27,7 @@ SWEEP_S = 0.5
 # A process that has grown by so much, though little is held for peers, gives back what is free.
 GROWTH_BYTES, CROWD_CALLS, CROWD_BYTES = 40 * 1024 * 1024, 256, 16 * 1024 * 1024
 GIVE_BACK_S = 5.0  # at most so often
+AGENT_LENGTH_MAX = 128
 UNCOUNTED_BYTES = 1024  # of an answer: its call costs more
 _USUAL_KEPT = 7 / 8  # of what a method's largest answer was, at each smaller one
 
@@ -80,6 +81,15 @@ class Call:
     def peer(self) -> str:
         """Who calls, as gRPC tells it."""
         return self._account.peer.name
+
+    def agent(self) -> str:
+        """The program that calls, as it says itself: at most AGENT_LENGTH_MAX printable characters,
+        perhaps none.
+        """
+        for key, value in self._context.invocation_metadata() or ():
+            if key == "user-agent" and isinstance(value, str):
+                return "".join(filter(str.isprintable, value[:AGENT_LENGTH_MAX]))
+        return ""
 
     async def send_initial_metadata(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
         await self._context.send_initial_metadata(metadata)

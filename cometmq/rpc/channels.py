@@ -13,6 +13,7 @@ from cometmq.config import PORT_MAX
 from cometmq.errors import ConfigInvalid
 from cometmq.rpc.authorized import ProvenChannel
 from cometmq.rpc.secret import SharedSecret
+from cometmq.telemetry import version
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # of one answer: a route table is larger than a batch
 ADDRESSES_MAX = 64
@@ -34,6 +35,7 @@ _OPTIONS = [
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.primary_user_agent", f"cometmq-python/{version()}"),
     ("grpc.enable_http_proxy", 0),  # an HTTP_PROXY of the environment is not meant for the cluster
 ]
 

@@ -20,8 +20,14 @@ _OTHERS = ""
 
 def address_of(peer: str) -> str:
     """Of gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1``."""
+    text = host_and_port(peer)
+    return text.rpartition(":")[0] or text
+
+
+def host_and_port(peer: str) -> str:
+    """Of gRPC's peer text: ``ipv4:10.0.0.1:4711`` → ``10.0.0.1:4711``."""
     kind, _, rest = peer.partition(":")
-    return urllib.parse.unquote(rest).rpartition(":")[0] if kind in ("ipv4", "ipv6") else kind
+    return urllib.parse.unquote(rest) if kind in ("ipv4", "ipv6") else kind
 
 
 class Shares:

@@ -233,6 +233,30 @@ CONSUME_MODE_POP: ConsumeMode.ValueType  # 2
 """Kept and shown; it takes effect with a later release."""
 Global___ConsumeMode: _TypeAlias = ConsumeMode  # noqa: Y015
 
+class _ClientKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ClientKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ClientKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CLIENT_KIND_UNSPECIFIED: _ClientKind.ValueType  # 0
+    """Members."""
+    CLIENT_KIND_MEMBER: _ClientKind.ValueType  # 1
+    """It is a member of a group."""
+    CLIENT_KIND_PRODUCER: _ClientKind.ValueType  # 2
+    """It has a send stream."""
+
+class ClientKind(_ClientKind, metaclass=_ClientKindEnumTypeWrapper):
+    """What a client does."""
+
+CLIENT_KIND_UNSPECIFIED: ClientKind.ValueType  # 0
+"""Members."""
+CLIENT_KIND_MEMBER: ClientKind.ValueType  # 1
+"""It is a member of a group."""
+CLIENT_KIND_PRODUCER: ClientKind.ValueType  # 2
+"""It has a send stream."""
+Global___ClientKind: _TypeAlias = ClientKind  # noqa: Y015
+
 @_typing.final
 class ResetOffsetsRequest(_message.Message):
     """See BrokerAdminService.ResetOffsets."""
@@ -1077,6 +1101,7 @@ class JoinGroupRequest(_message.Message):
     ALLOCATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
+    SESSION_MS_FIELD_NUMBER: _builtins.int
     RETRY_TIMES_MAX_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group name, 1 to 255 characters of %|a-zA-Z0-9_- ; the same in every request of the stream."""
@@ -1091,6 +1116,11 @@ class JoinGroupRequest(_message.Message):
     is_broadcasting: _builtins.bool
     """It reads all queues: the queues are divided among the other members. Refused (NO_PERMISSION) where the
     group's settings forbid it.
+    """
+    session_ms: _builtins.int
+    """How long the client stays a member after its stream has ended, in milliseconds, 0 to 1,800,000: until then it is away, and
+    nobody else gets its queues. The last request of the stream counts: 0 = the membership ends with the stream. A restart of the broker and a
+    fail-over forget who is away.
     """
     retry_times_max: _builtins.int
     """Tries of a message that was sent back, before it is a dead letter, 0 to 1,000,000. Of the group's members the one that joined
@@ -1116,11 +1146,12 @@ class JoinGroupRequest(_message.Message):
         allocation: _builtins.str = ...,
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
         is_broadcasting: _builtins.bool = ...,
+        session_ms: _builtins.int = ...,
         retry_times_max: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "retry_times_max", b"retry_times_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "retry_times_max", b"retry_times_max", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max", "allocation", b"allocation", "client_id", b"client_id", "group", b"group", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "retry_times_max", b"retry_times_max", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_times_max: _TypeAlias = _typing.Literal["retry_times_max"]  # noqa: Y015
     _WhichOneofArgType__retry_times_max: _TypeAlias = _typing.Literal["_retry_times_max", b"_retry_times_max"]  # noqa: Y015
@@ -1172,6 +1203,8 @@ class GroupMember(_message.Message):
     ALLOCATION_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     IS_BROADCASTING_FIELD_NUMBER: _builtins.int
+    SESSION_MS_FIELD_NUMBER: _builtins.int
+    IS_AWAY_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client's name."""
     instance_id: _builtins.str
@@ -1180,6 +1213,10 @@ class GroupMember(_message.Message):
     """As it told."""
     is_broadcasting: _builtins.bool
     """As it told."""
+    session_ms: _builtins.int
+    """As it told."""
+    is_away: _builtins.bool
+    """Its stream has ended, and its session has not: it is a member, and reads nothing now."""
     @_builtins.property
     def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
         """What it reads."""
@@ -1197,10 +1234,12 @@ class GroupMember(_message.Message):
         allocation: _builtins.str = ...,
         held: _abc.Iterable[Global___HeldQueues] | None = ...,
         is_broadcasting: _builtins.bool = ...,
+        session_ms: _builtins.int = ...,
+        is_away: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_broadcasting", b"is_broadcasting", "subscriptions", b"subscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation", b"allocation", "client_id", b"client_id", "held", b"held", "instance_id", b"instance_id", "is_away", b"is_away", "is_broadcasting", b"is_broadcasting", "session_ms", b"session_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3051,6 +3090,110 @@ class DescribeGroupResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeGroupResponse: _TypeAlias = DescribeGroupResponse  # noqa: Y015
+
+@_typing.final
+class ListClientsRequest(_message.Message):
+    """See BrokerAdminService.ListClients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    kind: Global___ClientKind.ValueType
+    """Which clients."""
+    group: _builtins.str
+    """Only members of this group; empty = of all."""
+    max_count: _builtins.int
+    """Clients in the answer, at most 1,000; 0 = 1,000."""
+    page_token: _builtins.str
+    """next_page_token of the answer before; empty = from the beginning."""
+    def __init__(
+        self,
+        *,
+        kind: Global___ClientKind.ValueType = ...,
+        group: _builtins.str = ...,
+        max_count: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "max_count", b"max_count", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
+
+@_typing.final
+class ClientInfo(_message.Message):
+    """One stream of a client. The address is the network's, `client_id` and `agent` are what the client says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    IS_AWAY_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Of a member."""
+    client_id: _builtins.str
+    """Of a member."""
+    address: _builtins.str
+    """host:port that it has called from."""
+    agent: _builtins.str
+    """The user agent of its connection: program, library and their versions; at most 128 characters."""
+    since_ms: _builtins.int
+    """When the stream was opened, in milliseconds since 1970."""
+    is_away: _builtins.bool
+    """A member without a stream, see GroupMember."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        is_away: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "agent", b"agent", "client_id", b"client_id", "group", b"group", "is_away", b"is_away", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientInfo: _TypeAlias = ClientInfo  # noqa: Y015
+
+@_typing.final
+class ListClientsResponse(_message.Message):
+    """See BrokerAdminService.ListClients."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Where the next page begins; empty = there is none."""
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientInfo]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        clients: _abc.Iterable[Global___ClientInfo] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
 
 @_typing.final
 class DescribeBrokerRequest(_message.Message):

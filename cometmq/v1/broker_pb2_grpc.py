@@ -796,6 +796,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupResponse.FromString,
                 _registered_method=True)
+        self.ListClients = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ListClients',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
+                _registered_method=True)
         self.DescribeBroker = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeBroker',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeBrokerRequest.SerializeToString,
@@ -870,7 +875,7 @@ class BrokerAdminServiceServicer:
         """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
         says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
         commit, makes a new group of the name, which begins where new groups begin.
-        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -928,6 +933,15 @@ class BrokerAdminServiceServicer:
     def DescribeGroup(self, request, context):
         """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClients(self, request, context):
+        """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
+        of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
+        GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1023,6 +1037,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeGroup,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupResponse.SerializeToString,
+            ),
+            'ListClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClients,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.SerializeToString,
             ),
             'DescribeBroker': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeBroker,
@@ -1393,6 +1412,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/DescribeGroup',
             cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.DescribeGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ListClients',
+            cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
             options,
             channel_credentials,
             insecure,

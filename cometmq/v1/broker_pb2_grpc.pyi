@@ -419,7 +419,7 @@ class BrokerAdminServiceStub:
     """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
     says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
-    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
     ResetOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]
@@ -452,6 +452,11 @@ class BrokerAdminServiceStub:
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
+    """
+    ListClients: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListClientsRequest, _broker_pb2.ListClientsResponse]
+    """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
+    of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
+    GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
     """
     DescribeBroker: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeBrokerRequest, _broker_pb2.DescribeBrokerResponse]
     """Positions and identity of the broker. A read. Deadline 3 s."""
@@ -497,7 +502,7 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
     says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
     commit, makes a new group of the name, which begins where new groups begin.
-    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+    Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
     Deadline 10 s.
     """
     ResetOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResetOffsetsRequest, _broker_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
@@ -530,6 +535,11 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
+    """
+    ListClients: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListClientsRequest, _broker_pb2.ListClientsResponse]  # type: ignore[assignment]
+    """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
+    of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
+    GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
     """
     DescribeBroker: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeBrokerRequest, _broker_pb2.DescribeBrokerResponse]  # type: ignore[assignment]
     """Positions and identity of the broker. A read. Deadline 3 s."""
@@ -614,7 +624,7 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Deletes a consumer group, all that it committed, its retry topic, and its topic of dead letters if that is empty or the request
         says so. Also what a group that is gone has left of topics. Answered when the change is on disk. A member that joins later, or a
         commit, makes a new group of the name, which begins where new groups begin.
-        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has live members), DISK_FULL, SLAVE_NOT_AVAILABLE.
+        Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_IN_USE (it has members, or static ones that are away), DISK_FULL, SLAVE_NOT_AVAILABLE.
         Deadline 10 s.
         """
 
@@ -683,6 +693,17 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.DescribeGroupResponse, _abc.Awaitable[_broker_pb2.DescribeGroupResponse]]:
         """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ListClients(
+        self,
+        request: _broker_pb2.ListClientsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ListClientsResponse, _abc.Awaitable[_broker_pb2.ListClientsResponse]]:
+        """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
+        of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
+        GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

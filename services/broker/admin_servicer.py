@@ -8,12 +8,13 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
 from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
-from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2
+from services.broker.clients import ClientList
 from services.broker.dead_letters import DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.resends import ITEMS_MAX, Asked, Resender, ResendItem
@@ -61,6 +62,7 @@ class BrokerAdminServicer(AdminReadServicer):
         dead_letters: DeadLetters,
         resender: Resender,
         resets: OffsetResets,
+        clients: ClientList,
         new_topic: TopicConfig,
     ) -> None:
         super().__init__(core, coordinator)
@@ -70,6 +72,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._dead_letters = dead_letters
         self._resender = resender
         self._resets = resets
+        self._clients = clients
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
     async def PutTopic(
@@ -159,6 +162,32 @@ class BrokerAdminServicer(AdminReadServicer):
                 )
                 for one in found
             ],
+        )
+
+    async def ListClients(
+        self, request: broker_pb2.ListClientsRequest, context: Context
+    ) -> broker_pb2.ListClientsResponse:
+        if request.group:
+            check_name(request.group)
+        found, token = self._clients.page(
+            producers=request.kind == broker_pb2.CLIENT_KIND_PRODUCER,
+            group=request.group,
+            after=request.page_token,
+            count_max=request.max_count,
+        )
+        return broker_pb2.ListClientsResponse(
+            clients=[
+                broker_pb2.ClientInfo(
+                    group=one.group,
+                    client_id=one.client_id,
+                    address=one.origin.address,
+                    agent=one.origin.agent,
+                    since_ms=one.origin.since_ms,
+                    is_away=one.is_away,
+                )
+                for one in found
+            ],
+            next_page_token=token,
         )
 
     async def PutGroup(

@@ -175,6 +175,7 @@ class _Parts:
             writer.dead_letters,
             writer.resender,
             client_api.resets,
+            client_api.clients,
             client_api.policy.new_topic,
         )
         members = ReplicationServicer(

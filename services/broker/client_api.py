@@ -12,6 +12,7 @@ from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
+from services.broker.clients import ClientList, Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
 from services.broker.produce import ProduceHandler, ProducePolicy
@@ -59,7 +60,14 @@ class ClientApi:
         clock, metrics = context.clock, context.metrics
         core, storage, keeper = writer.core, writer.storage, writer.keeper
         self.policy = policy = policy_of(config)
-        groups = Groups(core.members, partial(_notifies_members, core.state))
+        shares = StreamShares(config.streams_per_peer_max)
+        groups = Groups(
+            core.members,
+            partial(_notifies_members, core.state),
+            lambda origin: shares.members.give_back(origin.host),
+        )
+        senders = Senders()
+        self.clients = ClientList(groups, senders)
         self.coordinator = GroupCoordinator(
             keeper,
             storage,
@@ -101,6 +109,8 @@ class ClientApi:
             writer.queue_locks,
             context.ports.gate,
             metrics,
-            StreamShares(config.streams_per_peer_max),
+            shares,
+            senders,
+            clock,
             writer.described,
         )

@@ -26,7 +26,7 @@ from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
 from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, Position, Subscription, TopicConfig
 from cometmq.rpc.shares import Buckets
-from services.broker.membership import Groups, MemberStream
+from services.broker.membership import NOWHERE, Groups, MemberStream, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,18 @@ class GroupCoordinator(GroupReads):
         subscriptions: Sequence[Subscription],
         details: MemberDetails,
         address: str,
+        origin: Origin = NOWHERE,
     ) -> MemberStream:
         """Let a client into a group, as long as the stream lives. A client that is refused leaves
         no group behind.
         """
         if self.is_there(group) and details.is_broadcasting:
             self._check_broadcast(group)
-        stream = self._groups.join(group, client_id, subscriptions, details)
+        stream = self._groups.join(group, client_id, subscriptions, details, origin)
         try:
             await self.ensure_group(group, address)
         except BaseException:
-            stream.leave()
+            stream.leave(for_good=True)
             raise
         return stream
 
@@ -119,10 +120,10 @@ class GroupCoordinator(GroupReads):
                 f"group {group} takes no broadcasting consumers (consume_broadcast_enable)"
             )
 
-    def left(self, stream: MemberStream) -> None:
-        """A member's stream is over."""
-        stream.leave()
+    def left(self, stream: MemberStream) -> bool:
+        """A member's stream is over. Whether its client stays a member, and is away."""
         self._used(stream.group)
+        return stream.leave()
 
     async def put_group(self, settings: GroupSettings) -> None:
         """Create a group or change its settings, and tell its members. Raises GroupNameInvalid,
@@ -157,9 +158,8 @@ class GroupCoordinator(GroupReads):
         ``dead_letters``; the names of the deleted topics. Raises GroupInUse, and what the keeper
         raises.
         """
-        members = self._members.view(group).members
-        if members:
-            raise GroupInUse(f"group {group} has {len(members)} live members")
+        if count := self._members.count(group):
+            raise GroupInUse(f"group {group} has {count} members, or static ones that are away")
         wanted = [RETRY_PREFIX + group]
         if dead_letters or not self._message_count(DLQ_PREFIX + group):
             wanted.append(DLQ_PREFIX + group)
@@ -190,7 +190,7 @@ class GroupCoordinator(GroupReads):
         return sum(view.appended_offset - view.min_offset for view in views)
 
     def _summary(self, group: str, now_s: float) -> GroupSummary:
-        members = len(self._members.view(group).members)
+        members = self._members.count(group)
         idle_s = 0.0 if members else now_s - self._used_s.get(group, self._since_s)
         assert idle_s >= 0.0, group
         return GroupSummary(

@@ -1,5 +1,5 @@
 """Who is in which consumer group: one open stream is one member, and hears of every change of
-its group.
+its group. A static member stays for its session after its stream has ended.
 """
 
 from __future__ import annotations
@@ -7,30 +7,61 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cometmq.errors import ClientIdInUse, InvalidRequest
 from cometmq.messaging.groups import NO_DETAILS, MemberDetails, Membership, MemberTable
 from cometmq.model import Subscription
 
+# Changes of a group within this time are told together, so that a group of n members is told of n
+# changes in fewer than n times n messages. 10,000 members are told once a second.
+PAUSE_S_PER_MEMBER = 0.0001
 # Where a group's settings say so, members hear of each other only so often: well within the time
 # that a client waits for a queue to be handed over.
 NOTICE_S = 3.0
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a client's stream comes from: as the network tells it, and its program as the client
+    tells it.
+    """
+
+    address: str = ""  # host:port
+    agent: str = ""
+    since_ms: int = 0
+
+    @property
+    def host(self) -> str:
+        """Its address without the port."""
+        return self.address.rpartition(":")[0] or self.address
+
+
+NOWHERE = Origin()
+
+
 class Groups:
-    """The live members of all groups, and the streams that hold them. Belongs to the event loop.
-    ``is_notified``: whether a group's members hear at once of each other.
+    """The members of all groups, and the streams that hold them. Belongs to the event loop.
+    ``is_notified``: whether a group's members hear at once of each other. ``forgotten`` gets the
+    origin of a member that was away and is no longer kept.
     """
 
     def __init__(
-        self, table: MemberTable, is_notified: Callable[[str], bool] = lambda _group: True
+        self,
+        table: MemberTable,
+        is_notified: Callable[[str], bool] = lambda _group: True,
+        forgotten: Callable[[Origin], None] = lambda _origin: None,
     ) -> None:
         self.table = table
         self._is_notified = is_notified
-        self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
+        self._forgotten = forgotten
         self._numbers = itertools.count(1)
         self._streams: defaultdict[str, set[MemberStream]] = defaultdict(set)
+        self._away: dict[tuple[str, str], Origin] = {}
+        self._told_s: dict[str, float] = {}  # when groups with members were told last
+        self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
+        self._session_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """Streams open now."""
@@ -43,53 +74,111 @@ class Groups:
         client_id: str,
         subscriptions: Sequence[Subscription],
         details: MemberDetails = NO_DETAILS,
+        origin: Origin = NOWHERE,
     ) -> MemberStream:
         """A new stream of a client. Raises what ``MemberTable.put`` raises."""
-        stream = MemberStream(self, group, client_id, next(self._numbers), details.instance_id)
+        stream = MemberStream(self, group, client_id, next(self._numbers), details, origin)
         stream.subscribe(group, client_id, subscriptions, details)
         self._streams[group].add(stream)
+        self._forget(group, client_id)
         return stream
 
+    def origins(self, group: str) -> Iterator[tuple[str, Origin]]:
+        """Of each member, those that are away included: its client id and where it comes from."""
+        for (name, client_id), origin in self._away.items():
+            if name == group:
+                yield client_id, origin
+        for stream in self._streams.get(group, ()):
+            member = self.table.member(group, stream.client_id)
+            if member is not None and member.stream == stream.number:
+                yield stream.client_id, stream.origin
+
     def changed(self, group: str) -> None:
-        """Tell all members of a group who is in it: now or, where its settings say so, soon."""
+        """Tell all members of a group who is in it: at once, after a pause when they were told just
+        now, or, where its settings say so, soon.
+        """
+        if group in self._notices or group not in self._streams:
+            return
+        loop = asyncio.get_running_loop()
         if self._is_notified(group):
+            pause_s = min(1.0, len(self._streams[group]) * PAUSE_S_PER_MEMBER)
+            wait_s = self._told_s.get(group, float("-inf")) + pause_s - loop.time()
+        else:
+            wait_s = NOTICE_S
+        if wait_s <= 0:
             self._wake(group)
-        elif group not in self._notices:
-            loop = asyncio.get_running_loop()
-            self._notices[group] = loop.call_later(NOTICE_S, self._wake, group)
+        else:
+            self._notices[group] = loop.call_later(wait_s, self._wake, group)
 
     def _wake(self, group: str) -> None:
         if notice := self._notices.pop(group, None):
             notice.cancel()
-        for stream in self._streams.get(group, ()):
-            stream.wake()
+        if group in self._streams:
+            self._told_s[group] = asyncio.get_running_loop().time()
+            for stream in self._streams[group]:
+                stream.wake()
 
     def tell(self, group: str) -> None:
         """Tell all members of a group that it was reset, or has other settings."""
         self.table.touch(group)
         self._wake(group)
 
-    def left(self, stream: MemberStream) -> None:
-        """The stream has ended."""
-        streams = self._streams[stream.group]
+    def left(self, stream: MemberStream, *, for_good: bool = False) -> bool:
+        """The stream has ended. Whether its client stays a member, and is away."""
+        group, client_id = stream.group, stream.client_id
+        streams = self._streams[group]
         assert stream in streams, "a stream ends once"
         streams.remove(stream)
         if not streams:
-            del self._streams[stream.group]
-        if self.table.leave(stream.group, stream.client_id, stream.number) is not None:
-            self.changed(stream.group)
+            del self._streams[group]
+            self._told_s.pop(group, None)
+        now_s = asyncio.get_running_loop().time()
+        if not self.table.leave(group, client_id, stream.number, now_s, for_good=for_good):
+            return False
+        self.changed(group)
+        if not self.table.is_away(group, client_id):
+            return False
+        self._away[group, client_id] = stream.origin
+        self._time_sessions()
+        return True
+
+    def _time_sessions(self) -> None:
+        """Look again when the next session ends."""
+        at_s = self.table.next_session_s
+        if at_s is not None and self._session_timer is None:
+            self._session_timer = asyncio.get_running_loop().call_at(at_s, self._end_sessions)
+
+    def _end_sessions(self) -> None:
+        self._session_timer = None
+        for group, client_id in self.table.end_sessions(asyncio.get_running_loop().time()):
+            self._forget(group, client_id)
+            self.changed(group)
+        self._time_sessions()
+
+    def _forget(self, group: str, client_id: str) -> None:
+        """It is not away any more."""
+        origin = self._away.pop((group, client_id), None)
+        if origin is not None:
+            self._forgotten(origin)
 
 
 class MemberStream:
     """One client's membership in one group, as long as its stream is open."""
 
     def __init__(
-        self, groups: Groups, group: str, client_id: str, number: int, instance_id: str
+        self,
+        groups: Groups,
+        group: str,
+        client_id: str,
+        number: int,
+        details: MemberDetails,
+        origin: Origin,
     ) -> None:
-        self._instance_id = instance_id
+        self._instance_id = details.instance_id
         self.group = group
         self.client_id = client_id
         self.number = number
+        self.origin = origin
         self._groups = groups
         self._look_again = asyncio.Event()
         self._look_again.set()
@@ -105,6 +194,8 @@ class MemberStream:
         """Join, or replace what the client reads and tells."""
         if (group, client_id) != (self.group, self.client_id):
             raise InvalidRequest("group and client_id stay the same for the whole stream")
+        if details.instance_id != self._instance_id:
+            raise InvalidRequest("instance_id stays the same for the whole stream")
         self._groups.table.put(group, client_id, self.number, subscriptions, details)
         self._groups.changed(group)
 
@@ -126,13 +217,13 @@ class MemberStream:
         while True:
             await self._look_again.wait()
             self._look_again.clear()
-            view = self._groups.table.view(self.group)
-            mine = next((m for m in view.members if m.client_id == self.client_id), None)
+            mine = self._groups.table.member(self.group, self.client_id)
             if self._ended or mine is None:
                 return
             if mine.stream != self.number:
                 self._check_same(mine.details.instance_id)
                 return
+            view = self._groups.table.view(self.group)
             assert view.version >= version, "the versions of a group only grow"
             if view.version != version:
                 version = view.version
@@ -145,6 +236,6 @@ class MemberStream:
                 "no member any more"
             )
 
-    def leave(self) -> None:
-        """The stream is over; its member is gone with it."""
-        self._groups.left(self)
+    def leave(self, *, for_good: bool = False) -> bool:
+        """The stream is over. Whether its client stays a member, and is away."""
+        return self._groups.left(self, for_good=for_good)

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from cometmq.clock import Clock
 from cometmq.errors import BatchOutOfOrder, CometError, InvalidRequest, LimitExceeded
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
@@ -21,10 +22,12 @@ from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.send_order import SendOrder
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
-from cometmq.rpc.shares import Shares, address_of
+from cometmq.rpc.shares import Shares, address_of, host_and_port
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+from services.broker.clients import Senders
 from services.broker.group_coordinator import GroupCoordinator
-from services.broker.membership import MemberStream
+from services.broker.group_views import GroupViews
+from services.broker.membership import MemberStream, Origin
 from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
@@ -33,7 +36,6 @@ from services.broker.send_calls import SendCalls, SentPlace
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
 
-MEMBER_BYTES_USUAL = 256  # of one member in a view of a group
 BATCHES_IN_FLIGHT_MAX = (
     64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
 )
@@ -91,6 +93,8 @@ class BrokerServicer(ReadServicer):
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
+        senders: Senders,
+        clock: Clock,
         described: Callable[[], namesrv_pb2.Member],
     ) -> None:
         super().__init__(identity, reader, coordinator, metrics, described)
@@ -101,11 +105,17 @@ class BrokerServicer(ReadServicer):
         self._locks = locks
         self._gate = gate
         self._shares = shares
+        self._senders = senders
+        self._clock = clock
+        self._views = GroupViews()
 
     # --- sending ---
 
     async def SendStream(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
-        with self._shares.sending.held(address_of(context.peer())):
+        with (
+            self._shares.sending.held(address_of(context.peer())),
+            self._senders.sending(self._origin(context)),
+        ):
             await self._send_stream(context)
 
     async def _send_stream(self, context: Context) -> None:
@@ -238,36 +248,43 @@ class BrokerServicer(ReadServicer):
         if first is grpc.aio.EOF:
             return
         address = address_of(context.peer())
-        with self._shares.members.held(address):
-            await self._join(first, address, context)
-
-    async def _join(
-        self, first: broker_pb2.JoinGroupRequest, address: str, context: Context
-    ) -> None:
-        subscriptions = [convert.subscription(s) for s in first.subscriptions]
-        stream = await self._coordinator.join(
-            first.group, first.client_id, subscriptions, convert.member_details(first), address
-        )
+        self._shares.members.take(address)
+        stream = None
         try:
-            async with asyncio.TaskGroup() as tasks:
-                reading = tasks.create_task(self._read_subscriptions(context, stream))
-                stopping = tasks.create_task(self._gate.when_draining(stream.end))
-                async for view in stream.views():
-                    held = sum(len(h.queue_ids) for m in view.members for h in m.details.held)
-                    await context.room(len(view.members) * MEMBER_BYTES_USUAL + 2 * held)
-                    members = convert.members_proto(view)
-                    await context.write(
-                        broker_pb2.JoinGroupResponse(
-                            version=view.version,
-                            members=members,
-                            consume_disabled=self._coordinator.is_consume_disabled(stream.group),
-                            reset_number=self._coordinator.newest_reset(stream.group),
-                        )
-                    )
-                reading.cancel()
-                stopping.cancel()
+            subscriptions = [convert.subscription(s) for s in first.subscriptions]
+            stream = await self._coordinator.join(
+                first.group,
+                first.client_id,
+                subscriptions,
+                convert.member_details(first),
+                address,
+                self._origin(context),
+            )
+            await self._follow_group(stream, context)
         finally:
-            self._coordinator.left(stream)
+            # A member that is away keeps its share until it is forgotten: see ClientApi.
+            if stream is None or not self._coordinator.left(stream):
+                self._shares.members.give_back(address)
+
+    async def _follow_group(self, stream: MemberStream, context: Context) -> None:
+        """Tell the group to its member, and hear what it reads, until one of them ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read_subscriptions(context, stream))
+            stopping = tasks.create_task(self._gate.when_draining(stream.end))
+            async for view in stream.views():
+                packed = self._views.pack(
+                    stream.group,
+                    view,
+                    consume_disabled=self._coordinator.is_consume_disabled(stream.group),
+                    reset_number=self._coordinator.newest_reset(stream.group),
+                )
+                await context.room(len(packed))
+                await context.write(packed)
+            reading.cancel()
+            stopping.cancel()
+
+    def _origin(self, context: Context) -> Origin:
+        return Origin(host_and_port(context.peer()), context.agent(), self._clock.wall_ms())
 
     async def _read_subscriptions(self, context: Context, stream: MemberStream) -> None:
         while (request := await context.read()) is not grpc.aio.EOF:

@@ -105,8 +105,10 @@ async def test_members_that_differ_are_told_and_each_queue_has_one_owner(
             mine = (queue for one in consumers for queue in one.assigned if queue.topic == "T")
             return Counter(queue.queue_id for queue in mine)
 
-        await until(lambda: owners() == Counter(range(QUEUES)))
-        assert sorted(sum(q.topic == "T" for q in one.assigned) for one in consumers) == [2, 3, 3]
+        def shares() -> list[int]:
+            return sorted(sum(q.topic == "T" for q in one.assigned) for one in consumers)
+
+        await until(lambda: shares() == [2, 3, 3] and owners() == Counter(range(QUEUES)))
     told = {record.__dict__["fields"]["on"] for record in caplog.records if _differ(record)}
     assert told == {"the allocation: all use AVERAGE", "the filter of T"}
 

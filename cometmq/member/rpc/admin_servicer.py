@@ -49,6 +49,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.DeleteGroupResponse:
         raise not_writer(self._identity)
 
+    async def ListClients(
+        self, request: broker_pb2.ListClientsRequest, context: Context
+    ) -> broker_pb2.ListClientsResponse:
+        raise not_writer(self._identity)
+
     async def PutGroup(
         self, request: broker_pb2.PutGroupRequest, context: Context
     ) -> broker_pb2.PutGroupResponse:

@@ -222,6 +222,7 @@ def member_details(proto: broker_pb2.JoinGroupRequest) -> MemberDetails:
         tuple(HeldQueues(h.topic, h.broker_group, tuple(h.queue_ids)) for h in proto.held),
         proto.is_broadcasting,
         proto.retry_times_max if proto.HasField("retry_times_max") else None,
+        proto.session_ms,
     )
 
 
@@ -244,6 +245,8 @@ def members_proto(view: Membership) -> list[broker_pb2.GroupMember]:
                 for h in member.details.held
             ],
             is_broadcasting=member.details.is_broadcasting,
+            session_ms=member.details.session_ms,
+            is_away=member.away_until_s is not None,
         )
         for member in view.members
     ]

@@ -48,6 +48,7 @@ def test_the_commands_are_these() -> None:
         "broker elect",
         "broker status",
         "broker step-down",
+        "client list",
         "cluster members",
         "cluster status",
         "dlq export",

@@ -104,7 +104,7 @@ async def test_who_is_refused_leaves_nothing_behind(groups: Groups) -> None:
     assert groups.table.groups() == []
 
 
-def test_ten_thousand_member_names_leave_nothing_behind() -> None:
+async def test_ten_thousand_member_names_leave_nothing_behind() -> None:
     groups = Groups(MemberTable())
     for n in range(10_000):
         groups.join("g", f"member-{n}", []).leave()

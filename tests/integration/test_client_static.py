@@ -1,0 +1,274 @@
+"""Static members: while one is away nobody gets its queues; who is connected, by the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from cometmq.admin import clients, ops
+from cometmq.admin.connection import Connection
+from cometmq.client import (
+    Message,
+    Producer,
+    PullConsumer,
+    PullConsumerOptions,
+    PushConsumer,
+    PushConsumerOptions,
+    QueueRef,
+    ReceivedMessage,
+)
+from cometmq.errors import ConfigInvalid, InvalidRequest, LimitExceeded
+from cometmq.rpc.interceptors import error_from
+from cometmq.v1 import broker_pb2 as pb
+from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
+from tests.support.waiting import until, until_async
+
+QUEUES, PODS = 12, 4
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[str, LiveBroker]]:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,), **options) as broker,
+    ):
+        await broker.put_topic("T", QUEUES)
+        yield namesrv, broker
+
+
+async def ignore(messages: list[ReceivedMessage]) -> None:
+    """A listener that has nothing to do."""
+
+
+def pod(namesrv: str, name: str, listener: Any = ignore, **changes: Any) -> PushConsumer:
+    options = {"rebalance_delay_ms": 1, "session_ms": 60_000, "client_id": name, **changes}
+    return PushConsumer(namesrv, "G", listener, options=PushConsumerOptions(**options))
+
+
+class Owners:
+    """Who reads each queue, and all changes of that."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, PushConsumer] = {}
+
+    def now(self) -> dict[QueueRef, str]:
+        return {q: name for name, pod in self.pods.items() for q in pod.assigned}
+
+
+async def test_a_deploy_of_all_pods_moves_no_queue_and_repeats_nothing(tmp_path: Path) -> None:
+    seen: list[bytes] = []
+    sent: set[bytes] = set()
+    stop = False
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.extend(message.body for message in messages)
+
+    async def send(namesrv: str) -> None:
+        async with Producer(namesrv) as producer:
+            while not stop:
+                body = b"%d" % len(sent)
+                sent.add(body)
+                await producer.send_and_wait(Message("T", body))
+
+    async with cluster(tmp_path) as (namesrv, _), AsyncExitStack() as stack:
+        owners, stacks = Owners(), {}
+
+        async def start(name: str) -> None:
+            stacks[name] = AsyncExitStack()
+            one = await stacks[name].enter_async_context(pod(namesrv, name, listener))
+            stack.push_async_callback(stacks[name].aclose)
+            await one.subscribe("T")
+            owners.pods[name] = one
+
+        names = [f"pod-{n}" for n in range(PODS)]
+        for name in names:
+            await start(name)
+        sending = asyncio.create_task(send(namesrv))
+        await until(lambda: len(owners.now()) == QUEUES)
+        await until(lambda: {len(one.assigned) for one in owners.pods.values()} == {3})
+        before = owners.now()
+        for name in names:
+            await stacks[name].aclose()
+            del owners.pods[name]
+            await asyncio.sleep(0.15)  # the others have heard of it
+            here = {queue: owner for queue, owner in before.items() if owner != name}
+            assert owners.now() == here, "nobody gets the queues of the one that is away"
+            await start(name)
+            await until(lambda: owners.now() == before)
+        stop = True
+        await sending
+        await until(lambda: set(seen) >= sent)
+    assert len(seen) == len(sent) > 100
+
+
+async def test_when_the_session_is_over_the_queues_move_and_at_once_when_it_leaves_for_good(
+    tmp_path: Path,
+) -> None:
+    async with (
+        cluster(tmp_path) as (namesrv, _),
+        Connection(namesrv) as connection,
+        pod(namesrv, "stays") as stays,
+    ):
+        await stays.subscribe("T")
+        async with pod(namesrv, "goes", session_ms=700) as goes:
+            await goes.subscribe("T")
+            await until(lambda: len(stays.assigned) == len(goes.assigned) == QUEUES // 2)
+        await asyncio.sleep(0.2)
+        assert len(stays.assigned) == QUEUES // 2
+        members = {one.client_id: one for one in await ops.group_members(connection, "G")}
+        assert (members["goes"].is_away, members["goes"].session_ms) == (True, 700)
+        assert not members["stays"].is_away
+        await until(lambda: len(stays.assigned) == QUEUES)
+        async with pod(namesrv, "goes") as goes:
+            await goes.subscribe("T")
+            await until(lambda: len(stays.assigned) == len(goes.assigned) == QUEUES // 2)
+            await goes.leave_for_good()
+        async with asyncio.timeout(2.0):
+            await until(lambda: len(stays.assigned) == QUEUES)
+
+
+async def test_pull_consumers_are_static_members_too(tmp_path: Path) -> None:
+    def puller(namesrv: str, name: str) -> PullConsumer:
+        options = PullConsumerOptions(client_id=name, session_ms=60_000, rebalance_delay_ms=1)
+        return PullConsumer(namesrv, "G", options=options)
+
+    async with cluster(tmp_path) as (namesrv, _), puller(namesrv, "a") as one:
+        await one.subscribe("T")
+        async with puller(namesrv, "b") as other:
+            await other.subscribe("T")
+            await until(lambda: len(one.assigned) == len(other.assigned) == QUEUES // 2)
+            mine = other.assigned
+        await asyncio.sleep(0.2)
+        assert len(one.assigned) == QUEUES // 2
+        async with puller(namesrv, "b") as other:
+            await other.subscribe("T")
+            await until(lambda: other.assigned == mine)
+
+
+async def test_an_older_process_of_a_name_does_not_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path) as (namesrv, _), pod(namesrv, "pod") as older:
+        await older.subscribe("T")
+        await until(lambda: len(older.assigned) == QUEUES)
+        # Its stream breaks while it is frozen, and a new one of its name takes its place.
+        (joined,) = older._share._membership._joined.values()
+        assert joined.task is not None
+        joined.task.cancel()
+        async with pod(namesrv, "pod") as newer:
+            await newer.subscribe("T")
+            await until(lambda: len(newer.assigned) == QUEUES)
+            joined.task = older._tasks.start(
+                older._share._membership._stay("g1", joined), "it wakes up"
+            )
+            await until(lambda: not older.assigned)
+            await asyncio.sleep(0.2)
+            assert len(newer.assigned) == QUEUES
+    assert "CLIENT_ID_IN_USE" in caplog.text
+
+
+async def test_a_random_name_has_no_session() -> None:
+    with pytest.raises(ConfigInvalid, match="client_id"):
+        PushConsumer("127.0.0.1:1", "G", ignore, options=PushConsumerOptions(session_ms=1))
+
+
+# --- at the broker --------------------------------------------------------------------------------
+
+
+async def join(broker: LiveBroker, name: str, group: str = "G", **more: Any) -> Any:
+    """A raw stream of a member that is known by now; raises why it is refused."""
+    stream = broker.stub.JoinGroup()
+    subscriptions = [pb.Subscription(topic="T")]
+    try:
+        await stream.write(
+            pb.JoinGroupRequest(group=group, client_id=name, subscriptions=subscriptions, **more)
+        )
+        assert isinstance(await stream.read(), pb.JoinGroupResponse)
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from None
+    return stream
+
+
+async def names(broker: LiveBroker, group: str = "G") -> dict[str, bool]:
+    answer = await broker.admin.DescribeGroup(pb.DescribeGroupRequest(group=group))
+    return {one.client_id: one.is_away for one in answer.members}
+
+
+async def test_away_members_count_among_those_of_their_address(tmp_path: Path) -> None:
+    async with cluster(tmp_path, streams_per_peer_max=3) as (_, broker):
+        for number in range(3):
+            (await join(broker, f"c{number}", session_ms=1_500)).cancel()
+        all_away = {f"c{number}": True for number in range(3)}
+
+        async def are_away() -> bool:
+            return await names(broker) == all_away
+
+        await until_async(are_away)
+        with pytest.raises(LimitExceeded, match="streams_per_peer_max"):
+            await join(broker, "c3")
+
+        async def joined() -> bool:
+            try:
+                (await join(broker, "c3")).cancel()
+            except LimitExceeded:
+                return False
+            return True
+
+        await until_async(joined)  # their sessions are over
+        for wrong in (1_800_001, 2**32 - 1):
+            with pytest.raises(InvalidRequest, match="session_ms"):
+                await join(broker, "c4", session_ms=wrong)
+
+
+async def test_clients_are_listed_by_page_with_what_the_broker_knows_of_them(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as (namesrv, broker), Connection(namesrv) as connection:
+        streams = [await join(broker, f"c{n:02}", f"G{n % 3}") for n in range(20)]
+        streams[0].cancel()
+        away = await join(broker, "static", "G1", session_ms=60_000)
+        away.cancel()
+        async with Producer(namesrv) as producer, pod(namesrv, "pod\u00e9") as one:
+            await one.subscribe("T")
+            await producer.send_and_wait(Message("T", b"."))
+            await until(lambda: len(one.assigned) == QUEUES)
+
+            async def settled() -> bool:
+                return len(await clients.list_clients(connection, "member", "", 1_000)) == 21
+
+            await until_async(settled)
+            found: list[pb.ClientInfo] = []
+            token = ""
+            while True:
+                page = await broker.admin.ListClients(
+                    pb.ListClientsRequest(max_count=4, page_token=token)
+                )
+                assert len(page.clients) <= 4
+                found += page.clients
+                token = page.next_page_token
+                if not token:
+                    break
+            keys = [(one.group, one.client_id) for one in found]
+            assert keys == sorted(keys)
+            assert len(set(keys)) == 21
+            assert [one.client_id for one in found if one.is_away] == ["static"]
+            rows = await clients.list_clients(connection, None, "", 1_000)
+            (sending,) = [row for row in rows if row.kind == "producer"]
+            (reading,) = [row for row in rows if row.group == "G"]
+            for row in (sending, reading):
+                assert row.address.startswith("127.0.0.1:")
+                assert row.language == "python"
+                assert row.version.startswith("cometmq-python ")
+                assert row.since_ms > 1_700_000_000_000
+            assert reading.client_id == "pod\u00e9"
+            of_one = await clients.list_clients(connection, None, "G2", 1_000)
+            assert {row.group for row in of_one} == {"G2"}
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await broker.admin.ListClients(pb.ListClientsRequest(max_count=1_001))
+        assert isinstance(error_from(refused.value), InvalidRequest)
