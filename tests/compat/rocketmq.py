@@ -30,6 +30,8 @@ RUN_S_MAX = 60
 HOST = "127.0.0.1 10911"
 JAVA = (
     *("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    # Without verification 5.x loads no jars that it does not use here.
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
     *("--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
     *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
@@ -120,6 +122,10 @@ class RocketMq:
         assert all(table["loaded"] == "true" for table in tables), tables
         return {table["file"]: table["understood"] for table in tables}
 
+    def deliver(self, directory: Path, seconds: float) -> None:
+        """Open, deliver delayed messages as they get due, close in order."""
+        self._run("deliver", directory, [], str(round(seconds * 1000)))
+
     @contextmanager
     def writing(self, directory: Path) -> Iterator[subprocess.Popen[str]]:
         """A process that writes, to be killed; its streams are those of the driver."""
@@ -139,10 +145,12 @@ class RocketMq:
         home = f"-Duser.home={BUILD}"
         return [*JAVA, home, "-cp", self._classpath, "Driver", word, str(directory), *self._sizes]
 
-    def _run(self, word: str, directory: Path, commands: Iterable[Command]) -> list[Line]:
+    def _run(
+        self, word: str, directory: Path, commands: Iterable[Command], *more: str
+    ) -> list[Line]:
         asked = list(commands)
         done = subprocess.run(
-            self._command(word, directory),
+            [*self._command(word, directory), *more],
             input="".join(f"{command}\n" for command in asked),
             capture_output=True,
             text=True,

@@ -23,13 +23,14 @@ import org.apache.rocketmq.store.config.FlushDiskType;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * The store of Apache RocketMQ on the command line, for tests/compat: {@code Driver write|read|config DIR LOG_BYTES
+ * The store of Apache RocketMQ on the command line, for tests/compat: {@code Driver write|read|config|deliver DIR LOG_BYTES
  * QUEUE_BYTES}.
  *
  * <p>{@code write} takes commands from its input, one a line (fields divided by tabs), and answers each with a line of
  * JSON; the end of the input is an orderly stop, {@code halt} is none. {@code read} lists every message of every queue
  * as RocketMQ reads it, then asks the index for all their keys. {@code config} shows what it understands of the tables
- * under config/, takes changes as {@code write} does, and writes them. Bytes are hexadecimal.
+ * under config/, takes changes as {@code write} does, and writes them. {@code deliver}, with a number of milliseconds as
+ * a last word, delivers delayed messages for so long. Bytes are hexadecimal.
  */
 public final class Driver {
     private static final int INDEX_SLOTS = 100;
@@ -62,6 +63,11 @@ public final class Driver {
             case "read" -> {
                 DefaultMessageStore store = open(root, words);
                 read(store, root);
+                store.shutdown();
+            }
+            case "deliver" -> {
+                DefaultMessageStore store = open(root, words);
+                Engine.deliver(store, Long.parseLong(words[4]));
                 store.shutdown();
             }
             case "config" -> config(root.resolve("config"));

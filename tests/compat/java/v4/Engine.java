@@ -11,6 +11,7 @@ import org.apache.rocketmq.common.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageExtBrokerInner;
+import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
@@ -25,6 +26,14 @@ final class Engine {
 
     /** The store itself sends delayed messages to their queue. */
     static void delay(MessageExtBrokerInner message) {}
+
+    /** Delivers what is due of the delayed messages, as a broker does, and writes delayOffset.json. */
+    static void deliver(DefaultMessageStore store, long millis) throws Exception {
+        store.handleScheduleMessageService(BrokerRole.SYNC_MASTER);
+        Thread.sleep(millis);
+        store.getScheduleMessageService().shutdown();
+        store.getScheduleMessageService().persist();
+    }
 
     static List<Table> tables(Path config) {
         return List.of(topics(config), groups(config), offsets(config));

@@ -1,8 +1,13 @@
 import java.io.IOException;
+import java.lang.reflect.Field;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.failover.EscapeBridge;
 import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
+import org.apache.rocketmq.broker.schedule.ScheduleMessageService;
 import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
 import org.apache.rocketmq.broker.topic.TopicConfigManager;
 import org.apache.rocketmq.common.BrokerConfig;
@@ -11,10 +16,14 @@ import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.common.topic.TopicValidator;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
+import sun.misc.Unsafe;
 
 /** What is particular to 5: how a store is made, and the broker's tables under config/. */
 final class Engine {
@@ -36,6 +45,62 @@ final class Engine {
             message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
             message.setTopic(TopicValidator.RMQ_SYS_SCHEDULE_TOPIC);
             message.setQueueId(message.getDelayTimeLevel() - 1);
+        }
+    }
+
+    /** Delivers what is due of the delayed messages, as a broker does, and writes delayOffset.json. */
+    static void deliver(DefaultMessageStore store, long millis) throws Exception {
+        store.getMessageStoreConfig().setEnableScheduleMessageStats(false);
+        Field field = Unsafe.class.getDeclaredField("theUnsafe");
+        field.setAccessible(true);
+        Broker broker = (Broker) ((Unsafe) field.get(null)).allocateInstance(Broker.class);
+        broker.store = store;
+        ScheduleMessageService schedule = new ScheduleMessageService(broker);
+        if (!schedule.load()) {
+            throw new IOException("RocketMQ cannot load " + schedule.configFilePath());
+        }
+        schedule.start();
+        Thread.sleep(millis);
+        schedule.stop();
+        schedule.persist();
+    }
+
+    /** A broker that has nothing but a store: its constructor, which would open ports, never runs. */
+    private static final class Broker extends BrokerController {
+        DefaultMessageStore store;
+
+        private Broker() {
+            super(null, (NettyServerConfig) null, null, null);
+        }
+
+        @Override
+        public MessageStore getMessageStore() {
+            return store;
+        }
+
+        @Override
+        public MessageStoreConfig getMessageStoreConfig() {
+            return store.getMessageStoreConfig();
+        }
+
+        @Override
+        public BrokerConfig getBrokerConfig() {
+            return store.getBrokerConfig();
+        }
+
+        @Override
+        public EscapeBridge getEscapeBridge() {
+            return new EscapeBridge(this) {
+                @Override
+                public PutMessageResult putMessage(MessageExtBrokerInner message) {
+                    return store.putMessage(message);
+                }
+
+                @Override
+                public CompletableFuture<PutMessageResult> asyncPutMessage(MessageExtBrokerInner message) {
+                    return store.asyncPutMessage(message);
+                }
+            };
         }
     }
 
