@@ -850,6 +850,7 @@ class PullRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     FORM_FIELD_NUMBER: _builtins.int
     LOCK_NUMBER_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group that reads, for metrics; may be empty."""
     max_count: _builtins.int
@@ -874,6 +875,13 @@ class PullRequest(_message.Message):
     def filter(self) -> _common_pb2.Filter:
         """Tags wanted."""
 
+    @_builtins.property
+    def commit(self) -> Global___OffsetCommit:
+        """Committed for the group before the queue is read, as CommitOffsets does, but for the wait: a crash or a fail-over may take it
+        back, and messages come again. It counts also when the pull is refused. Only the writer takes it: followers and
+        pull-holds leave it alone.
+        """
+
     def __init__(
         self,
         *,
@@ -885,10 +893,11 @@ class PullRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         form: Global___MessageForm.ValueType = ...,
         lock_number: _builtins.int = ...,
+        commit: Global___OffsetCommit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "filter", b"filter", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "form", b"form", "group", b"group", "lock_number", b"lock_number", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "filter", b"filter", "form", b"form", "group", b"group", "lock_number", b"lock_number", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,6 +917,7 @@ class PullResponse(_message.Message):
     MIN_OFFSET_FIELD_NUMBER: _builtins.int
     MAX_OFFSET_FIELD_NUMBER: _builtins.int
     SUGGESTED_MEMBER_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     status: Global___PullStatus.ValueType
     """What was found."""
     records: _builtins.bytes
@@ -930,6 +940,10 @@ class PullResponse(_message.Message):
     def next_position(self) -> _common_pb2.Position:
         """Where to pull next, with the queue's generation."""
 
+    @_builtins.property
+    def committed(self) -> Global___OffsetResult:
+        """What became of the request's commit; absent when there was none, or when this member takes none."""
+
     def __init__(
         self,
         *,
@@ -941,10 +955,11 @@ class PullResponse(_message.Message):
         min_offset: _builtins.int = ...,
         max_offset: _builtins.int = ...,
         suggested_member_id: _builtins.int | None = ...,
+        committed: Global___OffsetResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "next_position", b"next_position", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "committed", b"committed", "next_position", b"next_position", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "count", b"count", "max_offset", b"max_offset", "messages", b"messages", "min_offset", b"min_offset", "next_position", b"next_position", "records", b"records", "status", b"status", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id", "committed", b"committed", "count", b"count", "max_offset", b"max_offset", "messages", b"messages", "min_offset", b"min_offset", "next_position", b"next_position", "records", b"records", "status", b"status", "suggested_member_id", b"suggested_member_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__suggested_member_id: _TypeAlias = _typing.Literal["suggested_member_id"]  # noqa: Y015
     _WhichOneofArgType__suggested_member_id: _TypeAlias = _typing.Literal["_suggested_member_id", b"_suggested_member_id"]  # noqa: Y015

@@ -182,7 +182,7 @@ class _Parts:
             context,
             core,
             coordinator,
-            client_api.servicer.Pull,
+            client_api.servicer.pull,
             replication.replicas,
             in_sync,
             replication.hand_over,

@@ -293,17 +293,38 @@ class BrokerServicer(ReadServicer):
             stream.subscribe(request.group, request.client_id, subscriptions, details)
         stream.end()
 
+    async def Pull(
+        self, request: broker_pb2.PullRequest, context: Context
+    ) -> broker_pb2.PullResponse:
+        if not request.HasField("commit"):
+            return await self.pull(request, context)
+        [result] = await self._commit_all(request.group, [request.commit], context)
+        response = await self.pull(request, context)
+        response.committed.CopyFrom(result)
+        return response
+
+    async def pull(
+        self, request: broker_pb2.PullRequest, context: Context
+    ) -> broker_pb2.PullResponse:
+        """Pull for a pull-hold: a commit in the request is left alone. It may be old."""
+        return await super().Pull(request, context)
+
+    async def _commit_all(
+        self, group: str, commits: Sequence[broker_pb2.OffsetCommit], context: Context
+    ) -> list[broker_pb2.OffsetResult]:
+        self._coordinator.check_open()  # the whole call then: a client asks the new writer at once
+        if not self._coordinator.is_there(group):
+            refused = list(filter(None, map(self._unreal, commits)))
+            if len(refused) == len(commits):
+                return refused
+            await self._coordinator.ensure_group(group, address_of(context.peer()))
+        return [self._commit(group, commit) for commit in commits]
+
     async def CommitOffsets(
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:
         check_items(request.commits)
-        self._coordinator.check_open()  # the whole call then: a client asks the new writer at once
-        if not self._coordinator.is_there(request.group):
-            refused = [self._unreal(commit) for commit in request.commits]
-            if None not in refused:
-                return broker_pb2.CommitOffsetsResponse(results=filter(None, refused))
-            await self._coordinator.ensure_group(request.group, address_of(context.peer()))
-        results = [self._commit(request.group, commit) for commit in request.commits]
+        results = await self._commit_all(request.group, request.commits, context)
         kept = {result.queue.topic for result in results if not result.HasField("error")}
         if kept:
             await self._coordinator.stored(kept)

@@ -495,3 +495,56 @@ async def test_metrics_have_rocketmqs_names(tmp_path: Path) -> None:
         assert await sample(address, "rocketmq_messages_out_total", 'topic="T"') >= 3
         await broker.drop_topic("T")
         assert 'topic="T"' not in await scraped(address), "a deleted topic leaves no series behind"
+
+
+# --- a commit with a pull -------------------------------------------------------------------------
+
+
+async def test_a_pull_commits_under_the_rules_of_commits(tmp_path: Path) -> None:
+    queue = common.QueueRef(topic="T", queue_id=0)
+
+    async def pull(
+        broker: BrokerClient, offset: int, group: str = "G", **commit: int
+    ) -> tuple[pb.PullResponse, str]:
+        item = pb.OffsetCommit(queue=queue, position=common.Position(offset=offset), **commit)
+        request = pb.PullRequest(
+            group=group, queue=queue, position=common.Position(offset=offset), commit=item
+        )
+        answer = await broker.stub.Pull(request)
+        assert answer.HasField("committed")
+        return answer, answer.committed.error.name
+
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await send_tagged(broker, "abc")
+        await broker.read_queue("T", 0)
+        first, error = await pull(broker, 1)  # makes the group, as a commit does
+        assert (first.status, first.count, error) == (FOUND, 2, "")
+        assert first.committed.position.offset == 1
+        kept = await broker.committed("G", "T", 0)
+        assert kept is not None
+        assert kept.offset == 1
+
+        # It never goes back, and needs locks and resets. The pull is answered all the same.
+        assert (await pull(broker, 0))[0].committed.position.offset == 1
+        answer, error = await pull(broker, 2, lock_number=7)
+        assert (answer.count, error) == (1, "QUEUE_LOCKED")
+        await broker.admin.ResetOffsets(pb.ResetOffsetsRequest(group="G", topic="T", offset=0))
+        answer, error = await pull(broker, 2)
+        assert (answer.count, error) == (1, "OFFSET_RESET")
+        assert answer.committed.error.fence.offset == 0
+        number = answer.committed.reset_number
+        assert (await pull(broker, 2, reset_number=number))[1] == ""
+
+        # Nothing for no group, and for a queue that is not there; a pull without one tells nothing.
+        assert (await refusal(pull(broker, 0, group=""))).name() == "GROUP_NAME_INVALID"
+        item = pb.OffsetCommit(queue=common.QueueRef(topic="T", queue_id=9))
+        request = pb.PullRequest(group="H", queue=queue, commit=item)
+        answer = await broker.stub.Pull(request)
+        assert (answer.count, answer.committed.error.name) == (3, "QUEUE_NOT_FOUND")
+        assert list((await broker.admin.ListGroups(pb.ListGroupsRequest())).groups) == ["G"]
+        assert not (await broker.stub.Pull(pb.PullRequest(queue=queue))).HasField("committed")
+    async with running_broker(tmp_path) as broker:
+        kept = await broker.committed("G", "T", 0)
+        assert kept is not None
+        assert kept.offset == 2
