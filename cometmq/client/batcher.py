@@ -14,6 +14,7 @@ from itertools import islice
 from cometmq.client.batch import Batch, Segment
 from cometmq.client.encoder import RecordEncoder, RecordForm
 from cometmq.client.messages import SendReceipt
+from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
 from cometmq.clock import Clock
 from cometmq.format.compression import compress
@@ -116,6 +117,7 @@ class Batcher:
         on_turn_end: Callable[[], None],
     ) -> None:
         self._options = options
+        self._namespace = Namespace(options.namespace)
         self._buffer = buffer
         self._clock = clock
         self._on_close = on_close
@@ -136,7 +138,7 @@ class Batcher:
         self._count_max = min(self._options.batch_count_max, opened.batch_max_count)
         self._plain_bytes_max = min(self._options.compress_above_bytes, opened.body_max_bytes)
         if self.encoder is None:
-            self.encoder = RecordEncoder(opened, self._clock)
+            self.encoder = RecordEncoder(opened, self._clock, self._namespace)
             return False
         self.close()  # its records were encoded as the stream before wanted them
         return self.encoder.take(opened)
@@ -270,7 +272,7 @@ class Batcher:
             )
             segment.count = before.count
             batch.segments.append(segment)
-            old, new = _prefix_of(before), _prefix_of(segment)
+            old, new = self._prefix_of(before), self._prefix_of(segment)
             parts += [
                 encoder.again(record, to.stored_queue_id, prefix=(old, new))
                 for record in islice(records, before.count)
@@ -280,9 +282,6 @@ class Batcher:
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)
 
-
-def _prefix_of(segment: Segment) -> bytes:
-    queue = segment.queue
-    return stored_prefix(
-        segment.delay_level, queue.topic, queue.queue_id, wait_store=segment.wait_store
-    )
+    def _prefix_of(self, segment: Segment) -> bytes:
+        queue_id, topic = segment.queue.queue_id, self._namespace.wire(segment.queue.topic)
+        return stored_prefix(segment.delay_level, topic, queue_id, wait_store=segment.wait_store)

@@ -16,6 +16,7 @@ from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
 from cometmq.client.latency import LatencyFault
 from cometmq.client.messages import SendReceipt, StoredRun
+from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
 from cometmq.clock import Clock
@@ -72,6 +73,7 @@ class BrokerSender:
     ) -> None:
         self.broker_group = broker_group
         self._options = options
+        self._namespace = Namespace(options.namespace)
         self._connections = connections
         self._routes = routes
         self._buffer = buffer
@@ -188,6 +190,7 @@ class BrokerSender:
             now_s = self._clock.monotonic_s()
             self._latency.answered(now_s - sent_s, now_s)
             error = from_proto(result.error) if result.HasField("error") else None
+            self._namespace.strip(error)
             if batch.in_order and _breaks_order(batch, result, error):
                 self.window.refused(result.batch_id)
             if not batch.expired:
@@ -209,7 +212,10 @@ class BrokerSender:
             else:
                 after = self.window.refused_id if item[1].in_order else None
                 checksum = self._options.batch_checksum
-                await write(call, request_of(*item, checksum=checksum, in_order_after=after))
+                request = request_of(
+                    *item, self._namespace, checksum=checksum, in_order_after=after
+                )
+                await write(call, request)
 
     async def _watch_answers(self) -> None:
         """Gives the stream up when a batch waits too long: a half-dead peer says nothing."""
@@ -366,7 +372,12 @@ _KINDS = (broker_pb2.SEGMENT_KIND_UNSPECIFIED, broker_pb2.SEGMENT_KIND_DELAY_LEV
 
 
 def request_of(
-    batch_id: int, batch: Batch, *, checksum: bool, in_order_after: int | None = None
+    batch_id: int,
+    batch: Batch,
+    namespace: Namespace,
+    *,
+    checksum: bool,
+    in_order_after: int | None = None,
 ) -> broker_pb2.SendStreamRequest:
     """A closed batch as it travels."""
     return broker_pb2.SendStreamRequest(
@@ -376,7 +387,7 @@ def request_of(
         in_order_after=in_order_after,
         segments=[
             broker_pb2.Segment(
-                topic=s.queue.topic,
+                topic=namespace.wire(s.queue.topic),
                 queue_id=s.queue.queue_id,
                 count=s.count,
                 kind=_KINDS[bool(s.delay_level)],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from cometmq.client.namespaces import Namespace
 from cometmq.clock import Clock
 from cometmq.errors import (
     BodyTooLarge,
@@ -132,6 +133,7 @@ class RecordEncoder:
         "_forms",
         "_forms_with_prefix",
         "_host_flags",
+        "_namespace",
         "_pack_head",
         "_store_host",
         "body_bytes_max",
@@ -140,7 +142,13 @@ class RecordEncoder:
         "stream",
     )
 
-    def __init__(self, opened: broker_pb2.SendStreamOpened, clock: Clock) -> None:
+    def __init__(
+        self,
+        opened: broker_pb2.SendStreamOpened,
+        clock: Clock,
+        namespace: Namespace | None = None,
+    ) -> None:
+        self._namespace = namespace or Namespace()
         self._clock = clock
         self._forms: dict[str, RecordForm] = {}  # by topic
         # By queue, level and wait_store.
@@ -179,7 +187,7 @@ class RecordEncoder:
         """The topic's form; stays good for the sender's life."""
         form = self._forms.get(topic)
         if form is None:
-            form = self._forms[topic] = RecordForm(topic, self.stream)
+            form = self._forms[topic] = RecordForm(self._namespace.wire(topic), self.stream)
         return form
 
     def form_with_prefix(self, queue: QueueRef, level: int, wait_store: bool) -> RecordForm:
@@ -189,10 +197,9 @@ class RecordEncoder:
         key = (queue, level, wait_store)
         form = self._forms_with_prefix.get(key)
         if form is None:
-            prefix = delayed.stored_prefix(
-                level, queue.topic, queue.queue_id, wait_store=wait_store
-            )
-            topic = delayed.SCHEDULE_TOPIC if level else queue.topic
+            named = self._namespace.wire(queue.topic)
+            prefix = delayed.stored_prefix(level, named, queue.queue_id, wait_store=wait_store)
+            topic = delayed.SCHEDULE_TOPIC if level else named
             form = self._forms_with_prefix[key] = RecordForm(topic, self.stream, prefix)
         return form
 

@@ -14,10 +14,8 @@ from cometmq.client.messages import PullBatch, PullOutcome, ReceivedMessage
 from cometmq.client.names import of
 from cometmq.client.offsets import (
     BrokerCalls,
-    MessageFilter,
     position_from_proto,
     position_to_proto,
-    queue_to_proto,
 )
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
@@ -51,13 +49,13 @@ async def pull(
 ) -> PullBatch:
     """One pull. Raises errors of the catalogue."""
     request = pull_request(
-        calls.group, queue, position, count_max=count_max, bytes_max=bytes_max, wanted=wanted
+        calls, queue, position, count_max=count_max, bytes_max=bytes_max, wanted=wanted
     )
-    return batch_of(await calls.pull(queue.broker_group, request), queue, wanted, calls.keep)
+    return batch_of(await calls.pull(queue.broker_group, request), queue, wanted, calls)
 
 
 def pull_request(
-    group: str,
+    calls: BrokerCalls,
     queue: QueueRef,
     position: Position,
     *,
@@ -67,9 +65,9 @@ def pull_request(
     lock_number: int = 0,
 ) -> broker_pb2.PullRequest:
     return broker_pb2.PullRequest(
-        group=group,
+        group=calls.wire_group,
         lock_number=lock_number,
-        queue=queue_to_proto(queue),
+        queue=calls.to_proto(queue),
         position=position_to_proto(position),
         filter=common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql),
         max_count=count_max,
@@ -82,17 +80,22 @@ def batch_of(
     response: broker_pb2.PullResponse,
     queue: QueueRef,
     wanted: Filter,
-    keep: MessageFilter | None = None,
+    calls: BrokerCalls,
 ) -> PullBatch:
     """What a broker has answered to a pull, itself or through a pullhold."""
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
         raise InternalError(f"The broker answered a pull with status {response.status}.")
-    messages = [ReceivedMessage(record, queue) for record in decode_all(response.records)]
+    records = decode_all(response.records)
+    if calls.namespace.name:
+        unwrap = calls.namespace.shown
+        messages = [ReceivedMessage(record, queue, unwrap) for record in records]
+    else:
+        messages = [ReceivedMessage(record, queue) for record in records]
     if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
         messages = [message for message in messages if message.record.tag in wanted.tags]
-    if keep is not None:
-        messages = keep(messages)
+    if calls.keep is not None:
+        messages = calls.keep(messages)
     return PullBatch(
         outcome,
         messages,
@@ -197,10 +200,10 @@ class Fetcher:
         if not self._wanted:
             return position
         request = pull_request(
-            self._calls.group, self.queue, position, count_max=1, bytes_max=1, wanted=self._wanted
+            self._calls, self.queue, position, count_max=1, bytes_max=1, wanted=self._wanted
         )
         response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        batch = batch_of(response, self.queue, self._wanted, self._calls.keep)
+        batch = batch_of(response, self.queue, self._wanted, self._calls)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             return position
         if batch.messages:
@@ -213,7 +216,7 @@ class Fetcher:
         """
         options = self._options
         request = pull_request(
-            self._calls.group,
+            self._calls,
             self.queue,
             position,
             count_max=options.pull_count_max,
@@ -235,7 +238,7 @@ class Fetcher:
     def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None
-        batch = batch_of(response, self.queue, self._wanted, self._calls.keep)
+        batch = batch_of(response, self.queue, self._wanted, self._calls)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+from cometmq.client.namespaces import Namespace
 from cometmq.client.offsets import BrokerCalls
 from cometmq.errors import ClientIdInUse, CometError, PeerUnavailable, Retry
 from cometmq.model import Filter, QueueRef
@@ -226,7 +227,8 @@ class Membership:
         while (response := await read(call)) is not None:
             backoff.reset()
             joined.members = {
-                member.client_id: _known_member(member) for member in response.members
+                member.client_id: _known_member(member, self._calls.namespace)
+                for member in response.members
             }
             mine = (one for one in response.members if one.client_id == self._client_id)
             joined.session_ms = next((one.session_ms for one in mine), 0)
@@ -263,17 +265,17 @@ class Membership:
 
     def _request(self) -> broker_pb2.JoinGroupRequest:
         return broker_pb2.JoinGroupRequest(
-            group=self._calls.group,
+            group=self._calls.wire_group,
             client_id=self._client_id,
             instance_id=self.instance_id,
             allocation=self._allocation,
-            held=_held_proto(self._held),
+            held=_held_proto(self._held, self._calls.namespace),
             retry_times_max=None if self.retry_times_max < 0 else self.retry_times_max,
             is_broadcasting=self._is_broadcasting,
             session_ms=self._session_ms,
             subscriptions=[
                 broker_pb2.Subscription(
-                    topic=topic,
+                    topic=self._calls.namespace.wire(topic),
                     filter=common_pb2.Filter(tags=sorted(wanted.tags), sql=wanted.sql),
                 )
                 for topic, wanted in sorted(self._subscriptions.items())
@@ -281,13 +283,16 @@ class Membership:
         )
 
 
-def _known_member(proto: broker_pb2.GroupMember) -> KnownMember:
+def _known_member(proto: broker_pb2.GroupMember, namespace: Namespace) -> KnownMember:
     return KnownMember(
-        {s.topic: Filter(frozenset(s.filter.tags), s.filter.sql) for s in proto.subscriptions},
+        {
+            namespace.shown(s.topic): Filter(frozenset(s.filter.tags), s.filter.sql)
+            for s in proto.subscriptions
+        },
         proto.instance_id,
         proto.allocation,
         frozenset(
-            QueueRef(held.topic, queue_id, held.broker_group)
+            QueueRef(namespace.shown(held.topic), queue_id, held.broker_group)
             for held in proto.held
             for queue_id in held.queue_ids
         ),
@@ -296,11 +301,13 @@ def _known_member(proto: broker_pb2.GroupMember) -> KnownMember:
     )
 
 
-def _held_proto(queues: frozenset[QueueRef]) -> list[broker_pb2.HeldQueues]:
+def _held_proto(queues: frozenset[QueueRef], namespace: Namespace) -> list[broker_pb2.HeldQueues]:
     ordered = sorted(queues, key=lambda q: (q.topic, q.broker_group, q.queue_id))
     return [
         broker_pb2.HeldQueues(
-            topic=topic, broker_group=broker_group, queue_ids=[q.queue_id for q in some]
+            topic=namespace.wire(topic),
+            broker_group=broker_group,
+            queue_ids=[q.queue_id for q in some],
         )
         for (topic, broker_group), some in groupby(ordered, key=lambda q: (q.topic, q.broker_group))
     ]

@@ -4,6 +4,7 @@ lazy by design.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,18 +96,24 @@ class ReceivedMessage:
     often the group sent the message back before.
     """
 
-    __slots__ = ("attempt", "queue", "record")
+    __slots__ = ("_name", "attempt", "queue", "record")
 
-    def __init__(self, record: Record, queue: QueueRef) -> None:
+    def __init__(
+        self, record: Record, queue: QueueRef, name: Callable[[str], str] | None = None
+    ) -> None:
         self.record = record
         self.queue = queue
         self.attempt = 1
+        self._name = name  # of a topic without its namespace; None: there is none
 
     @property
     def topic(self) -> str:
         """The topic that it was sent to, also when it comes again from the group's retry topic."""
         topic = self.queue.topic
-        return self.properties.get(RETRY_TOPIC, topic) if topic.startswith("%") else topic
+        if not topic.startswith("%"):
+            return topic
+        sent_to = self.properties.get(RETRY_TOPIC, topic)
+        return sent_to if self._name is None else self._name(sent_to)
 
     @property
     def reconsume_times(self) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
 
 from cometmq.client.connections import Connections
 from cometmq.client.messages import ReceivedMessage
+from cometmq.client.namespaces import Namespace
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
 from cometmq.client.sources import Sources
@@ -21,6 +25,9 @@ QUEUES_PER_CALL_MAX = 4096
 ITEMS_PER_CALL_MAX = 1_024  # messages sent back
 
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Answer = TypeVar("Answer")
 MessageFilter = Callable[[list[ReceivedMessage]], list[ReceivedMessage]]
 
 
@@ -31,10 +38,6 @@ class Bounds:
     generation: int
     min_offset: int
     max_offset: int
-
-
-def queue_to_proto(queue: QueueRef) -> common_pb2.QueueRef:
-    return common_pb2.QueueRef(topic=queue.topic, queue_id=queue.queue_id)
 
 
 def position_to_proto(position: Position) -> common_pb2.Position:
@@ -57,9 +60,12 @@ class BrokerCalls:
         routes: RouteWatcher,
         timeout_s: float,
         keep: MessageFilter | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
         """``keep``: which of the messages that are pulled the application wants; None = all."""
         self.group = group
+        self.namespace = namespace or Namespace()
+        self.wire_group = self.namespace.wire(group)
         self.keep = keep
         self.timeout_s = timeout_s
         self._connections = connections
@@ -69,15 +75,28 @@ class BrokerCalls:
         self._resets: dict[QueueRef, int] = {}
         self._at_end: dict[str, bool] = {}  # by broker group
 
+    def to_proto(self, queue: QueueRef) -> common_pb2.QueueRef:
+        """The queue as brokers know it."""
+        return common_pb2.QueueRef(topic=self.namespace.wire(queue.topic), queue_id=queue.queue_id)
+
+    async def _ask(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[Request, Response], request: Request
+    ) -> Response:
+        try:
+            return await ask(method, request, self.timeout_s)
+        except CometError as error:
+            raise self.namespace.strip(error) from None
+
+    def _shown(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        return map(self.namespace.strip, answers)
+
     async def pull(
         self, broker_group: str, request: broker_pb2.PullRequest, suggested: int | None = None
     ) -> broker_pb2.PullResponse:
         """One pull, of the member that was suggested where it is there; None = the writer."""
         member = self._sources.choose(broker_group, suggested)
         try:
-            response = await ask(
-                self._connections.broker(member.address).Pull, request, self.timeout_s
-            )
+            response = await self._ask(self._connections.broker(member.address).Pull, request)
         except CometError as error:
             self._sources.failed(member, error)
             raise
@@ -129,11 +148,11 @@ class BrokerCalls:
         found: dict[QueueRef, Position | CometError | None] = {}
         for broker_group, part in _by_broker(queues):
             request = broker_pb2.QueryOffsetsRequest(
-                group=self.group, queues=map(queue_to_proto, part)
+                group=self.wire_group, queues=map(self.to_proto, part)
             )
             stub = self.broker(broker_group)
-            response = await ask(stub.QueryOffsets, request, self.timeout_s)
-            found.update(zip(part, map(_result, response.results), strict=True))
+            response = await self._ask(stub.QueryOffsets, request)
+            found.update(zip(part, self._shown(map(_result, response.results)), strict=True))
             self._at_end[broker_group] = response.begin_at_end
             pairs = zip(part, response.results, strict=True)
             numbers.update({queue: item.reset_number for queue, item in pairs if item.reset_number})
@@ -165,16 +184,16 @@ class BrokerCalls:
         positions: Mapping[QueueRef, Position],
         lock_number_of: Callable[[QueueRef], int],
     ) -> list[Position | CometError | None]:
-        request = broker_pb2.CommitOffsetsRequest(group=self.group)
+        request = broker_pb2.CommitOffsetsRequest(group=self.wire_group)
         for queue in queues:
             request.commits.add(
-                queue=queue_to_proto(queue),
+                queue=self.to_proto(queue),
                 position=position_to_proto(positions[queue]),
                 lock_number=lock_number_of(queue),
                 reset_number=self._resets.get(queue, 0),
             )
-        response = await ask(self.broker(broker_group).CommitOffsets, request, self.timeout_s)
-        answers = [_result(item) for item in response.results]
+        response = await self._ask(self.broker(broker_group).CommitOffsets, request)
+        answers = list(self._shown(map(_result, response.results)))
         for queue, item, answer in zip(queues, response.results, answers, strict=True):
             if isinstance(answer, OffsetReset):
                 self._resets[queue] = item.reset_number
@@ -212,15 +231,15 @@ class BrokerCalls:
         lease_s = math.inf
         for broker_group, part in _by_broker(queues):
             request = broker_pb2.LockQueuesRequest(
-                group=self.group, client_id=client_id, queues=map(queue_to_proto, part)
+                group=self.wire_group, client_id=client_id, queues=map(self.to_proto, part)
             )
             try:
-                response = await ask(self.broker(broker_group).LockQueues, request, self.timeout_s)
+                response = await self._ask(self.broker(broker_group).LockQueues, request)
             except CometError as error:
                 self.doubt(broker_group, error)
                 found.update(dict.fromkeys(part, error))
                 continue
-            found.update(zip(part, map(_lock_number, response.results), strict=True))
+            found.update(zip(part, self._shown(map(_lock_number, response.results)), strict=True))
             lease_s = min(lease_s, response.lease_ms / 1000)
         return found, lease_s
 
@@ -228,10 +247,10 @@ class BrokerCalls:
         """Releases locks of the client. What no broker takes ends by itself."""
         for broker_group, part in _by_broker(queues):
             request = broker_pb2.UnlockQueuesRequest(
-                group=self.group, client_id=client_id, queues=map(queue_to_proto, part)
+                group=self.wire_group, client_id=client_id, queues=map(self.to_proto, part)
             )
             try:
-                await ask(self.broker(broker_group).UnlockQueues, request, self.timeout_s)
+                await self._ask(self.broker(broker_group).UnlockQueues, request)
             except CometError as error:
                 self.doubt(broker_group, error)
 
@@ -239,10 +258,10 @@ class BrokerCalls:
         """Generation and readable offsets of each queue."""
         found: dict[QueueRef, Bounds | CometError] = {}
         for broker_group, part in _by_broker(queues):
-            request = broker_pb2.QueryQueuesRequest(queues=map(queue_to_proto, part))
+            request = broker_pb2.QueryQueuesRequest(queues=map(self.to_proto, part))
             stub = self.broker(broker_group)
-            response = await ask(stub.QueryQueues, request, self.timeout_s)
-            found.update(zip(part, map(_bounds, response.queues), strict=True))
+            response = await self._ask(stub.QueryQueues, request)
+            found.update(zip(part, self._shown(map(_bounds, response.queues)), strict=True))
         return found
 
     async def positions_at(
@@ -254,11 +273,11 @@ class BrokerCalls:
         found: dict[QueueRef, Position | CometError] = {}
         for broker_group, part in _by_broker(queues):
             request = broker_pb2.QueryOffsetsByTimeRequest(
-                queues=map(queue_to_proto, part), time_ms=time_ms
+                queues=map(self.to_proto, part), time_ms=time_ms
             )
             stub = self.broker(broker_group)
-            response = await ask(stub.QueryOffsetsByTime, request, self.timeout_s)
-            found.update(zip(part, map(_position_at, response.queues), strict=True))
+            response = await self._ask(stub.QueryOffsetsByTime, request)
+            found.update(zip(part, self._shown(map(_position_at, response.queues)), strict=True))
         return found
 
     async def send_back(
@@ -267,20 +286,25 @@ class BrokerCalls:
         """What became of each message that the group could not do; None = it was taken back. All
         get the error of a call that failed.
         """
-        request = broker_pb2.SendBackRequest(group=self.group, items=items)
+        for item in items:
+            item.queue.topic = self.namespace.wire(item.queue.topic)
+        request = broker_pb2.SendBackRequest(group=self.wire_group, items=items)
         try:
-            response = await ask(self.broker(broker_group).SendBack, request, self.timeout_s)
+            response = await self._ask(self.broker(broker_group).SendBack, request)
         except CometError as error:
             self.doubt(broker_group, error)
             return [error] * len(items)
-        return [from_proto(r.error) if r.HasField("error") else None for r in response.results]
+        return [
+            self.namespace.strip(from_proto(r.error)) if r.HasField("error") else None
+            for r in response.results
+        ]
 
 
 def send_back_item(
     queue: QueueRef, position: Position, delay_level: int
 ) -> broker_pb2.SendBackItem:
     return broker_pb2.SendBackItem(
-        queue=queue_to_proto(queue),
+        queue=common_pb2.QueueRef(topic=queue.topic, queue_id=queue.queue_id),
         position=position_to_proto(position),
         delay_level=delay_level,
     )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
 from cometmq.client.messages import ConsumeFrom, MessageModel
+from cometmq.client.namespaces import NAMESPACE
 from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
@@ -72,6 +73,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "compression": (
         _is_compression,
         "a member of Compression, and its package installed: pip install 'cometmq[compression]'",
+    ),
+    "namespace": (
+        lambda value: isinstance(value, str) and NAMESPACE.fullmatch(value) is not None,
+        "at most 64 letters, digits, '_' and '-'",
     ),
     "hooks": (
         lambda value: are_hooks(value, "before_send", "after_send"),
@@ -210,6 +215,13 @@ class ProducerOptions:
             "MessageQueueSelector",
         ),
     )
+    namespace: str = field(
+        default="",
+        metadata=_about(
+            "Of the topics and groups: on the wire they are namespace%name. Empty = none.",
+            "namespace",
+        ),
+    )
     hooks: tuple[SendHook, ...] = field(
         default=(),
         metadata=_about("Are called around the send of each message.", "SendMessageHook"),
@@ -245,6 +257,13 @@ class ConsumerOptions:
         1024,
         4 * _MIB,
         "Record bytes asked for in one pull; the first message comes whatever its size.",
+    )
+    namespace: str = field(
+        default="",
+        metadata=_about(
+            "Of the topics and groups: on the wire they are namespace%name. Empty = none.",
+            "namespace",
+        ),
     )
     filter_hooks: tuple[FilterHook, ...] = field(
         default=(),

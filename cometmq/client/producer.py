@@ -18,6 +18,7 @@ from cometmq.client.connections import Connections
 from cometmq.client.hooks import SendHooks
 from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
+from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import (
@@ -142,12 +143,14 @@ class Producer:
         """
         self._options = options_of(ProducerOptions, options)
         self._clock = clock or SystemClock()
+        self._namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks("producer")
         self._routes = RouteWatcher(
             self._connections,
             Backoff(backoff_policy(self._options), random.Random()),
             self._route_changed,
+            namespace=self._namespace,
         )
         self._buffer_bytes_max = self._options.buffer_bytes_max
         self._buffer_count_max = self._options.buffer_count_max
@@ -331,6 +334,7 @@ class Producer:
 
     async def _new_target(self, topic: str) -> StickyPartitioner:
         check_topic(topic)
+        check_topic(self._namespace.wire(topic))  # as long as that
         timeout_s = self._options.route_timeout_ms / 1000
         await self._routes.wait_for(topic, timeout_s, or_auto_create=True)
         self._check_open()

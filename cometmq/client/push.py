@@ -18,6 +18,7 @@ from cometmq.client.listener import Listener, Work, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import Later, MessageModel
 from cometmq.client.names import check_group, check_topic, filter_of, of
+from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
@@ -61,12 +62,14 @@ class PushConsumer:
         self._is_broadcasting = self._options.message_model is MessageModel.BROADCASTING
         if self._is_broadcasting and self._options.orderly:
             raise ConfigInvalid("orderly: a queue has no lock when all members read it.")
+        namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
         self._routes = RouteWatcher(
             self._connections,
             Backoff(backoff_policy(self._options), random.Random()),
             lambda topic: self._share.route_changed(topic),
+            namespace=namespace,
         )
         self._calls = BrokerCalls(
             check_group(group),
@@ -74,6 +77,7 @@ class PushConsumer:
             self._routes,
             self._options.request_timeout_ms / 1000,
             message_filter(self._options.filter_hooks),
+            namespace,
         )
         self._long_poller = LongPoller(
             self._options.client_id,

@@ -21,6 +21,7 @@ from cometmq.client.names import (
     check_topic,
     filter_of,
 )
+from cometmq.client.namespaces import Namespace
 from cometmq.client.offsets import Bounds, BrokerCalls
 from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
@@ -44,9 +45,13 @@ class QueueCalls:
     ) -> None:
         """ConfigInvalid, GroupNameInvalid."""
         self._usual = options
+        namespace = Namespace(options.namespace)
         self._connections = Connections(namesrv)
         self._routes = RouteWatcher(
-            self._connections, Backoff(backoff_policy(options), random.Random()), route_changed
+            self._connections,
+            Backoff(backoff_policy(options), random.Random()),
+            route_changed,
+            namespace=namespace,
         )
         self._timeout_s = options.request_timeout_ms / 1000
         self._calls = BrokerCalls(
@@ -55,6 +60,7 @@ class QueueCalls:
             self._routes,
             self._timeout_s,
             message_filter(options.filter_hooks),
+            namespace,
         )
         self._open = False
 

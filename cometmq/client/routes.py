@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from cometmq.client.connections import Connections
 from cometmq.client.inquiry import describe
+from cometmq.client.namespaces import Namespace
 from cometmq.client.routing import (
     AUTO_CREATE_TOPIC,
     by_their_own_words,
@@ -57,7 +58,9 @@ class RouteWatcher:
         on_change: Callable[[str], None],
         *,
         clock: Clock | None = None,
+        namespace: Namespace | None = None,
     ) -> None:
+        self._namespace = namespace or Namespace()
         self._connections = connections
         self._backoff = backoff
         self._on_change = on_change
@@ -270,7 +273,8 @@ class RouteWatcher:
                 continue
             self._has_answer.clear()
             try:
-                await write(call, namesrv_pb2.WatchRoutesRequest(add=topics))
+                wire = map(self._namespace.wire, topics)
+                await write(call, namesrv_pb2.WatchRoutesRequest(add=wire))
             except CometError:
                 await asyncio.Event().wait()  # the reader gets the error
             if not await wait_at_most(self._has_answer, ANSWER_S_MAX):
@@ -314,6 +318,8 @@ class RouteWatcher:
         return any(member.role == common_pb2.MEMBER_ROLE_WRITER for member in described)
 
     def _take(self, routes: Sequence[namesrv_pb2.TopicRoute], sent: set[tuple[str, str]]) -> None:
+        for route in routes:
+            route.topic = self._namespace.shown(route.topic)
         self._replace(
             self._completed(route, self._routes.get(route.topic), sent) for route in routes
         )

@@ -108,7 +108,7 @@ async def test_a_consumers_life_can_be_read(log: Log) -> None:
             await log.told("listener failed", *where, "attempt=1", "ValueError: no such customer")
             await log.told("listener answered", *where, "attempt=2", "answer='nonsense'")
             await log.told(
-                "WARNING:cometmq.client.push:nothing to read",
+                "WARNING:cometmq.client.group_share:nothing to read",
                 *("topic=Mispelt", "group=G", "cometmq topic create"),
             )
             await namesrv.put("Mispelt", broker)
