@@ -12,6 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from cometmq.messaging import rocketmq_tables
 from cometmq.store.writer import StoreOptions
 from tests.compat.listing import INDEX, QUEUE_FILE_BYTES
 from tests.compat.rocketmq import HALT, Command, RocketMq, batch, group, offset, put, topic
@@ -51,6 +52,23 @@ TABLES = [
 ]
 
 
+TYPED = "rocketmq-5.5.1-topics.json"
+TYPED_TOPICS = [
+    topic("fifo", is_ordered=True, attributes={"+message.type": "FIFO"}),
+    topic("late", attributes={"+message.type": "DELAY", "+cleanup.policy": "DELETE"}),
+    topic("plain"),
+]
+
+
+def typed() -> bytes:
+    """The topics with attributes, as 5.5.1 writes them."""
+    mq = RocketMq("v5", LOG_FILE_BYTES, QUEUE_FILE_BYTES)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "store"
+        mq.config(folder, TYPED_TOPICS)
+        return (folder / "config" / rocketmq_tables.TOPICS).read_bytes()
+
+
 def write(name: str) -> bytes:
     """The archive of one golden store."""
     version, end = STORES[name]
@@ -80,6 +98,8 @@ def main() -> None:
     for name in STORES:
         (GOLDEN / f"{name}.tar.xz").write_bytes(write(name))
         print(name)
+    (GOLDEN / TYPED).write_bytes(typed())
+    print(TYPED)
 
 
 if __name__ == "__main__":

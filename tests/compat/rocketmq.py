@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +80,19 @@ def batch(topic: str, queue_id: int, bodies: Sequence[bytes]) -> Command:
     return Command("batch", {"topic": topic, "queue": str(queue_id), "bodies": hexed})
 
 
-def topic(name: str, queue_count: int = 4, permission: int = 6) -> Command:
+def topic(
+    name: str,
+    queue_count: int = 4,
+    permission: int = 6,
+    *,
+    is_ordered: bool = False,
+    attributes: Mapping[str, str] | None = None,
+) -> Command:
+    """``attributes`` as its tools set them, ``+name``; 4.9 knows none."""
     count = str(queue_count)
     fields = {"name": name, "read": count, "write": count, "perm": str(permission)}
-    return Command("topic", fields)
+    fields |= {"order": "1"} if is_ordered else {}
+    return Command("topic", fields | {f"p:{k}": v for k, v in (attributes or {}).items()})
 
 
 def group(name: str, retries: int = 16) -> Command:

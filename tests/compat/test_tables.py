@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from cometmq.errors import MessageTypeMismatch
 from cometmq.format import fastjson
 from cometmq.messaging import rocketmq_tables
 from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
 from tests.compat.listing import INDEX
 from tests.compat.rocketmq import RocketMq, group, offset, put, topic
-from tests.support.cluster.broker import SMALL_FILES, BrokerProcess
+from tests.support.cluster.broker import SMALL_FILES, BrokerProcess, refusal
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +126,53 @@ async def test_there_and_back(theirs: RocketMq, tmp_path: Path) -> None:
         listing = theirs.read(folder)
         assert listing.bounds["new", 1] == (0, 2)
         assert listing.bounds["orders", 5] == (0, 1)
+
+
+async def test_types_order_and_attributes_there_and_back(
+    theirs: RocketMq, mq: RocketMq, tmp_path: Path
+) -> None:
+    """4.9 knows no attributes and rewrites the file without them: the types stay all the same."""
+    folder, has_types = tmp_path / "store", mq.version != "v4"
+    async with BrokerProcess(tmp_path, *FLAGS) as broker:
+        for name, kind, is_ordered in (
+            ("fifo", common.MESSAGE_TYPE_FIFO, True),
+            ("late", common.MESSAGE_TYPE_DELAY, False),
+            ("any", common.MESSAGE_TYPE_ANY, False),
+        ):
+            config = common.TopicConfig(name=name, message_type=kind, is_ordered=is_ordered)
+            await broker.client.admin.PutTopic(pb.PutTopicRequest(topic=config))
+        await broker.stop()
+
+        attributes = {"+message.type": "TRANSACTION", "+cleanup.policy": "DELETE"}
+        changes = [topic("new", 2, is_ordered=True, attributes=attributes if has_types else {})]
+        read = understood(theirs, folder, *changes)[rocketmq_tables.TOPICS]["topicConfigTable"]
+        assert {name: read[name]["order"] for name in read} == {
+            "fifo": True,
+            "late": False,
+            "any": False,
+        }
+        if has_types:
+            types = {name: read[name]["attributes"] for name in read}
+            assert types["fifo"] == {"message.type": "FIFO"}
+            assert types["late"] == {"message.type": "DELAY"}
+            assert types["any"] == {}
+
+        client = await broker.start()
+        listed = await client.admin.ListTopics(pb.BrokerAdminServiceListTopicsRequest())
+        found = {one.name: (one.message_type, one.is_ordered) for one in listed.topics}
+        assert found["fifo"] == (common.MESSAGE_TYPE_FIFO, True)
+        assert found["late"] == (common.MESSAGE_TYPE_DELAY, False)
+        assert found["any"] == (common.MESSAGE_TYPE_ANY, False)
+        new = common.MESSAGE_TYPE_TRANSACTION if has_types else common.MESSAGE_TYPE_ANY
+        assert found["new"] == (new, True)
+        refused = await refusal(client.send("late", 0, b"at once"))
+        assert isinstance(refused, MessageTypeMismatch)
+        await broker.stop()
+        read = understood(theirs, folder)[rocketmq_tables.TOPICS]["topicConfigTable"]
+        if has_types:
+            kept = {"message.type": "TRANSACTION", "cleanup.policy": "DELETE"}
+            assert read["new"]["attributes"] == kept
+        assert read["new"]["order"]
 
 
 async def test_a_folder_that_was_always_rocketmqs(theirs: RocketMq, tmp_path: Path) -> None:

@@ -60,8 +60,10 @@ final class Table extends ConfigManager {
     // --- what the versions have in common of the tables' content ---
 
     static void putTopic(ConcurrentMap<String, TopicConfig> topics, Driver.Command command) {
-        topics.put(command.get("name"), new TopicConfig(
-            command.get("name"), command.number("read", 4), command.number("write", 4), command.number("perm", 6)));
+        TopicConfig topic = new TopicConfig(
+            command.get("name"), command.number("read", 4), command.number("write", 4), command.number("perm", 6));
+        topic.setOrder(command.number("order", 0) == 1);
+        topics.put(topic.getTopicName(), topic);
     }
 
     static void putOffset(ConcurrentMap<String, ConcurrentMap<Integer, Long>> offsets, Driver.Command command) {

@@ -1,3 +1,4 @@
+import com.google.common.collect.ImmutableMap;
 import java.io.IOException;
 import java.lang.reflect.Field;
 import java.nio.file.Path;
@@ -11,6 +12,8 @@ import org.apache.rocketmq.broker.schedule.ScheduleMessageService;
 import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
 import org.apache.rocketmq.broker.topic.TopicConfigManager;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicAttributes;
+import org.apache.rocketmq.common.attribute.AttributeUtil;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
@@ -111,6 +114,8 @@ final class Engine {
         return List.of(
             new Table(config.resolve("topics.json"), "topic", topics::decode, topics::encode, command -> {
                 Table.putTopic(topics.getTopicConfigTable(), command);
+                topics.getTopicConfigTable().get(command.get("name")).setAttributes(AttributeUtil.alterCurrentAttributes(
+                    true, TopicAttributes.ALL, ImmutableMap.of(), ImmutableMap.copyOf(command.properties())));
                 topics.getDataVersion().nextVersion();
             }),
             new Table(config.resolve("subscriptionGroup.json"), "group", groups::decode, groups::encode, command -> {
