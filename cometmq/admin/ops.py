@@ -7,7 +7,7 @@ all of them at once; when one refuses, its error is raised and what the others d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from cometmq.admin import topic_order
@@ -51,6 +51,7 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
+from cometmq.messaging.order import OrderedQueues
 from cometmq.messaging.topics import is_system
 from cometmq.model import FlushMode, MessageType, ReplicationMode
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
@@ -163,10 +164,14 @@ async def create_topic(
 
 
 async def put_topic(
-    connection: Connection, writers: Writers, wanted: common_pb2.TopicConfig
+    connection: Connection,
+    writers: Writers,
+    wanted: common_pb2.TopicConfig,
+    order: Sequence[OrderedQueues] | None = None,
 ) -> list[CreatedTopicView]:
-    """Give a topic these settings on the broker groups of ``writers``, and its order the queues
-    that it has then. As :func:`create_topic`.
+    """Give a topic these settings on the broker groups of ``writers``, and fix the queues of an
+    ordered one: those of ``order``, else as :func:`topic_order.follow` says. As
+    :func:`create_topic`.
     """
     request = broker_pb2.PutTopicRequest(topic=wanted)
     answers = await each(
@@ -179,7 +184,8 @@ async def put_topic(
         ),
     )
     await _routed(connection, {group: answer.topic for group, answer in answers.items()})
-    await topic_order.follow(connection, [answer.topic for answer in answers.values()])
+    put = [answer.topic for answer in answers.values()]
+    await topic_order.follow(connection, put, order, rebuild=wanted.is_ordered)
     return [
         CreatedTopicView(
             topic=answer.topic.name,

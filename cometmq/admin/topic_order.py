@@ -55,9 +55,16 @@ async def known(connection: Connection, name: str) -> list[OrderedQueues]:
     return [OrderedQueues(entry.broker_group, entry.queue_count) for entry in route.order]
 
 
-async def follow(connection: Connection, topics: Sequence[common_pb2.TopicConfig]) -> None:
-    """After a change of a topic, as its broker groups answered: the queues of an ordered one are
-    those that the broker groups have now; groups that are away keep theirs.
+async def follow(
+    connection: Connection,
+    topics: Sequence[common_pb2.TopicConfig],
+    wanted: Sequence[OrderedQueues] | None = None,
+    *,
+    rebuild: bool = False,
+) -> None:
+    """After a change of a topic, as its broker groups answered: fix the ``wanted`` queues. None:
+    those that were fixed stay so, in their order, as far as they are there. With ``rebuild``, or
+    where none were fixed: those that broker groups have now, and those of groups that are away.
     """
     name = topics[0].name
     before = await known(connection, name)
@@ -66,9 +73,13 @@ async def follow(connection: Connection, topics: Sequence[common_pb2.TopicConfig
             await forget(connection, name)
         return
     route = await connection.route(name)
-    counts = dict(before) | {
-        group.broker_group: group.topic.write_queue_count for group in route.groups
-    }
-    after = [OrderedQueues(group, count) for group, count in sorted(counts.items())]
+    counts = {group.broker_group: group.topic.write_queue_count for group in route.groups}
+    if wanted is not None:
+        after = list(wanted)
+    elif before and not rebuild:
+        after = [OrderedQueues(group, min(n, counts.get(group, n))) for group, n in before]
+    else:
+        every = sorted((dict(before) | counts).items())
+        after = [OrderedQueues(group, count) for group, count in every]
     if after != before:
         await fix(connection, name, after)

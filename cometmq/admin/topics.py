@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from cometmq.admin import ops, topic_order
 from cometmq.admin.connection import Connection, Writers, call, each_that_knows
 from cometmq.admin.views import AllocatedQueueView, CreatedTopicView, ShrunkTopicView
-from cometmq.client.rebalance import Allocation, allocate
-from cometmq.client.routing import readable_queues
 from cometmq.errors import GroupNotFound, InvalidRequest, TopicNotFound
 from cometmq.messaging.order import OrderedQueues
 from cometmq.v1 import broker_pb2, common_pb2
 
+ALLOCATIONS = ("average", "circle", "consistent_hash", "sticky")  # values of client.Allocation
 LOOK_AGAIN_S = 1.0
 DESCRIBED_AT_ONCE_MAX = 32  # groups
 
@@ -32,7 +31,10 @@ async def _described(
 
 
 async def update_topic(
-    connection: Connection, wanted: common_pb2.TopicConfig, broker_groups: tuple[str, ...] = ()
+    connection: Connection,
+    wanted: common_pb2.TopicConfig,
+    broker_groups: tuple[str, ...] = (),
+    order: Sequence[OrderedQueues] | None = None,
 ) -> list[CreatedTopicView]:
     """Change those settings of a topic that are given, on the broker groups that have it. Raises as
     :func:`ops.create_topic`, and TopicNotFound when none of them does.
@@ -40,7 +42,7 @@ async def update_topic(
     writers = await connection.writers(broker_groups)
     there = await _described(connection, wanted.name, broker_groups)
     having = {group: member for group, member in writers.items() if group in there}
-    return await ops.put_topic(connection, having, wanted)
+    return await ops.put_topic(connection, having, wanted, order)
 
 
 async def set_order(
@@ -55,10 +57,7 @@ async def set_order(
         if count > has:
             raise InvalidRequest(f"order: {group} has {has} queues for writers, not {count}")
     wanted = common_pb2.TopicConfig(name=name, is_ordered=bool(queues))
-    views = await update_topic(connection, wanted)
-    if queues:
-        await topic_order.fix(connection, name, queues)
-    return views
+    return await update_topic(connection, wanted, order=queues)
 
 
 # --- fewer queues -------------------------------------------------------------------------------
@@ -194,12 +193,18 @@ async def _lags(
 
 
 async def allocate_queues(
-    connection: Connection, name: str, client_ids: Sequence[str], strategy: Allocation
+    connection: Connection, name: str, client_ids: Sequence[str], strategy: str
 ) -> list[AllocatedQueueView]:
-    """Which of these clients would read which queue of a topic, as the members of a group."""
+    """Which of these clients would read which queue of a topic, as the members of a group.
+    ``strategy``: one of ALLOCATIONS.
+    """
+    # Here, because no other command wants the SDK, whose import takes 0.1 s.
+    from cometmq.client.rebalance import Allocation, allocate
+    from cometmq.client.routing import readable_queues
+
     queues = readable_queues(await connection.route(name))
     return [
         AllocatedQueueView(client_id, name, queue.broker_group, queue.queue_id)
         for client_id in sorted(set(client_ids))
-        for queue in allocate(strategy, client_id, client_ids, queues)
+        for queue in allocate(Allocation(strategy), client_id, client_ids, queues)
     ]

@@ -18,7 +18,6 @@ from cometmq.admin.views import (
     OrderView,
     ShrunkTopicView,
 )
-from cometmq.client.rebalance import Allocation
 from cometmq.messaging.order import parse
 from cometmq.model import FlushMode, MessageType, ReplicationMode
 from cometmq.v1 import common_pb2
@@ -176,7 +175,8 @@ def _add_order(group: click.Group) -> None:
 
         Messages with a key go to these queues also while a broker group is away: they wait for it.
         Every name server keeps the list. `topic update --ordered` makes it of the queues that the
-        topic has, and keeps it like them. Ends with status 3 when name servers differ.
+        topic has then; more queues join it by the same command. Ends with status 3 when name
+        servers differ.
 
         mqadmin: updateOrderConf.
         """
@@ -232,8 +232,8 @@ def _add_allocate(group: click.Group) -> None:
     )
     @click.option(
         "--allocation",
-        type=click.Choice([one.value for one in Allocation]),
-        default=Allocation.AVERAGE.value,
+        type=click.Choice(topics.ALLOCATIONS),
+        default=topics.ALLOCATIONS[0],
         show_default=True,
         help="How the members of a group divide the queues.",
     )
@@ -244,4 +244,4 @@ def _add_allocate(group: click.Group) -> None:
 
         Nothing changes. mqadmin: allocateMQ.
         """
-        return await topics.allocate_queues(connection, name, client_ids, Allocation(allocation))
+        return await topics.allocate_queues(connection, name, client_ids, allocation)

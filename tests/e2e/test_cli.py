@@ -104,6 +104,37 @@ def test_a_topic_from_birth_to_death(shell: Shell) -> None:
     assert shell.error("topic", "status", "Brief")["name"] == "TOPIC_NOT_FOUND"
 
 
+def test_a_topic_is_typed_ordered_and_shrunk(shell: Shell) -> None:
+    """Over a proved connection: the local cluster has a secret, which name servers want too."""
+    shell.json("topic", "create", "Kept", "--queues", "3", "--message-type", "fifo", "--ordered")
+    refused = shell.error("message", "send", "Kept", "x")
+    assert refused["name"] == "MESSAGE_TYPE_MISMATCH"
+    queues = shell.json("topic", "order", "Kept")
+    assert [(q["broker_group"], q["queue_count"]) for q in queues] == [("g1", 3), ("g2", 3)]
+    updated = shell.json("topic", "update", "Kept", "--message-type", "mixed")
+    settings = {(t["message_type"], t["is_ordered"], t["read_queue_count"]) for t in updated}
+    assert settings == {("mixed", True, 3)}
+    fixed = shell.json("topic", "order", "Kept", "--set", "g2:2;g1:3")
+    assert [(q["broker_group"], q["queue_count"]) for q in fixed] == [("g2", 2), ("g1", 3)]
+
+    shell.json("message", "send", "Kept", "x", "--queue", "g1/2")
+    shell.json("group", "create", "Behind")
+    shell.json("group", "reset-offset", "Behind", "Kept", "--to-first")
+    waits = shell.cometmq(
+        *("topic", "shrink", "Kept", "--queues", "1", "--timeout", "0", "--output", "json")
+    )
+    assert waits.returncode == 3
+    waiting = {row["broker_group"]: row["waiting"] for row in json.loads(waits.stdout)}
+    assert waiting == {"g1": {"Behind": 1}, "g2": {}}
+    assert "Behind" in json.loads(waits.stderr)["warning"]
+    shell.json("group", "skip", "Behind", "Kept")
+    shrunk = shell.json("topic", "shrink", "Kept", "--queues", "1")
+    assert {(t["read_queue_count"], t["write_queue_count"]) for t in shrunk} == {(1, 1)}
+    ids = ("--client-id", "b", "--client-id", "a")
+    rows = shell.json("topic", "allocate", "Kept", *ids)
+    assert [(r["client_id"], r["broker_group"]) for r in rows] == [("a", "g1"), ("b", "g2")]
+
+
 def test_a_message_there_and_back(shell: Shell) -> None:
     sent = shell.json(
         *("message", "send", "T", "first light", "--tag", "greeting"),

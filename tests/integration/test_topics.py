@@ -287,8 +287,18 @@ async def test_an_order_names_queues_that_are_there(tmp_path: Path) -> None:
         assert (view.is_ordered, view.read_queue_count, view.created) == (True, 2, False)
         more = common.TopicConfig(name="T", read_queue_count=4, write_queue_count=4)
         await topics.update_topic(connection, more)
-        route = await connection.route("T")
-        assert [(o.broker_group, o.queue_count) for o in route.order] == [("a", 4)]
+
+        async def fixed() -> list[tuple[str, int]]:
+            return [(o.broker_group, o.queue_count) for o in (await connection.route("T")).order]
+
+        assert await fixed() == [("a", 2)], "no key moves unless it is asked for"
+        await topics.update_topic(connection, wanted)
+        assert await fixed() == [("a", 4)]
+        away = [OrderedQueues("b", 2), OrderedQueues("a", 3)]
+        await topics.set_order(connection, "T", away)
+        fewer = common.TopicConfig(name="T", write_queue_count=1)
+        await topics.update_topic(connection, fewer)
+        assert await fixed() == [("b", 2), ("a", 1)], "in their order, as far as they are there"
 
 
 # --- fewer queues -------------------------------------------------------------------------------
@@ -381,6 +391,10 @@ async def test_shrinking_names_who_is_behind_and_goes_on_later(tmp_path: Path) -
             await shrink_topic(connection, Shrink("T", 3))
 
 
+def test_every_strategy_can_be_asked_for() -> None:
+    assert list(topics.ALLOCATIONS) == [one.value for one in Allocation]
+
+
 async def test_who_would_read_which_queue(tmp_path: Path) -> None:
     async with (
         running_namesrv(tmp_path) as namesrv,
@@ -388,7 +402,7 @@ async def test_who_would_read_which_queue(tmp_path: Path) -> None:
         running_broker(tmp_path, namesrv=(namesrv,), broker_group="g") as broker,
     ):
         await topics.update_topic(connection, (await broker.put_topic("T", 5)).topic)
-        rows = await topics.allocate_queues(connection, "T", ["b", "a"], Allocation.AVERAGE)
+        rows = await topics.allocate_queues(connection, "T", ["b", "a"], "average")
         assert [(r.client_id, r.queue_id) for r in rows] == [
             ("a", 0),
             ("a", 1),
