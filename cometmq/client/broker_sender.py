@@ -215,6 +215,8 @@ class BrokerSender:
                 request = request_of(
                     *item, self._namespace, checksum=checksum, in_order_after=after
                 )
+                if item[0] == 1:
+                    request.client_id = self._options.client_id
                 await write(call, request)
 
     async def _watch_answers(self) -> None:
@@ -266,6 +268,8 @@ class BrokerSender:
         if not self._paused:
             self._paused = True
             delay_s = self._refusals.next_s()
+            if error.retry_after_ms is not None:  # the broker knows
+                delay_s = error.retry_after_ms / 1000
             _log.info(
                 "batch refused for now",
                 extra=fields(broker_group=self.broker_group, error=error, again_s=delay_s),

@@ -66,6 +66,7 @@ def pull_request(
 ) -> broker_pb2.PullRequest:
     return broker_pb2.PullRequest(
         group=calls.wire_group,
+        client_id=calls.client_id,
         lock_number=lock_number,
         queue=calls.to_proto(queue),
         position=position_to_proto(position),
@@ -287,4 +288,7 @@ class Fetcher:
         if error.retry is Retry.NEVER:
             raise error
         _log.info("pull refused", extra=fields(**of(self.queue), error=error))
-        await self._calls.wait(self._failures.next_s())
+        wait_s = self._failures.next_s()
+        if error.retry_after_ms is not None:  # a quota: the broker knows when there is more of it
+            wait_s = error.retry_after_ms / 1000
+        await self._calls.wait(wait_s)

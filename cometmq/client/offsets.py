@@ -68,6 +68,7 @@ class BrokerCalls:
         self.wire_group = self.namespace.wire(group)
         self.keep = keep
         self.timeout_s = timeout_s
+        self.client_id = ""  # whose quota pulls count against
         self._connections = connections
         self._routes = routes
         self._sources = Sources(routes)

@@ -138,6 +138,10 @@ def new_client_id() -> str:
 class ProducerOptions:
     """Options of :class:`cometmq.client.Producer`."""
 
+    client_id: str = field(
+        default_factory=new_client_id,
+        metadata=_about("Whose send quotas count; default host@pid@random.", "clientId"),
+    )
     delivery_timeout_ms: int = _option(
         30_000,
         1,

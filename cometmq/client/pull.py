@@ -56,6 +56,7 @@ class PullConsumer(QueueCalls):
         super().__init__(
             namesrv, group, self._options, lambda topic: self._share.route_changed(topic)
         )
+        self._calls.client_id = self._options.client_id
         self._tasks = Tasks(f"pull consumer {group}")
         self._long_poller = LongPoller(
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms

@@ -79,6 +79,7 @@ class PushConsumer:
             message_filter(self._options.filter_hooks),
             namespace,
         )
+        self._calls.client_id = self._options.client_id
         self._long_poller = LongPoller(
             self._options.client_id,
             self._connections,

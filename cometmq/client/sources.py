@@ -15,6 +15,7 @@ from cometmq.errors import (
     BrokerDraining,
     BrokerStarting,
     CometError,
+    FlowControl,
     PeerUnavailable,
     PositionFenced,
     StoreFailed,
@@ -53,7 +54,7 @@ class Sources:
 
     def failed(self, member: Member, error: CometError) -> None:
         """What it was asked ended with this error."""
-        if isinstance(error, PositionFenced):
+        if isinstance(error, PositionFenced | FlowControl):
             return
         if is_writer(member):
             if not isinstance(error, _GONE):

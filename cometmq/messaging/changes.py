@@ -76,6 +76,14 @@ class TopicTyped:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicQuotaPut:
+    """How much each client may send to a topic that is there."""
+
+    topic: str
+    quota: Quota
+
+
+@dataclass(frozen=True, slots=True)
 class TopicDropped:
     """A topic is deleted, with its queues' histories and all that groups committed there."""
 
@@ -224,6 +232,7 @@ Change = (
     TopicPut
     | TopicReserved
     | TopicTyped
+    | TopicQuotaPut
     | TopicDropped
     | TopicSnapshot
     | QueuesCounted
@@ -479,6 +488,12 @@ _KINDS: dict[type[Change], _Kind] = {
         lambda f: TopicTyped(
             _str(f["n"]), MessageType[_str(f["t"])], _bool(f["o"]), _attributes(f["a"])
         ),
+    ),
+    TopicQuotaPut: _Kind(
+        "topic-quota",
+        frozenset("nq"),
+        lambda c: {"n": c.topic, "q": _quota_fields(c.quota)},
+        lambda f: TopicQuotaPut(_str(f["n"]), _quota(f["q"])),
     ),
     TopicDropped: _Kind(
         "topic-drop", frozenset("n"), lambda c: {"n": c.topic}, lambda f: TopicDropped(_str(f["n"]))

@@ -38,6 +38,7 @@ from cometmq.messaging.changes import (
     StreamsReached,
     TopicDropped,
     TopicPut,
+    TopicQuotaPut,
     TopicReserved,
     TopicSnapshot,
     TopicTyped,
@@ -50,6 +51,7 @@ from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
+from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
 from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
@@ -103,6 +105,9 @@ class BrokerState:
         self.topics = TopicTable(topics_max)
         self.generations = GenerationTable()
         self.groups: dict[str, GroupSettings] = {}
+        # What each client may send, by topic, and read, by group; those with a limit only.
+        self.send_quotas: dict[str, Quota] = {}
+        self.read_quotas: dict[str, Quota] = {}
         self.groups_max = groups_max
         self.offsets = OffsetTable()
         self.streams = StreamTable()  # takes what producers send, as `offsets` takes commits
@@ -137,6 +142,22 @@ class BrokerState:
         if TopicTyped.of(config) != TopicTyped.of(before):
             changes.append(TopicTyped.of(config))
         return changes
+
+    def plan_quota(self, topic: str, quota: Quota) -> list[TopicQuotaPut]:
+        """What has to be added when each client may send so much to a topic that is there.
+        InvalidRequest.
+        """
+        check_quota("send_quota", quota)
+        if quota == self.send_quotas.get(topic, NO_QUOTA):
+            return []
+        return [TopicQuotaPut(topic, quota)]
+
+    def is_metered(self, topic: str) -> bool:
+        """Whether a group whose clients have a quota reads the topic."""
+        return any(
+            any(topic == name for name, _ in self.offsets.of_group(group))
+            for group in self.read_quotas
+        )
 
     def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
         """The change that deletes a topic.
@@ -215,6 +236,8 @@ class BrokerState:
         self.topics = other.topics
         self.generations = other.generations
         self.groups = other.groups
+        self.send_quotas = other.send_quotas
+        self.read_quotas = other.read_quotas
         self.offsets = other.offsets
         self.delays = other.delays
         self.streams = other.streams
@@ -267,9 +290,12 @@ class BrokerState:
         | MessagesResent
         | QueuesLocked
         | QueuesUnlocked
-        | OffsetsReset,
+        | OffsetsReset
+        | TopicQuotaPut,
     ) -> None:
         match change:
+            case TopicQuotaPut(topic, quota):
+                self._limit_topic(topic, quota)
             case OffsetsReset(number, commits):
                 self._reset(number, commits)
             case QueuesLocked(run):
@@ -305,8 +331,16 @@ class BrokerState:
             )
         self.topics.put(changed)
 
+    def _limit_topic(self, topic: str, quota: Quota) -> None:
+        if topic not in self.topics:
+            raise StoreDamaged(f"a quota is given to the topic {topic}, which is not there")
+        self.send_quotas.pop(topic, None)
+        if quota:
+            self.send_quotas[topic] = quota
+
     def _drop_topic(self, topic: str) -> None:
         self.topics.drop(topic)
+        self.send_quotas.pop(topic, None)
         self.generations.drop(topic)
         self.offsets.forget_topic(topic)
         self.locks.forget_topic(topic)
@@ -332,8 +366,12 @@ class BrokerState:
                         f"a policy is given to the consumer group {group}, which is not there"
                     )
                 self.groups[group] = replace(known, policy=policy)
+                self.read_quotas.pop(group, None)
+                if policy.read_quota:
+                    self.read_quotas[group] = policy.read_quota
             case GroupDropped(group):
                 self.groups.pop(group, None)
+                self.read_quotas.pop(group, None)
                 self.offsets.forget_group(group)
                 self.locks.forget_group(group)
                 self.resets.forget_group(group)
@@ -364,6 +402,8 @@ class BrokerState:
         for config in self.topics:
             yield TopicSnapshot(config.plain(), self.generations.topic(config.name))
             yield from extras_of(config)
+            if quota := self.send_quotas.get(config.name):
+                yield TopicQuotaPut(config.name, quota)
             if next_offset_of is not None:
                 yield from self._counted(config.name, next_offset_of)
         for name in sorted(self.groups):
@@ -435,6 +475,9 @@ class BrokerState:
         for topic, queue_id in self.generations.queues():
             assert topic in self.topics
             assert self.generations.of(topic, queue_id).current <= self.generations.last
+        assert self.send_quotas.keys() <= {config.name for config in self.topics}
+        policies = {name: one.policy.read_quota for name, one in self.groups.items()}
+        assert self.read_quotas == {name: quota for name, quota in policies.items() if quota}
         for commit in self.offsets:
             history = self.generations.of(commit.topic, commit.queue_id)
             assert history.born <= commit.position.generation <= history.current, commit

@@ -66,11 +66,16 @@ def from_proto(proto: common_pb2.Error) -> CometError:
     segment = proto.segment if proto.HasField("segment") else None
     fence = (proto.fence.generation, proto.fence.offset) if proto.HasField("fence") else None
     epoch = proto.epoch if proto.HasField("epoch") else None
+    retry_after_ms = proto.retry_after_ms if proto.HasField("retry_after_ms") else None
     kind = CATALOGUE.get(proto.code)
     if kind is not None:
-        return kind(proto.message, segment=segment, fence=fence, epoch=epoch)
+        return kind(
+            proto.message, segment=segment, fence=fence, epoch=epoch, retry_after_ms=retry_after_ms
+        )
     text = f"{proto.name} ({proto.code}): {proto.message} {proto.advice}"
-    return _unknown_error(proto.retry)(text, segment=segment, fence=fence)
+    return _unknown_error(proto.retry)(
+        text, segment=segment, fence=fence, retry_after_ms=retry_after_ms
+    )
 
 
 @functools.cache

@@ -471,6 +471,7 @@ class SendStreamRequest(_message.Message):
     RECORDS_CRC32_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     IN_ORDER_AFTER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """Chosen by the client, higher by one for each batch of the stream, from 1; answered with the result. Any other is refused
     (INVALID_REQUEST) and stores nothing: the number that was due stays due.
@@ -487,6 +488,8 @@ class SendStreamRequest(_message.Message):
     one was, the batch is refused (BATCH_OUT_OF_ORDER): send everything from the refused one on again, in order, with its number here.
     Absent = the batch is stored whatever became of those before it.
     """
+    client_id: _builtins.str
+    """Whose quota the batch counts against: at most 255 printable characters, in the first request of the stream, and kept for the others; empty = that of the caller's address."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """What the records are, in their order; covers all of them. 1 to 1,024."""
@@ -499,10 +502,11 @@ class SendStreamRequest(_message.Message):
         records_crc32: _builtins.int | None = ...,
         segments: _abc.Iterable[Global___Segment] | None = ...,
         in_order_after: _builtins.int | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "in_order_after", b"in_order_after", "records_crc32", b"records_crc32"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "in_order_after", b"in_order_after", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after", "_records_crc32", b"_records_crc32", "batch_id", b"batch_id", "client_id", b"client_id", "in_order_after", b"in_order_after", "records", b"records", "records_crc32", b"records_crc32", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_order_after: _TypeAlias = _typing.Literal["in_order_after"]  # noqa: Y015
     _WhichOneofArgType__in_order_after: _TypeAlias = _typing.Literal["_in_order_after", b"_in_order_after"]  # noqa: Y015
@@ -753,6 +757,9 @@ class SendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """Whose quota the call counts against: at most 255 printable characters; empty = that of the caller's address."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutgoingMessage]:
         """1 to 1,024 messages, at most 4 MiB together."""
@@ -761,10 +768,11 @@ class SendRequest(_message.Message):
         self,
         *,
         messages: _abc.Iterable[Global___OutgoingMessage] | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -851,6 +859,7 @@ class PullRequest(_message.Message):
     FORM_FIELD_NUMBER: _builtins.int
     LOCK_NUMBER_FIELD_NUMBER: _builtins.int
     COMMIT_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """Consumer group that reads, for metrics; may be empty."""
     max_count: _builtins.int
@@ -863,6 +872,8 @@ class PullRequest(_message.Message):
     """The number of the queue's lock, of a client that consumes in order: refused (QUEUE_LOCKED) when another client has locked
     the queue since. 0 = the client has no lock, and none is asked for.
     """
+    client_id: _builtins.str
+    """Whose quota the answer counts against: at most 255 printable characters; empty = that of the caller's address."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue to read."""
@@ -894,10 +905,11 @@ class PullRequest(_message.Message):
         form: Global___MessageForm.ValueType = ...,
         lock_number: _builtins.int = ...,
         commit: Global___OffsetCommit | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "filter", b"filter", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "filter", b"filter", "form", b"form", "group", b"group", "lock_number", b"lock_number", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "commit", b"commit", "filter", b"filter", "form", b"form", "group", b"group", "lock_number", b"lock_number", "max_bytes", b"max_bytes", "max_count", b"max_count", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2086,18 +2098,24 @@ class PutTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    SEND_QUOTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> _common_pb2.TopicConfig:
         """The wanted settings."""
+
+    @_builtins.property
+    def send_quota(self) -> Global___Quota:
+        """What each client may send to the topic; absent = as it was, or no limit for a new topic."""
 
     def __init__(
         self,
         *,
         topic: _common_pb2.TopicConfig | None = ...,
+        send_quota: Global___Quota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2111,21 +2129,27 @@ class PutTopicResponse(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    SEND_QUOTA_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
     """True when the topic is new."""
     @_builtins.property
     def topic(self) -> _common_pb2.TopicConfig:
         """The settings that now hold."""
 
+    @_builtins.property
+    def send_quota(self) -> Global___Quota:
+        """What each client may send."""
+
     def __init__(
         self,
         *,
         topic: _common_pb2.TopicConfig | None = ...,
         created: _builtins.bool = ...,
+        send_quota: Global___Quota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2283,6 +2307,7 @@ class DescribeTopicResponse(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUES_FIELD_NUMBER: _builtins.int
+    SEND_QUOTA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> _common_pb2.TopicConfig:
         """The topic's settings."""
@@ -2291,15 +2316,20 @@ class DescribeTopicResponse(_message.Message):
     def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueStatus]:
         """By queue number."""
 
+    @_builtins.property
+    def send_quota(self) -> Global___Quota:
+        """What each client may send."""
+
     def __init__(
         self,
         *,
         topic: _common_pb2.TopicConfig | None = ...,
         queues: _abc.Iterable[Global___QueueStatus] | None = ...,
+        send_quota: Global___Quota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues", "send_quota", b"send_quota", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

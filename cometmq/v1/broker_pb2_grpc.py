@@ -141,7 +141,7 @@ class BrokerServiceServicer:
 
     def Pull(self, request, context):
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
         that may not read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

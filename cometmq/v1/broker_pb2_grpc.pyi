@@ -54,7 +54,7 @@ class BrokerServiceStub:
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
     that may not read. Deadline 3 s.
     """
     JoinGroup: _grpc.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]
@@ -145,7 +145,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
     that may not read. Deadline 3 s.
     """
     JoinGroup: _aio.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]  # type: ignore[assignment]
@@ -251,7 +251,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PullResponse, _abc.Awaitable[_broker_pb2.PullResponse]]:
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED. NO_PERMISSION also of a group
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
         that may not read. Deadline 3 s.
         """
 

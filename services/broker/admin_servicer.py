@@ -9,6 +9,7 @@ from cometmq.member.rpc.admin_servicer import AdminReadServicer, Context
 from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.groups import GroupSettings, check_name
+from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
@@ -82,8 +83,22 @@ class BrokerAdminServicer(AdminReadServicer):
         config = convert.topic(request.topic, before or self._new_topic)
         if config != before:
             self._check_reserve(config.reserve_time_ms)
+        quota = self._send_quota(request)
         created = await self._keeper.put_topic(config)
-        return broker_pb2.PutTopicResponse(topic=convert.topic_proto(config), created=created)
+        await self._keeper.put_quota(config.name, quota)
+        return broker_pb2.PutTopicResponse(
+            topic=convert.topic_proto(config),
+            created=created,
+            send_quota=convert.quota_proto(quota),
+        )
+
+    def _send_quota(self, request: broker_pb2.PutTopicRequest) -> Quota:
+        """What is asked for, else what holds."""
+        if not request.HasField("send_quota"):
+            return self._state.send_quotas.get(request.topic.name, NO_QUOTA)
+        wanted = convert.quota(request.send_quota)
+        check_quota("send_quota", wanted)
+        return wanted
 
     def _check_reserve(self, reserve_time_ms: int) -> None:
         if reserve_time_ms > self._reserved_ms:

@@ -58,12 +58,11 @@ class GroupCoordinator(GroupReads):
         *,
         auto_create_groups: bool,
     ) -> None:
-        super().__init__(keeper.state, reader, groups.table, selector)
+        super().__init__(keeper.state, reader, groups.table, selector, clock)
         self._keeper = keeper
         self._storage = storage
         self._groups = groups
         self._creations = creations
-        self._clock = clock
         self._auto_create_groups = auto_create_groups
         self._since_s = clock.monotonic_s()
         # When groups last had a member or a commit; of those that are there.

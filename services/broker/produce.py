@@ -21,6 +21,7 @@ from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
+from cometmq.messaging.quotas import Account, QuotaTable
 from cometmq.messaging.topics import check_type
 from cometmq.model import MessageType, SendStatus, TopicConfig
 from cometmq.native import crc32
@@ -112,6 +113,7 @@ class ProduceHandler:
         self._store_host = store_host
         self._observer = observer
         self._clock = clock
+        self._quotas = QuotaTable("of sends to topic")
         self._creations = Buckets(
             policy.topic_creations_max,
             policy.topic_creation_interval_s,
@@ -130,13 +132,16 @@ class ProduceHandler:
         claims: Sequence[Claim],
         born_host: bytes,
         checksum: int | None = None,
+        *,
+        client_id: str = "",
     ) -> Accepted:
         """Append a batch whole, or raise what is wrong with it; one that is stored already is not
-        stored again. Creates missing topics where that is allowed.
+        stored again. Creates missing topics where that is allowed. ``client_id``: whose quota it
+        counts against; empty: that of the sender's address.
         """
         while True:
             try:
-                return self.append(records, claims, born_host, checksum)
+                return self.append(records, claims, born_host, checksum, client_id=client_id)
             except (TopicNotFound, ScheduleTopicMissing) as missing:
                 await self.create_missing(missing, claims, born_host)
 
@@ -193,6 +198,7 @@ class ProduceHandler:
         checksum: int | None = None,
         *,
         has_ids: bool = True,
+        client_id: str = "",
     ) -> Accepted:
         """As :meth:`take`, at once: raises TopicNotFound and ScheduleTopicMissing for what
         :meth:`create_missing` creates. ``has_ids`` False: its sender has not numbered the messages.
@@ -208,6 +214,9 @@ class ProduceHandler:
             known = self._known(ids, records, segments, came_s)
             if known is not None:
                 return known
+        is_metered = self._keeper.state.send_quotas and self._check_quotas(
+            claims, client_id or address_of_host(born_host), came_s
+        )
         self._storage.check_room(len(records))
         for_copies = any(segment.ack_demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
@@ -225,9 +234,36 @@ class ProduceHandler:
             self._observer.acknowledged(appended_s)
         else:
             self._track(ticket.acked, len(records), for_copies, came_s)
+        if is_metered:
+            client = client_id or address_of_host(born_host)
+            self._use_quotas(claims, ticket.appended.segment_bytes, client, came_s)
         for claim, size_bytes in zip(claims, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
         return Accepted(ticket, came_s + self._patience_s(ticket.demands), record_count)
+
+    def _check_quotas(self, claims: Sequence[Claim], client: str, now_s: float) -> bool:
+        """Whether any topic of the batch has a quota. FlowControl: the client has used it up."""
+        metered = [
+            (index, claim.topic)
+            for index, claim in enumerate(claims)
+            if claim.topic in self._keeper.state.send_quotas
+        ]
+        for index, topic in metered:
+            try:
+                self._quotas.check(Account(topic, client), now_s)
+            except FlowControl as error:
+                error.segment = index
+                raise
+        return bool(metered)
+
+    def _use_quotas(
+        self, claims: Sequence[Claim], sizes: Sequence[int], client: str, now_s: float
+    ) -> None:
+        for claim, size_bytes in zip(claims, sizes, strict=True):
+            quota = self._keeper.state.send_quotas.get(claim.topic)
+            if quota is not None:
+                account = Account(claim.topic, client)
+                self._quotas.take(account, quota, claim.record_count, size_bytes, now_s)
 
     def _known(
         self, ids: Ids, records: bytes, segments: Sequence[Segment], came_s: float

@@ -44,6 +44,7 @@ class _Call(NamedTuple):
     known: Mapping[int, Record]  # those that are stored already, by their numbers
     new: Sequence[int]  # the numbers of the others
     born_host: bytes
+    client_id: str
 
 
 class SendCalls:
@@ -64,10 +65,14 @@ class SendCalls:
         self._clock = clock
 
     async def send(
-        self, messages: Sequence[broker_pb2.OutgoingMessage], born_host: bytes
+        self,
+        messages: Sequence[broker_pb2.OutgoingMessage],
+        born_host: bytes,
+        client_id: str = "",
     ) -> SentCall:
         """Stores the messages that are not stored yet, all of them or none, and answers for all.
-        Raises what is wrong with a message, its number as ``segment``.
+        Raises what is wrong with a message, its number as ``segment``. ``client_id``: whose quota
+        they count against; empty: that of the sender's address.
         """
         self._encoder.check_count(len(messages))
         _check_ids(messages)
@@ -75,7 +80,7 @@ class SendCalls:
             # Looked up each time: others may have sent them while a topic was created.
             known = self._known(messages, born_host) if self._produce.dedup else {}
             new = [number for number in range(len(messages)) if number not in known]
-            call = _Call(messages, known, new, born_host)
+            call = _Call(messages, known, new, born_host, client_id)
             batch = self._encode(call) if new else None
             try:
                 return await self._answer(call, batch, self._append(call, batch))
@@ -102,8 +107,15 @@ class SendCalls:
         """What is known already, then what is new. Nothing waits here."""
         accepted = [self._take_known(call)] if call.known else []
         if batch is not None:
-            append = self._produce.append
-            accepted.append(append(batch.records, batch.claims, call.born_host, has_ids=False))
+            accepted.append(
+                self._produce.append(
+                    batch.records,
+                    batch.claims,
+                    call.born_host,
+                    has_ids=False,
+                    client_id=call.client_id,
+                )
+            )
         return accepted
 
     async def _answer(

@@ -138,6 +138,7 @@ class BrokerServicer(ReadServicer):
     ) -> None:
         next_id = 1
         order = SendOrder()
+        client_id = ""
         try:
             while True:
                 await room.acquire()
@@ -146,7 +147,8 @@ class BrokerServicer(ReadServicer):
                     return
                 if request.batch_id == next_id:
                     next_id += 1
-                    taken = await self._take_in_order(request, order, born_host)
+                    client_id = request.client_id or client_id
+                    taken = await self._take_in_order(request, order, born_host, client_id)
                 else:  # lost, sent twice, or out of order
                     taken = InvalidRequest(f"batch_id: the next is {next_id}")
                 if isinstance(taken, CometError):
@@ -156,27 +158,35 @@ class BrokerServicer(ReadServicer):
             answers.put_nowait(None)
 
     async def _take_in_order(
-        self, request: broker_pb2.SendStreamRequest, order: SendOrder, born_host: bytes
+        self,
+        request: broker_pb2.SendStreamRequest,
+        order: SendOrder,
+        born_host: bytes,
+        client_id: str,
     ) -> Accepted | CometError:
         if not request.HasField("in_order_after"):
-            return await self._take(request, born_host)
+            return await self._take(request, born_host, client_id)
         try:
             order.check(request.in_order_after)
         except BatchOutOfOrder as error:
             return error
-        taken = await self._take(request, born_host)
+        taken = await self._take(request, born_host, client_id)
         if isinstance(taken, CometError) or taken.is_partial:
             order.refused(request.batch_id)
         return taken
 
     async def _take(
-        self, request: broker_pb2.SendStreamRequest, born_host: bytes
+        self, request: broker_pb2.SendStreamRequest, born_host: bytes, client_id: str
     ) -> Accepted | CometError:
         checksum = request.records_crc32 if request.HasField("records_crc32") else None
         try:
             self._gate.check()
             claims = [_claim(segment) for segment in request.segments]
-            return await self._produce.take(request.records, claims, born_host, checksum)
+            if client_id:
+                check_client_id(client_id)
+            return await self._produce.take(
+                request.records, claims, born_host, checksum, client_id=client_id
+            )
         except CometError as error:
             return error
 
@@ -220,7 +230,10 @@ class BrokerServicer(ReadServicer):
         self, request: broker_pb2.SendRequest, context: Context
     ) -> broker_pb2.SendResponse:
         try:
-            call = await self._send_calls.send(request.messages, host_of_peer(context.peer()))
+            if request.client_id:
+                check_client_id(request.client_id)
+            born_host = host_of_peer(context.peer())
+            call = await self._send_calls.send(request.messages, born_host, request.client_id)
         except CometError as error:
             self._metrics.batches_refused.labels(error.name()).inc()
             raise

@@ -165,7 +165,7 @@ class _Parts:
             # Of the followers this one knows only itself.
             lambda: [ReadReplica(config.member_id, following.behind_bytes)],
         )
-        groups = GroupReads(core.state, core.reader, core.members, selector)
+        groups = GroupReads(core.state, core.reader, core.members, selector, context.clock)
         clients = ReadServicer(identity, core.reader, groups, metrics, self._described)
         members = FollowerServicer(context, core, groups, clients.Pull, elector)
         self.servicers = Servicers(clients, AdminReadServicer(core, groups), members)

@@ -324,3 +324,27 @@ async def test_a_take_over_carries_producers_and_consumers_on(tmp_path: Path) ->
 
         await until_async(committed)
     assert sorted(set(listener.bodies)) == sorted(bodies)
+
+
+async def test_a_follower_keeps_clients_to_their_quota_of_reads(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        await on.send(*[b"x"] * 20)
+        settings = pb.GroupSettings(group="G", read_quota=pb.Quota(messages_per_s=2))
+        await on.writer.client.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+
+        async def knows_the_group() -> bool:
+            listed = await on.follower.client.admin.ListGroups(pb.ListGroupsRequest())
+            return [*listed.groups] == ["G"]
+
+        await until_async(knows_the_group)
+
+        def pull() -> Any:
+            queue = common_pb2.QueueRef(topic="T")
+            request = pb.PullRequest(group="G", client_id="a", queue=queue, max_count=10)
+            return on.follower.client.stub.Pull(request)
+
+        assert (await pull()).count == 10
+        refused = await refusal(pull())
+        assert isinstance(refused, errors.FlowControl)
+        assert refused.retry_after_ms is not None
+        assert 3_000 < refused.retry_after_ms <= 4_000

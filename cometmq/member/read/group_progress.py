@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cometmq.clock import Clock
 from cometmq.errors import GroupNotFound, NoPermission
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.groups import MemberTable, check_name
+from cometmq.messaging.quotas import NO_QUOTA, Account, QuotaTable
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey
 
@@ -27,8 +29,15 @@ class GroupReads:
     """
 
     def __init__(
-        self, state: BrokerState, reader: Reader, members: MemberTable, selector: ReplicaSelector
+        self,
+        state: BrokerState,
+        reader: Reader,
+        members: MemberTable,
+        selector: ReplicaSelector,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
+        self._quotas = QuotaTable("of reads of group")
         self._selector = selector
         self._state = state
         self._reader = reader
@@ -58,6 +67,24 @@ class GroupReads:
             raise NoPermission(f"group {group} may not read (consume_enable)")
         if lock_number:
             self._state.locks.check_pull(group, (topic, queue_id), lock_number)
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether the clients of any group have a quota."""
+        return bool(self._state.read_quotas)
+
+    def check_quota(self, group: str, client: str) -> bool:
+        """Whether the group's clients have a quota. FlowControl: this one has used it up."""
+        if group not in self._state.read_quotas:
+            return False
+        self._quotas.check(Account(group, client), self._clock.monotonic_s())
+        return True
+
+    def use_quota(self, group: str, client: str, count: int, size_bytes: int) -> None:
+        """The client got so many messages and bytes."""
+        quota = self._state.read_quotas.get(group, NO_QUOTA)
+        now_s = self._clock.monotonic_s()
+        self._quotas.take(Account(group, client), quota, count, size_bytes, now_s)
 
     def known_or_empty(self, group: str) -> str:
         """The group's name if it exists, for metrics: a label must not be what a client made up."""

@@ -279,6 +279,8 @@ class Reader:
         count, store = end - first, self._storage.store
         if not 0 < count <= inline_messages.COUNT_MAX:
             return None
+        if self._state.read_quotas and self._state.is_metered(topic):
+            return None  # a pull counts what a client gets
         try:
             self._state.topics.for_read(topic, queue_id)
             units = store.read_units(topic, queue_id, first, count, nowait=True)

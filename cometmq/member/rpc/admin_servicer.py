@@ -11,6 +11,7 @@ from cometmq.member.rpc import convert
 from cometmq.member.rpc.broker_servicer import not_writer
 from cometmq.member.rpc.offset_snapshot import PIECE_ROWS_MAX, OffsetSnapshot, queue_proto
 from cometmq.messaging.groups import check_name
+from cometmq.messaging.quotas import NO_QUOTA
 from cometmq.messaging.resends import ResentKey
 from cometmq.model import DLQ_PREFIX
 from cometmq.telemetry import version
@@ -105,6 +106,7 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         return broker_pb2.DescribeTopicResponse(
             topic=convert.topic_proto(config),
             queues=[await self._queue(config.name, queue_id) for queue_id in range(count)],
+            send_quota=convert.quota_proto(self._state.send_quotas.get(config.name, NO_QUOTA)),
         )
 
     async def _queue(self, topic: str, queue_id: int) -> broker_pb2.QueueStatus:

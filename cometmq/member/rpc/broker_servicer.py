@@ -13,8 +13,10 @@ from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.read.reader import PullQuery, Reader
 from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.rpc import convert
+from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.groups import check_name as check_group_name
 from cometmq.rpc.interceptors import to_proto
+from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2, broker_pb2_grpc, common_pb2, namesrv_pb2
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
@@ -57,6 +59,7 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self._group_reads.check_read(
             request.group, request.queue.topic, request.queue.queue_id, request.lock_number
         )
+        is_metered = self._group_reads.has_quotas and self._check_quota(request, context)
         form = convert.form(request.form)
         query = PullQuery(
             request.queue.topic,
@@ -68,6 +71,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             convert.filter_program(request.filter),
         )
         answer = await self._reader.pull(query, context.room)
+        if is_metered:
+            self._group_reads.use_quota(
+                request.group, _client_of(request, context), answer.count, len(answer.records)
+            )
         known_group = self._group_reads.known_or_empty(request.group)
         self._metrics.pull_answered(query.topic, known_group, answer.count, answer.records)
         response = convert.pull_proto(answer, self._identity.broker_group, form)
@@ -76,6 +83,11 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
             response.suggested_member_id = suggested
             self._metrics.pulls_suggested.inc()
         return response
+
+    def _check_quota(self, request: broker_pb2.PullRequest, context: Context) -> bool:
+        if request.client_id:
+            check_client_id(request.client_id)
+        return self._group_reads.check_quota(request.group, _client_of(request, context))
 
     async def QueryQueues(
         self, request: broker_pb2.QueryQueuesRequest, context: Context
@@ -178,6 +190,10 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
         self, request: broker_pb2.SendBackRequest, context: Context
     ) -> broker_pb2.SendBackResponse:
         raise not_writer(self._identity)
+
+
+def _client_of(request: broker_pb2.PullRequest, context: Context) -> str:
+    return request.client_id or address_of(context.peer())
 
 
 def _offset_by_time(

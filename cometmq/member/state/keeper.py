@@ -28,6 +28,7 @@ from cometmq.messaging.changes import (
 )
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.groups import GroupSettings, check_name
+from cometmq.messaging.quotas import Quota
 from cometmq.messaging.state import (
     STATE_QUEUE_ID,
     STATE_TOPIC,
@@ -163,6 +164,16 @@ class StateKeeper:
                 await self._commit(put, *self.state.plan_extras(config), until_s=until_s)
                 self._on_topics()
             return created
+
+    @to_its_end
+    async def put_quota(self, topic: str, quota: Quota) -> None:
+        """Let each client send so much to a topic. TopicNotFound; raises what ``plan_quota``
+        raises.
+        """
+        async with self._one_at_a_time:
+            self.state.topics.get(topic)
+            if changes := self.state.plan_quota(topic, quota):
+                await self._commit(*changes)
 
     @to_its_end
     async def drop_topic(self, topic: str, *, by_system: bool = False) -> None:

@@ -127,6 +127,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
     "topic-reserve": {"n": _is_name, "t": _count},
     "topic-type": {"n": _is_name, "t": _is_type, "o": _is_bool, "a": _are_attributes},
+    "topic-quota": {"n": _is_name, "q": lambda value: _is_counts(value, 2)},
     "topic-drop": {"n": _is_name},
     "topic-copy": {**_SETTINGS, "h": _is_list_of(_is_history)},
     "queues": {"n": _is_name, "o": _is_list_of(_offset)},
@@ -233,6 +234,7 @@ class State:
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, Json] = field(default_factory=dict)
     policies: dict[str, Json] = field(default_factory=dict)
+    quotas: dict[str, list[int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
@@ -283,7 +285,14 @@ class State:
         topic.message_type, topic.is_ordered = change["t"], change["o"]
         topic.attributes = change["a"]
 
+    def _topic_quota(self, change: Json, place: object) -> None:
+        expect(change["n"] in self.topics, place, f"topic {change['n']} is not there")
+        self.quotas[change["n"]] = change["q"]
+        if change["q"] == [0, 0]:
+            del self.quotas[change["n"]]
+
     def _topic_drop(self, change: Json, place: object) -> None:
+        self.quotas.pop(change["n"], None)
         expect(change["n"] in self.topics, place, f"topic {change['n']} is not there to be deleted")
         del self.topics[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[1] != change["n"]}
@@ -448,6 +457,7 @@ def expect_copy(replicated: State, running: State, place: object) -> None:
     """
     expect(replicated.topics == running.topics, place, "the copy has other topics than the changes")
     expect(replicated.groups == running.groups, place, "the copy has other groups than the changes")
+    expect(replicated.quotas == running.quotas, place, "the copy has other quotas")
     expect(replicated.policies == running.policies, place, "the copy has other group policies")
     same = replicated.generation == running.generation
     expect(same, place, f"counter {replicated.generation}, not {running.generation}")

@@ -18,6 +18,7 @@ from cometmq.messaging.changes import (
     QueuesUnlocked,
     TopicDropped,
     TopicPut,
+    TopicQuotaPut,
     TopicReserved,
     TopicSnapshot,
     TopicTyped,
@@ -104,6 +105,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(
         TopicTyped, NAMES, st.sampled_from(MessageType), st.booleans(), st.sampled_from(ATTRIBUTES)
     ),
+    st.builds(TopicQuotaPut, NAMES, QUOTAS),
     st.builds(TopicDropped, NAMES),
     st.builds(TopicSnapshot, CONFIGS, st.lists(histories(), max_size=4).map(tuple)),
     st.builds(QueuesCounted, NAMES, st.lists(OFFSETS, max_size=4).map(tuple)),

@@ -29,6 +29,7 @@ from cometmq.messaging.changes import (
     StreamsReached,
     TopicDropped,
     TopicPut,
+    TopicQuotaPut,
     TopicReserved,
     TopicSnapshot,
     TopicTyped,
@@ -63,6 +64,9 @@ GOLDEN: dict[str, Change] = {
     '{"k":"topic-reserve","n":"orders","t":3600000}': TopicReserved("orders", 3_600_000),
     '{"k":"topic-type","n":"orders","t":"FIFO","o":true,"a":{"cleanup.policy":"DELETE"}}': (
         TopicTyped("orders", MessageType.FIFO, True, (("cleanup.policy", "DELETE"),))
+    ),
+    '{"k":"topic-quota","n":"orders","q":[1000,1048576]}': (
+        TopicQuotaPut("orders", Quota(1_000, 1_048_576))
     ),
     '{"k":"topic-drop","n":"orders"}': TopicDropped("orders"),
     '{"k":"topic-copy","n":"bills","r":2,"w":2,"p":6,"f":1,"h":[[[7,0],[9,500]],[[7,0]]]}': (

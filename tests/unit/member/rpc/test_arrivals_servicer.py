@@ -11,6 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cometmq.clock import SystemClock
 from cometmq.format.queueunit import iterate
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.group_progress import GroupReads
@@ -57,7 +58,7 @@ class Watched:
         self.registry = CollectorRegistry()
         metrics = MemberMetrics(self.registry, "c", "g1")
         adviser = ReplicaSelector(False, 40.0, list)
-        groups = GroupReads(member.state, member.reader, MemberTable(10), adviser)
+        groups = GroupReads(member.state, member.reader, MemberTable(10), adviser, SystemClock())
         storage = member.storage
         counts = ArrivalCounts(metrics, groups, member.state)
         self.servicer = ArrivalsServicer(
