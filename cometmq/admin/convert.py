@@ -46,7 +46,15 @@ def message_type_name(number: int) -> str:
     return MessageType(number or MessageType.UNSPECIFIED.value).name.lower()
 
 
-def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
+def quota_text(quota: broker_pb2.Quota) -> str:
+    """As options take it; empty: there is no limit."""
+    limits = (quota.messages_per_s, quota.bytes_per_s)
+    return "{}/{}".format(*limits) if any(limits) else ""
+
+
+def topic_view(
+    topic: common_pb2.TopicConfig, broker_group: str, send_quota: broker_pb2.Quota
+) -> TopicView:
     return TopicView(
         topic=topic.name,
         broker_group=broker_group,
@@ -58,6 +66,7 @@ def topic_view(topic: common_pb2.TopicConfig, broker_group: str) -> TopicView:
         reserve_time_ms=topic.reserve_time_ms,
         message_type=message_type_name(topic.message_type),
         is_ordered=topic.is_ordered,
+        send_quota=quota_text(send_quota),
     )
 
 

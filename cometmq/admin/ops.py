@@ -25,6 +25,7 @@ from cometmq.admin.convert import (
     flush_mode_name,
     message_type_name,
     permission_name,
+    quota_text,
     replication_mode_name,
     role_name,
     topic_view,
@@ -168,12 +169,13 @@ async def put_topic(
     writers: Writers,
     wanted: common_pb2.TopicConfig,
     order: Sequence[OrderedQueues] | None = None,
+    send_quota: broker_pb2.Quota | None = None,
 ) -> list[CreatedTopicView]:
     """Give a topic these settings on the broker groups of ``writers``, and fix the queues of an
-    ordered one: those of ``order``, else as :func:`topic_order.follow` says. As
-    :func:`create_topic`.
+    ordered one: those of ``order``, else as :func:`topic_order.follow` says. ``send_quota`` None:
+    as it is. As :func:`create_topic`.
     """
-    request = broker_pb2.PutTopicRequest(topic=wanted)
+    request = broker_pb2.PutTopicRequest(topic=wanted, send_quota=send_quota)
     answers = await each(
         writers,
         lambda member: call(
@@ -198,10 +200,18 @@ async def put_topic(
             reserve_time_ms=answer.topic.reserve_time_ms,
             message_type=message_type_name(answer.topic.message_type),
             is_ordered=answer.topic.is_ordered,
+            send_quota=quota_text(answer.send_quota),
             created=answer.created,
         )
         for group, answer in answers.items()
     ]
+
+
+def _quota_of(
+    answer: broker_pb2.BrokerAdminServiceListTopicsResponse, topic: str
+) -> broker_pb2.Quota:
+    # To ask a map of messages for what it lacks would put it there.
+    return answer.send_quotas[topic] if topic in answer.send_quotas else broker_pb2.Quota()
 
 
 async def _routed(connection: Connection, put: Mapping[str, common_pb2.TopicConfig]) -> None:
@@ -260,7 +270,11 @@ async def list_topics(connection: Connection, *, system: bool = False) -> list[T
         await connection.writers(),
         lambda m: call(m.internal_address, connection.admin(m).ListTopics, request),
     )
-    rows = (topic_view(topic, group) for group, its in answers.items() for topic in its.topics)
+    rows = (
+        topic_view(topic, group, _quota_of(its, topic.name))
+        for group, its in answers.items()
+        for topic in its.topics
+    )
     shown = (row for row in rows if system or not is_system(row.topic))
     return sorted(shown, key=lambda row: (row.topic, row.broker_group))
 

@@ -327,6 +327,7 @@ _STORED: tuple[Column, ...] = (
     ("type", lambda v: "" if v.message_type == "unspecified" else v.message_type),
     ("ordered", lambda v: v.is_ordered),
 )
+_QUOTA: Column = ("send quota", lambda v: v.send_quota)
 _BOUNDS: tuple[Column, ...] = (
     ("min", lambda v: v.min_offset),
     ("max", lambda v: v.max_offset),
@@ -440,8 +441,8 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("SHA-256", lambda v: v.sha256),
         ("equal", lambda v: v.equal),
     ),
-    views.TopicView: _STORED,
-    views.CreatedTopicView: (*_STORED, ("new", lambda v: v.created)),
+    views.TopicView: (*_STORED, _QUOTA),
+    views.CreatedTopicView: (*_STORED, _QUOTA, ("new", lambda v: v.created)),
     views.OrderView: (
         ("topic", lambda v: v.topic),
         ("name server", lambda v: v.namesrv),

@@ -35,6 +35,7 @@ async def update_topic(
     wanted: common_pb2.TopicConfig,
     broker_groups: tuple[str, ...] = (),
     order: Sequence[OrderedQueues] | None = None,
+    send_quota: broker_pb2.Quota | None = None,
 ) -> list[CreatedTopicView]:
     """Change those settings of a topic that are given, on the broker groups that have it. Raises as
     :func:`ops.create_topic`, and TopicNotFound when none of them does.
@@ -42,7 +43,7 @@ async def update_topic(
     writers = await connection.writers(broker_groups)
     there = await _described(connection, wanted.name, broker_groups)
     having = {group: member for group, member in writers.items() if group in there}
-    return await ops.put_topic(connection, having, wanted, order)
+    return await ops.put_topic(connection, having, wanted, order, send_quota)
 
 
 async def set_order(

@@ -11,6 +11,7 @@ from cometmq.admin import ops, topic_order, topics
 from cometmq.admin.commandline import broker_groups_option, cluster_command
 from cometmq.admin.connection import Connection
 from cometmq.admin.convert import permission_bits
+from cometmq.admin.group_settings_cli import QuotaType
 from cometmq.admin.render import TABLE
 from cometmq.admin.views import (
     AllocatedQueueView,
@@ -49,6 +50,12 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--reserve-hours",
             type=click.FloatRange(min=0),
             help="Do not show messages that are older; 0 = show what the log has.",
+        ),
+        click.option(
+            "--send-quota",
+            type=QuotaType(),
+            metavar="MESSAGES/BYTES",
+            help="What each client may send a second; 0 = no limit.",
         ),
         click.option(
             "--message-type",
@@ -138,7 +145,8 @@ def _add_settings(group: click.Group) -> None:
         mqadmin: updateTopic.
         """
         writers = await connection.writers(broker_groups)
-        return await ops.put_topic(connection, writers, settings_of(name, permission, settings))
+        wanted = settings_of(name, permission, settings)
+        return await ops.put_topic(connection, writers, wanted, send_quota=settings["send_quota"])
 
     @cluster_command(group, "update")
     @click.argument("name")
@@ -160,7 +168,8 @@ def _add_settings(group: click.Group) -> None:
         mqadmin: updateTopic, updateTopicPerm.
         """
         wanted = settings_of(name, permission, settings)
-        return await topics.update_topic(connection, wanted, broker_groups)
+        quota = settings["send_quota"]
+        return await topics.update_topic(connection, wanted, broker_groups, send_quota=quota)
 
 
 def _add_order(group: click.Group) -> None:

@@ -137,6 +137,7 @@ class TopicView:
     reserve_time_ms: int  # older messages are not shown; 0 = whatever the log has is
     message_type: str  # unspecified, normal, fifo, delay, transaction or mixed
     is_ordered: bool  # over all broker groups
+    send_quota: str  # of each client, messages/bytes a second; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class CreatedTopicView:
     reserve_time_ms: int
     message_type: str
     is_ordered: bool
+    send_quota: str
     created: bool  # False: it was there, and has these settings now
 
 

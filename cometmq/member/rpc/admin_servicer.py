@@ -94,7 +94,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
         self, request: broker_pb2.BrokerAdminServiceListTopicsRequest, context: Context
     ) -> broker_pb2.BrokerAdminServiceListTopicsResponse:
         return broker_pb2.BrokerAdminServiceListTopicsResponse(
-            topics=[convert.topic_proto(config) for config in self._state.topics]
+            topics=[convert.topic_proto(config) for config in self._state.topics],
+            send_quotas={
+                topic: convert.quota_proto(quota)
+                for topic, quota in self._state.send_quotas.items()
+            },
         )
 
     async def DescribeTopic(

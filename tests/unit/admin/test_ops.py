@@ -19,7 +19,7 @@ async def test_a_new_topic_is_on_every_broker_group(
 ) -> None:
     rows = await ops.create_topic(connection, "T", read_queue_count=3, flush_mode=FlushMode.ASYNC)
     assert rows[0] == CreatedTopicView(
-        "T", "g1", 3, 3, "rw", "async", "async", 0, "unspecified", False, True
+        "T", "g1", 3, 3, "rw", "async", "async", 0, "unspecified", False, "", True
     )
     assert [row.broker_group for row in rows] == ["g1", "g2"]
     assert "T" in cluster.g1.topics

@@ -38,7 +38,9 @@ MESSAGE = views.MessageView(
     body_text="[red]",
     body_base64="W3JlZF0=",
 )
-TOPIC = views.TopicView("T", "g1", 4, 4, "rw", "async", "appended", 3_600_000, "fifo", True)
+TOPIC = views.TopicView(
+    "T", "g1", 4, 4, "rw", "async", "appended", 3_600_000, "fifo", True, "100/0"
+)
 VIEWS = [kind for _, kind in inspect.getmembers(views, dataclasses.is_dataclass)]
 WITH_FORMS_OF_THEIR_OWN = {
     views.GroupProgressView,
