@@ -48,6 +48,9 @@ class SentBack:
     delay_level: int
 
 
+_Made = tuple[Relayed, int]  # a record, and its delay level; 0: a dead letter
+
+
 class RetryService:
     """Belongs to the event loop."""
 
@@ -74,47 +77,46 @@ class RetryService:
         as its topic asks. Raises GroupNameInvalid, GroupNotFound, and what appending raises.
         """
         settings = self._keeper.group(group)
-        await self._make_topics(settings)
+        told = self._members.retry_times_max(group)
         answers: list[SentBack | CometError] = []
         end = 0  # of the log, behind all that was taken
         spans = [self._found(group, item) for item in items]
         sizes = [None if isinstance(span, CometError) else span for span in spans]
         for part in slices(sizes, SLICE_MAX, SLICE_BYTES_MAX):
             found = await self._originals(spans[part])
-            taken, end_of_slice = self._take(settings, items[part], found)
+            made = [
+                self._made(settings, item, original, told)
+                for item, original in zip(items[part], found, strict=True)
+            ]
+            await self._make_topics(settings, made)
+            taken, end_of_slice = self._take(settings, made)
             answers += taken
             end = max(end, end_of_slice)
-        demands = DurabilityClass.of(*self._keeper.state.topics.demands(SCHEDULE_TOPIC))
-        await self._storage.stored(end, demands)
+        if end:
+            demands = DurabilityClass.of(*self._keeper.state.topics.demands(SCHEDULE_TOPIC))
+            await self._storage.stored(end, demands)
         assert len(answers) == len(items)
         return answers
 
     def _take(
-        self,
-        settings: GroupSettings,
-        items: Sequence[SendBackItem],
-        originals: Sequence[Record | CometError],
+        self, settings: GroupSettings, planned: Sequence[_Made | CometError]
     ) -> tuple[list[SentBack | CometError], int]:
         """Append what is new, at once, so that nobody takes it twice."""
         answers: list[SentBack | CometError] = []
-        told = self._members.retry_times_max(settings.name)
         fresh: dict[Attempt, Relayed] = {}
         attempts = self._keeper.state.attempts
         end = 0
-        for item, original in zip(items, originals, strict=True):
-            try:
-                if isinstance(original, CometError):
-                    raise original
-                made, level = self._made(settings, item, original, told)
-            except CometError as error:
-                answers.append(error)
+        for one in planned:
+            if isinstance(one, CometError):
+                answers.append(one)
                 continue
-            attempt = Attempt(settings.name, original.log_offset, made.reconsume_times)
+            made, level = one
+            attempt = Attempt(settings.name, made.source.log_offset, made.reconsume_times)
             known = attempts.end_of(attempt)
             if known is None:
                 fresh[attempt] = made
                 count = self._metrics.sent_back if level else self._metrics.sent_to_dlq
-                count(original.topic, settings.name)
+                count(made.source.topic, settings.name)
             else:
                 end = max(end, known or self._opened_end)
             answers.append(SentBack(level))
@@ -124,15 +126,21 @@ class RetryService:
                 attempts.add(attempt, end)
         return answers, end
 
-    async def _make_topics(self, settings: GroupSettings) -> None:
+    async def _make_topics(
+        self, settings: GroupSettings, planned: Sequence[_Made | CometError]
+    ) -> None:
+        """Those that are needed: a group without dead letters has no topic for them."""
+        levels = {one[1] for one in planned if not isinstance(one, CometError)}
         name = settings.name
-        await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
-        await self._keeper.create_system_topic(
-            retry.retry_topic(name), retry.queue_count_of(settings)
-        )
-        await self._keeper.create_system_topic(
-            retry.dlq_topic(name), 1, reserve_time_ms=settings.policy.dlq_reserve_ms
-        )
+        if levels - {0}:
+            await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
+            await self._keeper.create_system_topic(
+                retry.retry_topic(name), retry.queue_count_of(settings)
+            )
+        if 0 in levels:
+            await self._keeper.create_system_topic(
+                retry.dlq_topic(name), 1, reserve_time_ms=settings.policy.dlq_reserve_ms
+            )
 
     def _found(self, group: str, item: SendBackItem) -> Span | CometError:
         try:
@@ -162,12 +170,20 @@ class RetryService:
         self,
         settings: GroupSettings,
         item: SendBackItem,
-        original: Record,
+        original: Record | CometError,
         told: int | None,
-    ) -> tuple[Relayed, int]:
-        """The record that is made from the original, and its delay level; 0: a dead letter.
-        ``told``: the number of tries that a member has told for all.
-        """
+    ) -> _Made | CometError:
+        """``told``: the number of tries that a member has told for all."""
+        if isinstance(original, CometError):
+            return original
+        try:
+            return self._relayed(settings, item, original, told)
+        except CometError as error:
+            return error
+
+    def _relayed(
+        self, settings: GroupSettings, item: SendBackItem, original: Record, told: int | None
+    ) -> _Made:
         times = original.reconsume_times
         asked = (told, item.retry_times_max, settings.retry_times_max)
         times_max = next(number for number in asked if number is not None)

@@ -153,6 +153,8 @@ async def test_retry_queues_follow_the_setting_and_dead_letters_their_time(
         await put(broker, retry_queue_count=2, dlq_reserve_time_ms=60_000)
         assert await send_back(broker, 0, delay_level=1) == 1
         assert (await topic_of(broker, RETRY)).write_queue_count == 2
+        assert DLQ not in await topics_of(broker), "a group without dead letters has none"
+        assert await send_back(broker, 1, delay_level=-1) == 0
         assert (await topic_of(broker, DLQ)).reserve_time_ms == 60_000
         await put(broker, retry_queue_count=4, dlq_reserve_time_ms=0)
         assert (await topic_of(broker, RETRY)).read_queue_count == 4
@@ -308,9 +310,10 @@ async def test_a_group_goes_with_its_topics_and_its_dead_letters_on_word(tmp_pat
 
     async with running_broker(tmp_path) as broker:
         await broker.put_topic("T", 1)
-        await broker.send("T", 0, b"0", b"1")
+        await broker.send("T", 0, b"0", b"1", b"2")
         await put(broker)
         assert await send_back(broker, 0, delay_level=-1) == 0
+        assert await send_back(broker, 2, delay_level=18) == 18
         member = broker.stub.JoinGroup()
         await member.write(pb.JoinGroupRequest(group="G", client_id="a"))
         await member.read()
@@ -330,7 +333,7 @@ async def test_a_group_goes_with_its_topics_and_its_dead_letters_on_word(tmp_pat
         assert isinstance(await refusal(delete()), GroupNotFound)
         await put(broker)
         assert await send_back(broker, 1, delay_level=1) == 1
-        assert await delete() == [RETRY, DLQ]  # no dead letters
+        assert await delete() == [RETRY]  # no dead letters
 
 
 async def test_many_member_names_leave_nothing_behind_and_groups_have_a_limit(
