@@ -26,29 +26,35 @@ from cometmq.v1 import broker_pb2
 
 class Buffer:
     """What all senders of a producer hold together, in bytes and in messages; senders wait while it
-    is full.
+    is full: while ``used`` is not below ``limit``. Messages are counted when their batch is closed,
+    so that a message costs nothing more; bytes at once.
     """
 
-    __slots__ = ("bytes_max", "count", "count_max", "room", "used")
+    __slots__ = ("bytes_max", "count", "count_max", "limit", "room", "used")
 
     def __init__(self, bytes_max: int, count_max: int) -> None:
         self.bytes_max = bytes_max
         self.count_max = count_max
         self.used = 0
         self.count = 0
+        self.limit = bytes_max  # of `used`; 0 while there are as many messages as there may be
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
 
-    @property
-    def is_full(self) -> bool:
-        return self.used >= self.bytes_max or self.count >= self.count_max
+    def closed(self, count: int) -> None:
+        """A batch of so many messages takes no more."""
+        self.count += count
+        if self.count >= self.count_max:
+            self.limit = 0
 
     def release(self, size: int, count: int) -> None:
         self.used -= size
         self.count -= count
         assert self.used >= 0
         assert self.count >= 0
-        if not self.is_full:
+        if self.count < self.count_max:
+            self.limit = self.bytes_max
+        if self.used < self.limit:
             self.room.set()
 
 
@@ -124,7 +130,8 @@ class Batcher:
         self._on_turn_end = on_turn_end
         self._loop = asyncio.get_running_loop()
         self._bytes_max = options.batch_bytes_max
-        self._count_max = options.batch_count_max
+        self._count_most = min(options.batch_count_max, buffer.count_max)
+        self._count_max = self._count_most
         self._plain_bytes_max = options.compress_above_bytes
         self._sequence = 0  # of the last batch
         self._in_turn = False  # messages were put in this turn of the event loop
@@ -135,7 +142,7 @@ class Batcher:
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
         """The form of a new stream. True when closed batches have to be encoded again."""
         self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
-        self._count_max = min(self._options.batch_count_max, opened.batch_max_count)
+        self._count_max = min(self._count_most, opened.batch_max_count)
         self._plain_bytes_max = min(self._options.compress_above_bytes, opened.body_max_bytes)
         if self.encoder is None:
             self.encoder = RecordEncoder(opened, self._clock, self._namespace)
@@ -192,9 +199,7 @@ class Batcher:
             size, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
         )
         batch.size += size
-        buffer = self._buffer
-        buffer.used += size
-        buffer.count += 1
+        self._buffer.used += size
         if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
         return future
@@ -239,6 +244,7 @@ class Batcher:
         if batch is not None:
             self.open = None
             batch.close()
+            self._buffer.closed(len(batch.futures))
             self._on_close(batch)
 
     # --- other queues, other hosts ----------------------------------------------------------------

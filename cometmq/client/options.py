@@ -181,7 +181,7 @@ class ProducerOptions:
         65_536,
         1,
         100_000_000,
-        "The same in messages.",
+        "The same in messages, which count when their batch is closed.",
         "backPressureForAsyncSendNum",
     )
     retry_backoff_ms: int = _option(

@@ -152,8 +152,6 @@ class Producer:
             self._route_changed,
             namespace=self._namespace,
         )
-        self._buffer_bytes_max = self._options.buffer_bytes_max
-        self._buffer_count_max = self._options.buffer_count_max
         self._selector = self._options.selector
         hooks = self._options.hooks
         self._hooks = SendHooks(hooks) if hooks else None
@@ -214,8 +212,7 @@ class Producer:
             partitioner is None
             or message.queue is not None
             or message.sharding_key
-            or self._buffer.used >= self._buffer_bytes_max
-            or self._buffer.count >= self._buffer_count_max
+            or self._buffer.used >= self._buffer.limit
         ):
             return await self._send_with_care(message)
         future = partitioner.put(message)
@@ -269,7 +266,7 @@ class Producer:
                 f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
             )
         partitioner = self._partitioners.get(message.topic) or await self._new_target(message.topic)
-        while self._buffer.is_full:
+        while self._buffer.used >= self._buffer.limit:
             self._buffer.room.clear()
             await self._buffer.room.wait()
             self._check_open()
