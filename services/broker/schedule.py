@@ -140,8 +140,12 @@ class ScheduleService:
             topic, queue_id = target
             config = topics.find(topic)
             if config is not None and topic not in self._keeper.closing:
-                return topic, queue_id % config.write_queue_count
-            reason = f"topic {topic} is gone"
+                # RocketMQ's topics may have none for writers, or none at all.
+                if count := config.write_queue_count or config.read_queue_count:
+                    return topic, queue_id % count
+                reason = f"topic {topic} has no queue"
+            else:
+                reason = f"topic {topic} is gone"
         log.warning(
             "a delayed message is dropped", extra=fields(at=found.log_offset, reason=reason)
         )

@@ -107,7 +107,8 @@ class StructuredEncoder:
         if message.topic not in chosen:
             config = self._topics.find(message.topic)
             count = config.write_queue_count if config else self._new_queue_count
-            chosen[message.topic] = self._source.randrange(count)
+            # A topic of RocketMQ's may have no queue for writers; then queue 0 is refused by name.
+            chosen[message.topic] = self._source.randrange(max(1, count))
         return chosen[message.topic]
 
     def record(

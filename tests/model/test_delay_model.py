@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from cometmq.format import delayed, record
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
+from cometmq.messaging.changes import TopicPut
 from cometmq.model import TopicConfig
 from services.broker.produce import Claim, ProduceHandler, ProducePolicy
 from services.broker.schedule import ScheduleService
@@ -121,3 +122,25 @@ async def test_every_message_comes_once_in_time_whatever_ends_the_writer(
             pass
         story.check(member, parts)
     assert story.clock.now_ms > START_MS
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "delivered_to"), [(4, 4, 3), (4, 2, 1), (1, 1, 0), (3, 0, 0), (0, 0, None)]
+)
+async def test_messages_whose_queue_was_taken_away_go_to_one_that_is_written(
+    tmp_path: Path, read: int, write: int, delivered_to: int | None
+) -> None:
+    """Also to one that RocketMQ's tables left, where topics may have no queue for writers."""
+    clock = WallClock()
+    async with living_member(tmp_path / "store", clean=True, clock=clock) as member:
+        await member.put("T", 4)
+        parts = Parts(member, clock)
+        data = encoded("SCHEDULE_TOPIC_XXXX", 0, b"late", properties=delayed.prefix(1, "T", 3))
+        await parts.produce.take(data, [Claim("T", 3, 1, 1)], HOST)
+        await member.on_disk()
+        change = TopicPut(TopicConfig("T", read, write), member.state.generations.allocate())
+        member.state.apply(change)
+        clock.now_ms += 2_000
+        await parts.schedule.deliver_due()
+        ends = [member.store.queue_bounds("T", n)[1] for n in range(4)]
+        assert ends == [int(n == delivered_to) for n in range(4)]

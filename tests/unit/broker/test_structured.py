@@ -43,6 +43,10 @@ def test_messages_become_runs_and_keep_their_order_within_a_queue() -> None:
         assert place == queues[:index].count(queues[index])
 
 
+def test_a_topic_without_queues_for_writers_is_left_to_the_check() -> None:
+    assert encode(message(None), queues=0).claims[0][1] == 0
+
+
 @pytest.mark.parametrize("host", [HOST, V6])
 def test_what_it_makes_passes_the_check_of_batches(host: bytes) -> None:
     full = {"tag": "t", "keys": ["a", "b"], "properties": {"k": "v"}, "flag": 3, "born_time_ms": 9}
