@@ -37,6 +37,7 @@ from cometmq.errors import (
 )
 from cometmq.format import delayed, properties
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.messaging import order
 from cometmq.messaging.order import OrderedQueues
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
@@ -269,6 +270,66 @@ async def test_keys_wait_for_their_broker_group_also_when_the_route_lacks_it(
         await topics.set_order(connection, "T", ())
         assert not (await connection.route("T")).order
         assert not (await connection.route("T")).groups[0].topic.is_ordered
+
+
+async def test_a_name_server_without_the_list_moves_no_key(tmp_path: Path) -> None:
+    """It has another disk, or was away when the list was made. One that takes it back is heard."""
+    fixed = [QueueRef("T", 0, "b"), QueueRef("T", 0, "a"), QueueRef("T", 1, "a")]
+    of_route = fixed[1:]
+    key = next(
+        k
+        for k in map(str, range(99))
+        if (choose_by_hash(k, fixed), choose_by_hash(k, of_route)) == (fixed[2], of_route[0])
+    )
+    entry = {"namespace": order.NAMESPACE, "key": "T"}
+    put_order = namesrv_pb2.PutValueRequest(**entry, value="b:1;a:2")
+    async with AsyncExitStack() as stack:
+        for name in ("n1", "n2"):
+            (tmp_path / name).mkdir()
+        first = await stack.enter_async_context(AsyncExitStack())
+        one = await first.enter_async_context(running_namesrv(tmp_path / "n1"))
+        async with running_namesrv(tmp_path / "n2") as two:
+            pass  # its port; it comes later, so that the producer asks the first one
+        broker = await stack.enter_async_context(
+            running_broker(tmp_path, namesrv=(one, two), broker_group="a")
+        )
+        await put(broker, "T", is_ordered=True)
+        async with Connection(one) as connection:
+            await _routed(connection, "T")
+            await connection.ask_namesrvs(lambda stub: stub.PutValue, put_order)
+        producer = await stack.enter_async_context(Producer(f"{one};{two}"))
+        message = Message("T", b"x", sharding_key=key)
+        assert (await producer.send_and_wait(message)).queue == fixed[2]
+        port = int(two.rpartition(":")[2])
+        await stack.enter_async_context(running_namesrv(tmp_path / "n2", port))
+        await put(broker, "U")
+        async with Connection(two) as connection:
+            await _routed(connection, "U")
+        await first.aclose()
+        await producer.send_and_wait(Message("U", b"x"))  # by the other one, which has no list
+        assert (await producer.send_and_wait(message)).queue == fixed[2]
+
+        async with Connection(two) as connection:
+            await connection.ask_namesrvs(lambda stub: stub.PutValue, put_order)
+            assert (await producer.send_and_wait(message)).queue == fixed[2]
+            deletion = namesrv_pb2.DeleteValueRequest(**entry)
+            await connection.ask_namesrvs(lambda stub: stub.DeleteValue, deletion)
+
+        async def goes_by_route() -> bool:
+            return (await producer.send_and_wait(message)).queue == of_route[0]
+
+        await until_async(goes_by_route)
+
+
+async def _routed(connection: Connection, topic: str) -> None:
+    async def has_route() -> bool:
+        try:
+            await connection.route(topic)
+        except TopicNotFound:
+            return False
+        return True
+
+    await until_async(has_route)
 
 
 async def test_an_order_names_queues_that_are_there(tmp_path: Path) -> None:
