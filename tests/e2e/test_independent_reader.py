@@ -87,6 +87,9 @@ def play(cluster: Cluster, story: Story) -> None:
     cluster.send_by_command("bills", b"by hand\n", "TagA", "hand-1")
     cluster.send([*assorted(), *numbered("orders", 2000, 1000), *numbered("gone", 40, 80)])
     cluster.consume("orders", "readers", 2000)
+    cluster.command("topic", "update", "bills", "--send-quota", "1000000/0")
+    policy = ["--retry-policy", "10s 1m", "--read-quota", "1000000", "--orderly"]
+    cluster.command("group", "update", "readers", *policy)
     cluster.command("topic", "delete", "gone", "--yes")
     gone = [place for place, sent in cluster.sent.items() if sent.topic == "gone"]
     for name, _ in gone:
@@ -220,6 +223,14 @@ def test_the_committed_offsets_are_those_that_the_command_shows(story: Story, na
     assert state.offsets == committed
     assert committed
     assert state.groups.keys() == {"readers"}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_policies_and_quotas_are_those_that_were_given(story: Story, name: str) -> None:
+    state = state_of(story, name)
+    assert state.quotas == {"bills": [1_000_000, 0]}
+    policy = {"o": True, "t": 15, "m": 1, "rs": [10_000, 10_000, 10_000, 60_000]}
+    assert state.policies == {"readers": {**policy, "q": [1_000_000, 0]}}
 
 
 # --- the reader itself --------------------------------------------------------------------------

@@ -116,16 +116,16 @@ async def test_idle_groups_go_with_their_retry_topics_and_dead_letters_stay(
     ):
         command = Commands(namesrv)
         await broker.put_topic("T", 1)
-        await broker.send("T", 0, b"0")
-        for group in ("dead", "quiet"):
-            await give_up(broker, group, delay_level=-1 if group == "dead" else 1)
+        await broker.send("T", 0, b"0", b"1")
+        await give_up(broker, "dead", 1, -1)
+        await give_up(broker, "quiet", 1)
         listed = {row["group"]: row for row in await command("group", "list")}
         assert listed["dead"]["dead_letter_count"] == 1
         assert listed["quiet"]["dead_letter_count"] == 0
         assert await command("group", "delete", "--idle-hours", "24", "--yes") == []
         idle = ["group", "delete", "--idle-hours", "0.000001", "--yes"]
         gone = {row["group"]: row["topics"] for row in await command(*idle)}
-        assert gone == {"dead": ["%RETRY%dead"], "quiet": ["%RETRY%quiet", "%DLQ%quiet"]}
+        assert gone == {"dead": ["%RETRY%dead"], "quiet": ["%RETRY%quiet"]}
         [left] = await command("group", "list")
         assert (left["group"], left["dead_letter_count"]) == ("dead", 1)
         [last] = await command(*idle, "--dead-letters")
@@ -133,10 +133,16 @@ async def test_idle_groups_go_with_their_retry_topics_and_dead_letters_stay(
         assert await command("group", "list") == []
 
 
-async def give_up(broker: BrokerClient, group: str, delay_level: int) -> None:
+async def give_up(broker: BrokerClient, group: str, *delay_levels: int) -> None:
+    """The first messages of the topic, each for a level."""
     await broker.commit(group, ("T", 0, 0, 0))
-    item = pb.SendBackItem(queue=common.QueueRef(topic="T"), delay_level=delay_level)
-    await broker.stub.SendBack(pb.SendBackRequest(group=group, items=[item]))
+    queue = common.QueueRef(topic="T")
+    items = [
+        pb.SendBackItem(queue=queue, position=common.Position(offset=n), delay_level=level)
+        for n, level in enumerate(delay_levels)
+    ]
+    answer = await broker.stub.SendBack(pb.SendBackRequest(group=group, items=items))
+    assert not any(result.HasField("error") for result in answer.results)
 
 
 async def test_a_topic_gets_a_quota(tmp_path: Path) -> None:
