@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import failover, filters, holds, messaging, replication, stage
+from bench import failover, filters, groups, holds, messaging, replication, stage
 from bench.processes import Child, Line
 from bench.report import (
     BARE_DISK,
@@ -40,6 +40,7 @@ OTHERS = {
     "failover": failover.main,
     "filters": filters.main,
     "messaging": messaging.main,
+    "groups": groups.main,
 }
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -86,11 +89,13 @@ class Child:
         self._name = module
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, *flags],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
         )
         self.pid = self._process.pid
+        self._lines: queue.SimpleQueue[Line] | None = None
 
     def __enter__(self) -> Child:
         return self
@@ -109,6 +114,29 @@ class Child:
             self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def tell(self, word: str) -> None:
+        """A line for the child."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def poll(self) -> Line | None:
+        """The child's next line, None when it has said nothing. Not together with :meth:`read`."""
+        if self._lines is None:
+            self._lines = queue.SimpleQueue()
+            threading.Thread(target=self._collect, args=(self._lines,), daemon=True).start()
+        try:
+            return self._lines.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _collect(self, lines: queue.SimpleQueue[Line]) -> None:
+        with suppress(RuntimeError, ValueError):  # it has ended
+            while True:
+                lines.put(self.read())
 
     def read(self) -> Line:
         """The child's next line; waits for it. A child that ends without one is an error."""

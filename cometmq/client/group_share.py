@@ -5,7 +5,7 @@ hands queues to a :class:`QueueReader` or takes them back. Push and pull consume
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from cometmq.client.agreement import Agreement
@@ -13,13 +13,14 @@ from cometmq.client.handover import Handover
 from cometmq.client.membership import KnownMember, Membership
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import GroupOptions, backoff_policy, check_session
-from cometmq.client.rebalance import Allocation, allocate_topics
+from cometmq.client.rebalance import Allocation, allocate_topics, in_order
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues, writers
 from cometmq.errors import CometError, TopicNotFound
 from cometmq.model import RETRY_PREFIX, Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
+from cometmq.v1 import namesrv_pb2
 
 HANDOVER_DELAY_MS = 10
 MISSED_S = 1.0  # after which a queue is asked for again that could not be begun
@@ -94,6 +95,8 @@ class GroupShare:
         self._handover = Handover(options.client_id, instance_id, patience_s)
         self._agreement = Agreement(calls.group, options.allocation, patience_s)
         self._subscriptions = subscriptions
+        # By topic: the route, and what it has.
+        self._queues: dict[str, tuple[namesrv_pb2.TopicRoute, list[QueueRef]]] = {}
         self._absent: set[str] = set()  # topics without a broker, as logged
         self._reset: set[str] = set()  # broker groups where the group was reset
         # Allocated to this client and, by a list of its own, to one before it.
@@ -157,6 +160,7 @@ class GroupShare:
         if self._subscriptions.pop(topic, None) is None:
             return
         self._absent.discard(topic)
+        self._queues.pop(topic, None)
         await self._reader.revoke(self._of(topic))
         self.look_again()
 
@@ -240,7 +244,8 @@ class GroupShare:
         read = known.keys() & self._subscriptions  # still
         members = {topic: self._membership.members(topic, groups[topic]) for topic in read}
         decided = {topic: some for topic, some in members.items() if some is not None}
-        mine = self._allocate({topic: readable_queues(known[topic]) for topic in decided}, decided)
+        queues = {topic: self._queues_of(known[topic]) for topic in decided}
+        mine = self._allocate(queues, decided)
         if mine is None:
             return
         mine = {queue for queue in mine if not self._membership.is_disabled(queue.broker_group)}
@@ -252,8 +257,15 @@ class GroupShare:
         await self._reader.revoke(gone)
         self._membership.hold(self._held())
 
+    def _queues_of(self, route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
+        """The readable queues, in order: looked up once for each route."""
+        known = self._queues.get(route.topic)
+        if known is None or known[0] is not route:
+            known = self._queues[route.topic] = route, in_order(readable_queues(route))
+        return known[1]
+
     def _allocate(
-        self, queues: Mapping[str, Collection[QueueRef]], members: Members
+        self, queues: Mapping[str, Sequence[QueueRef]], members: Members
     ) -> set[QueueRef] | None:
         """The queues that this consumer is to read. None: the application's strategy failed, and
         all stays as it is.

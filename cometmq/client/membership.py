@@ -59,10 +59,25 @@ class _Joined:
         self.absent: dict[str, KnownMember] = {}
         self.is_disabled = False  # the group may not read there
         self.reset_number = 0  # the newest reset that was told
+        self._bytes: dict[str, bytes] = {}  # of each member, as it was told
         self.session_ms = 0  # as the broker knows it
         self.heard = asyncio.Event()  # the broker has told something
         self.resend = asyncio.Event()  # the subscriptions have changed
         self.task: asyncio.Task[None] | None = None
+
+    def take(
+        self, told: Iterable[broker_pb2.GroupMember], namespace: Namespace
+    ) -> dict[str, KnownMember]:
+        """What the broker tells. Most members are as they were: of a large group it tells often."""
+        before, before_bytes = self.members or {}, self._bytes
+        members: dict[str, KnownMember] = {}
+        self._bytes = {one.client_id: one.SerializeToString() for one in told}
+        for one in told:
+            name = one.client_id
+            is_same = name in before and before_bytes.get(name) == self._bytes[name]
+            members[name] = before[name] if is_same else _known_member(one, namespace)
+        self.members = members
+        return members
 
 
 class Membership:
@@ -226,14 +241,11 @@ class Membership:
     ) -> None:
         while (response := await read(call)) is not None:
             backoff.reset()
-            joined.members = {
-                member.client_id: _known_member(member, self._calls.namespace)
-                for member in response.members
-            }
+            members = joined.take(response.members, self._calls.namespace)
             mine = (one for one in response.members if one.client_id == self._client_id)
             joined.session_ms = next((one.session_ms for one in mine), 0)
             joined.heard.set()
-            joined.absent = {c: t for c, t in joined.absent.items() if c not in joined.members}
+            joined.absent = {c: t for c, t in joined.absent.items() if c not in members}
             if response.consume_disabled != joined.is_disabled:
                 joined.is_disabled = response.consume_disabled
                 event = "the group may not read" if joined.is_disabled else "the group may read"

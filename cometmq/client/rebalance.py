@@ -204,8 +204,12 @@ def allocate(
     ordered_members = sorted(set(members))
     if client_id not in ordered_members:
         return []
-    ordered = sorted(set(queues), key=lambda queue: (queue.topic, queue.broker_group, queue))
-    return strategy.divide(client_id, ordered_members, ordered, held)
+    return strategy.divide(client_id, ordered_members, in_order(queues), held)
+
+
+def in_order(queues: Collection[QueueRef]) -> list[QueueRef]:
+    """The queues in RocketMQ's order, each once."""
+    return sorted(set(queues), key=lambda one: (one.topic, one.broker_group, one.queue_id))
 
 
 def _sticky_owners(
@@ -258,15 +262,16 @@ def _ring_hash(key: str) -> int:
 def allocate_topics(
     strategy: Strategy,
     client_id: str,
-    queues_by_topic: Mapping[str, Collection[QueueRef]],
+    queues_by_topic: Mapping[str, Sequence[QueueRef]],
     members_by_topic: Mapping[str, Iterable[str]],
     held: Held = MappingProxyType({}),
 ) -> set[QueueRef]:
     """The queues of ``client_id`` over all its topics: each topic is divided among the members that
-    read it.
+    read it. The queues of a topic are :func:`in_order`.
     """
     mine: set[QueueRef] = set()
     for topic, queues in queues_by_topic.items():
-        members = list(members_by_topic.get(topic, ()))
-        mine.update(allocate(strategy, client_id, members, queues, held))
+        members = sorted(set(members_by_topic.get(topic, ())))
+        if client_id in members:
+            mine.update(strategy.divide(client_id, members, queues, held))
     return mine

@@ -139,12 +139,13 @@ def readable_queues(route: namesrv_pb2.TopicRoute) -> list[QueueRef]:
     """Queues that a group has to read, sorted. A group without a live writer keeps its queues: it
     may come back.
     """
-    return sorted(
-        QueueRef(route.topic, n, group.broker_group)
+    numbers = sorted(
+        (n, group.broker_group)
         for group in route.groups
         if group.topic.permission & PERMISSION_READ
         for n in range(group.topic.read_queue_count)
     )
+    return [QueueRef(route.topic, n, broker_group) for n, broker_group in numbers]
 
 
 def _take_turns(groups: Iterable[list[QueueRef]]) -> list[QueueRef]:

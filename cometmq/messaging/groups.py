@@ -337,11 +337,23 @@ def _check_details(details: MemberDetails) -> None:
     ):
         if len(value) > DETAIL_LENGTH_MAX or not value.isprintable():
             raise InvalidRequest(f"{name} is at most {DETAIL_LENGTH_MAX} printable characters")
-    if sum(len(one.queue_ids) for one in details.held) > HELD_QUEUES_MAX:
-        raise LimitExceeded(f"a member holds at most {HELD_QUEUES_MAX} queues")
     if not 0 <= (details.retry_times_max or 0) <= RETRY_TIMES_MAX:
         raise InvalidRequest(f"retry_times_max is 0 to {RETRY_TIMES_MAX}")
-    for one in details.held:
+    _check_held(details.held)
+
+
+def _check_held(held: Sequence[HeldQueues]) -> None:
+    if sum(len(one.queue_ids) for one in held) > HELD_QUEUES_MAX:
+        raise LimitExceeded(f"a member holds at most {HELD_QUEUES_MAX} queues")
+    for one in held:
         topics.check_name(one.topic)
         if not 0 < len(one.broker_group) <= CLIENT_ID_LENGTH_MAX:
             raise InvalidRequest("held: a broker group has a name of 1 to 255 characters")
+        if not one.queue_ids:
+            raise InvalidRequest(f"held: no queue of {one.topic} is named")
+        if not 0 <= min(one.queue_ids) <= max(one.queue_ids) < QUEUES_PER_TOPIC_MAX:
+            raise InvalidRequest(
+                f"held: queues of {one.topic} are numbered 0 to {QUEUES_PER_TOPIC_MAX - 1}"
+            )
+    if len({(one.topic, one.broker_group) for one in held}) != len(held):
+        raise InvalidRequest("held: a topic of a broker group is named twice")

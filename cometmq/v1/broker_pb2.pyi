@@ -1198,10 +1198,10 @@ class HeldQueues(_message.Message):
     topic: _builtins.str
     """Topic name."""
     broker_group: _builtins.str
-    """Name of the broker group that has them."""
+    """Name of the broker group that has them. With each topic once."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Their numbers."""
+        """Their numbers, 0 to 1,023, at least one."""
 
     def __init__(
         self,
