@@ -160,12 +160,18 @@ class GroupCoordinator(GroupReads):
         if count := self._members.count(group):
             raise GroupInUse(f"group {group} has {count} members, or static ones that are away")
         wanted = [RETRY_PREFIX + group]
-        if dead_letters or not self._message_count(DLQ_PREFIX + group):
+        dead_count = self._message_count(DLQ_PREFIX + group)
+        if dead_letters or not dead_count:
             wanted.append(DLQ_PREFIX + group)
         topics = [topic for topic in wanted if topic in self._state.topics]
         try:
             await self._keeper.drop_group(group)
         except GroupNotFound:
+            if dead_count and not topics:
+                raise GroupNotFound(
+                    f"consumer group {group} is gone but for its {dead_count} dead letters, which "
+                    "go only with dead_letters (--dead-letters)"
+                ) from None
             if not topics:
                 raise
         self._used_s.pop(group, None)
