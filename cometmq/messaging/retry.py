@@ -168,6 +168,12 @@ class AttemptTable:
         for attempt in attempts:
             self._put(attempt, self._ends.get(attempt, 0))
 
+    def forget_group(self, group: str) -> None:
+        """A group is gone, or begins again."""
+        for attempt in [attempt for attempt in self._ends if attempt.group == group]:
+            del self._ends[attempt]
+            self._unwritten.pop(attempt, None)
+
     def _put(self, attempt: Attempt, end: int) -> None:
         self._ends[attempt] = end
         if len(self._ends) > ATTEMPTS_KNOWN_MAX:

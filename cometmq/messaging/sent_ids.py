@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
+from hashlib import blake2b
 from typing import NamedTuple
 
 IDS_MAX = 131_072  # of all clients
 IDS_PER_CLIENT_MAX = 1_024
 KEPT_S = 60.0
+ID_LENGTH_MAX = 64  # of a longer id its hash is kept
 
 _NUMBERED = re.compile(r"[0-9A-F]{34}")
 _STREAM_DIGITS = 26
@@ -31,6 +33,8 @@ class SentId(NamedTuple):
 
 def sent_id(unique_id: str, born_host: bytes) -> SentId:
     """The id of a message that came from this host (address and port, as a record has it)."""
+    if len(unique_id) > ID_LENGTH_MAX:
+        unique_id = blake2b(unique_id.encode(), digest_size=16).hexdigest()
     is_numbered = _NUMBERED.fullmatch(unique_id) is not None
     return SentId(unique_id[:_STREAM_DIGITS] if is_numbered else born_host[:-4].hex(), unique_id)
 

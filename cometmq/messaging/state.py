@@ -373,6 +373,7 @@ class BrokerState:
                 self.groups.pop(group, None)
                 self.read_quotas.pop(group, None)
                 self.offsets.forget_group(group)
+                self.attempts.forget_group(group)
                 self.locks.forget_group(group)
                 self.resets.forget_group(group)
                 self.resent.forget_group(group)
@@ -385,7 +386,10 @@ class BrokerState:
             if history is not None and commit.position.generation >= history.born:
                 self.offsets.restore(commit)
 
-    def _reset(self, number: int, commits: Iterable[CommittedOffset]) -> None:
+    def _reset(self, number: int, commits: Sequence[CommittedOffset]) -> None:
+        for group in {commit.group for commit in commits}:
+            # It may get messages again that it sent back before, and send them back again.
+            self.attempts.forget_group(group)
         for commit in commits:
             history = self.generations.find(commit.topic, commit.queue_id)
             if history is not None and commit.position.generation >= history.born:

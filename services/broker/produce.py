@@ -299,7 +299,8 @@ class ProduceHandler:
         return Accepted(ticket, answer_by_s, count, is_known=True, is_partial=is_partial)
 
     def has_topic(self, topic: str) -> bool:
-        return topic in self._topics
+        """Whether the topic is there, and is not being deleted."""
+        return self._keeper.has_topic(topic)
 
     def demands_of(self, topic: str) -> DurabilityClass:
         """What a message of the topic waits for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cometmq.clock import Clock
-from cometmq.errors import CometError, LimitExceeded, QueueNotFound
+from cometmq.errors import CometError, LimitExceeded, QueueLocked, QueueNotFound
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import QueuesLocked, QueuesUnlocked
@@ -45,7 +45,16 @@ class QueueLocks:
             end = self._keeper.write(QueuesLocked(run))
             self._leases.granted(run, now_s)
             await self._storage.stored(end, self._keeper.demands_of(run.queues))
-        return [refused.get(key) or locks.number(group, key) for key in keys]
+        return [refused.get(key) or self._held(group, client_id, key) for key in keys]
+
+    def _held(self, group: str, client_id: str, key: QueueKey) -> int | CometError:
+        """The lock number. What the client got may be gone while it was written."""
+        grant = self._keeper.state.locks.get(group, key)
+        if grant is None or grant.client_id != client_id:
+            return QueueLocked(
+                f"group {group}, queue {key[1]} of {key[0]}: the lock was lost before it was safe"
+            )
+        return grant.number
 
     async def unlock(self, group: str, client_id: str, keys: Sequence[QueueKey]) -> None:
         """Release what the client has of these queues; others stay as they are. Returns when that
@@ -78,6 +87,7 @@ class QueueLocks:
         for key in keys:
             try:
                 self._keeper.state.topics.for_read(*key)
+                self._keeper.check_open(key[0])
             except CometError as error:
                 absent[key] = error
         return absent

@@ -79,7 +79,7 @@ class Resender:
         else:
             if not config.writable:
                 raise NoPermission(f"topic {topic} is not open for writing")
-            to, target = topic, self._to_topic(topic, config.write_queue_count)
+            to, target = topic, self._to_topic(topic)
         history = self._keeper.state.generations.of
         places: list[Place | CometError] = []
         for item in items:
@@ -118,6 +118,7 @@ class Resender:
         for part in slices(spans, ITEMS_MAX, SLICE_BYTES_MAX):
             records = await read_each(self._storage.store, spans[part])
             some = [place for place, _ in found[part]]
+            self._check_there(topic, group, to)  # still, after we read
             made: dict[Place, Relayed] = {}
             for place, one in zip(some, records, strict=True):
                 try:
@@ -141,6 +142,14 @@ class Resender:
             demands = DurabilityClass.of(*self._keeper.state.topics.demands(to))
             await self._storage.stored(end, demands)
         return answers
+
+    def _check_there(self, topic: str, group: str, to: str) -> None:
+        """Raises TopicNotFound, GroupNotFound."""
+        for name in (topic, to):
+            self._keeper.state.topics.get(name)
+            self._keeper.check_open(name)
+        if group:
+            self._keeper.group(group)
 
     def _append(self, topic: str, group: str, made: dict[Place, Relayed]) -> int:
         """Append messages and their marks in one turn; the end of the log."""
@@ -174,8 +183,16 @@ class Resender:
                 "was sent again"
             )
         to, queue_id, properties = target(found)
+        queue_count = self._keeper.state.topics.get(to).write_queue_count
+        if not queue_count:
+            raise NoPermission(f"topic {to} has no queue that is open for writing")
         return relay(
-            found, to, queue_id, self._relays.host, properties=properties, reconsume_times=0
+            found,
+            to,
+            queue_id % queue_count,  # its group may ask for more queues than the topic has
+            self._relays.host,
+            properties=properties,
+            reconsume_times=0,
         )
 
     def _to_group(self, settings: GroupSettings) -> Target:
@@ -187,10 +204,9 @@ class Resender:
 
         return target
 
-    def _to_topic(self, topic: str, queue_count: int) -> Target:
+    def _to_topic(self, topic: str) -> Target:
         def target(found: Record) -> tuple[str, int, bytes]:
             origin = offset_id(found.store_host, found.log_offset)
-            queue_id = found.queue_id % queue_count
-            return topic, queue_id, resends.copy_properties(found, origin)
+            return topic, found.queue_id, resends.copy_properties(found, origin)
 
         return target

@@ -104,13 +104,16 @@ class OffsetResets:
         ]
         resets = [one for one in answers if isinstance(one, QueueReset)]
         if resets and not dry:
+            self._keeper.group(group)  # it may have been deleted while we read
+            self._keeper.check_open(topic)
             await self._write(group, topic, resets, asked_by)
         return answers
 
     async def _write(self, group: str, topic: str, resets: list[QueueReset], asked_by: str) -> None:
         number = self._keeper.state.resets.next_number(self._storage.store.epoch)
-        # A commit of before must not come behind the reset: read from the log it would undo it.
-        self._keeper.write_offsets()
+        # A commit of before must not come behind the reset: read from the log it would undo it. And
+        # what was sent back before may be sent back again.
+        self._keeper.write_doings()
         change = OffsetsReset(
             number, tuple(CommittedOffset(group, topic, one.queue_id, one.after) for one in resets)
         )

@@ -129,18 +129,24 @@ class RetryService:
     async def _make_topics(
         self, settings: GroupSettings, planned: Sequence[_Made | CometError]
     ) -> None:
-        """Those that are needed: a group without dead letters has no topic for them."""
+        """Those that are needed: a group without dead letters has no topic for them. They are there
+        at the end, though the dead letters may be purged meanwhile. Raises GroupNotFound: the group
+        is deleted meanwhile.
+        """
         levels = {one[1] for one in planned if not isinstance(one, CometError)}
         name = settings.name
-        if levels - {0}:
-            await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
-            await self._keeper.create_system_topic(
-                retry.retry_topic(name), retry.queue_count_of(settings)
-            )
-        if 0 in levels:
-            await self._keeper.create_system_topic(
-                retry.dlq_topic(name), 1, reserve_time_ms=settings.policy.dlq_reserve_ms
-            )
+        retry_topic, dlq_topic = retry.retry_topic(name), retry.dlq_topic(name)
+        wanted = [SCHEDULE_TOPIC, retry_topic] if levels - {0} else []
+        wanted += [dlq_topic] if 0 in levels else []
+        create = self._keeper.create_system_topic
+        while not all(map(self._keeper.has_topic, wanted)):
+            self._keeper.group(name)
+            if levels - {0}:
+                await create(SCHEDULE_TOPIC, delayed.level_count())
+                await create(retry_topic, retry.queue_count_of(settings))
+            if 0 in levels:
+                await create(dlq_topic, 1, reserve_time_ms=settings.policy.dlq_reserve_ms)
+        self._keeper.group(name)
 
     def _found(self, group: str, item: SendBackItem) -> Span | CometError:
         try:

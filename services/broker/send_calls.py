@@ -11,6 +11,7 @@ from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC, target_of
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
+from cometmq.member.read.records import is_in_queue
 from cometmq.messaging.sent_ids import SentIds, sent_id
 from cometmq.model import SendStatus
 from cometmq.replication.watermarks import union
@@ -157,6 +158,9 @@ class SendCalls:
         except (MessageNotFound, StoreDamaged):
             return None
         topic, queue_id = _target(found)
+        # Of a topic that was deleted since, nothing is known; it may have been created again.
+        if not self._produce.has_topic(topic) or not is_in_queue(self._store, found):
+            return None
         if message.topic != topic or (
             message.HasField("queue_id") and message.queue_id != queue_id
         ):

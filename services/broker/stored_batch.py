@@ -8,6 +8,7 @@ from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import record
 from cometmq.format.record import SYS_FLAG_HOSTS, Record
 from cometmq.format.relay import walk
+from cometmq.member.read.records import is_in_queue
 from cometmq.member.storage.member_storage import Segment
 from cometmq.messaging.dedup import Ids, StoredRun, id_at_end
 from cometmq.store.base import BaseStore
@@ -34,17 +35,17 @@ def stored_batch(
             for place, end, _ in walk(chunk.data):
                 identity = id_at_end(chunk.data, end)
                 if identity is None or identity[0] != ids.stream or identity[1] >= run.end:
-                    return _appended(found, sent, segments)
+                    return _appended(store, found, sent, segments)
                 if identity[1] >= ids.first and len(found) < len(sent):
                     found.append(record.decode(chunk.data, place))
             at = chunk.next_offset
     except (MessageNotFound, StoreDamaged):  # retention or damage has come past it
         return None
-    return _appended(found, sent, segments)
+    return _appended(store, found, sent, segments)
 
 
 def _appended(
-    found: Sequence[Record], sent: Sequence[Record], segments: Sequence[Segment]
+    store: BaseStore, found: Sequence[Record], sent: Sequence[Record], segments: Sequence[Segment]
 ) -> Appended | None:
     count = 0
     while count < len(found) and is_same(found[count], sent[count]):
@@ -56,6 +57,8 @@ def _appended(
     first = 0
     for segment in segments:
         if first < count:
+            if not is_in_queue(store, found[first]):  # its topic was deleted since
+                return None
             queue_offsets.append(found[first].queue_offset)
         first += segment.count
     return Appended(

@@ -113,3 +113,14 @@ async def test_a_producer_through_crashes_stores_each_message_once(tmp_path: Pat
     places = {one.unique_id: (one.queue_id, one.queue_offset) for one in found}
     for receipt in receipts:
         assert places[receipt.unique_id] == (receipt.queue.queue_id, receipt.queue_offset)
+
+
+async def test_a_topic_that_was_created_again_has_its_messages(tmp_path: Path) -> None:
+    """What a deleted topic of its name had does not count as stored."""
+    async with running_broker(tmp_path) as broker:
+        for _ in range(2):
+            await broker.put_topic("T", 1)
+            result = await (await broker.lane()).exchange(*numbered(0, b"0", b"1"))
+            assert result.stored_count == 0
+            assert await broker.bodies("T", 0) == [b"0", b"1"]
+            await broker.drop_topic("T")

@@ -176,3 +176,49 @@ async def test_a_wrong_call_makes_nothing(tmp_path: Path) -> None:
         assert isinstance(await refusal(broker.stub.SendBack(request)), LimitExceeded)
         listed = await broker.admin.ListTopics(pb.BrokerAdminServiceListTopicsRequest())
         assert [topic.name for topic in listed.topics] == ["T"]
+
+
+@pytest.mark.parametrize("again", ["reset", "deleted"])
+async def test_a_group_that_begins_again_may_send_back_again(tmp_path: Path, again: str) -> None:
+    """What it sent back before is no repetition; also after a crash."""
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, b"0")
+        assert await send_back(broker, item(0, delay_level=-1)) == [0]
+        if again == "reset":
+            await broker.admin.ResetOffsets(
+                pb.ResetOffsetsRequest(group="G", topic="T", bound=pb.RESET_BOUND_FIRST)
+            )
+        else:
+            await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+            await broker.commit("G", ("T", 0, 0, 0))
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        for _ in range(2):
+            assert await send_back(broker, item(0, delay_level=-1)) == [0]
+        assert (await broker.status(DLQ, 0)).appended_offset == 2
+
+
+@pytest.mark.parametrize("deleted", ["dead letters", "group"])
+async def test_what_is_deleted_while_messages_are_sent_back_takes_none_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, b"0", b"1")
+        assert await send_back(broker, item(0, delay_level=-1)) == [0]
+
+        async def read_each(*arguments: Any) -> Any:
+            if deleted == "group":
+                await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+            else:
+                await broker.admin.PurgeDeadLetters(pb.PurgeDeadLettersRequest(group="G"))
+            return await records.read_each(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(retries, "read_each", read_each)
+            again = send_back(broker, item(1, delay_level=-1))
+            if deleted == "group":
+                assert isinstance(await refusal(again), GroupNotFound)
+                assert await broker.bodies(DLQ, 0) == [b"0"]
+            else:
+                assert await again == [0]
+                assert await broker.bodies(DLQ, 0) == [b"1"]

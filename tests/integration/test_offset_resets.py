@@ -36,6 +36,7 @@ from cometmq.format import record
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2
+from services.broker.resets import OffsetResets
 from tests.support.cluster.broker import (
     BrokerClient,
     LiveBroker,
@@ -300,3 +301,21 @@ async def test_the_commands(tmp_path: Path) -> None:
         assert await run(*one, "--to-last", "--queue", "0") == [(0, 4, 5, True)]
         after = [await broker.committed("H", "T", queue_id) for queue_id in (0, 1)]
         assert [place.offset for place in after if place] == [4, 5], "a clone goes its own way"
+
+
+async def test_a_group_that_is_deleted_while_its_reset_is_planned_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = OffsetResets._places
+
+    async def slow(resets: OffsetResets, *arguments: Any) -> Any:
+        await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+        return await places(resets, *arguments)
+
+    monkeypatch.setattr(OffsetResets, "_places", slow)
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"0")
+        await broker.commit("G", ("T", 0, 0, 0))
+        assert isinstance(await refusal(reset(broker, bound=LAST)), GroupNotFound)
+        assert await committed(broker) is None

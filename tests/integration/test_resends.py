@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker import resends as service
+from services.broker.statewriter import StateWriter
 from tests.support.cluster.broker import (
     BrokerClient,
     LiveBroker,
@@ -314,3 +316,47 @@ async def test_the_command(tmp_path: Path) -> None:
         for words in ((), ("--topic", "T"), (by_id, "--all", "--topic", "T"), ("--all",)):
             code, _ = await run(*words)
             assert code == 2, words
+
+
+async def test_a_topic_that_was_created_again_has_no_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of the deleted one, nor what the log's end tells of its messages."""
+    monkeypatch.setattr(StateWriter, "_write_now", lambda _: None)
+    async with stored(tmp_path) as (_, broker):
+        assert await resend(broker, (0, 0), group="G") == [None]
+        await broker.drop_topic("T")
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"new")
+        assert await broker.bodies("T", 0) == [b"new"]
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await resend(broker, (0, 0), group="G") == [None]
+
+
+async def test_a_group_that_asks_for_more_queues_than_its_topic_has_gets_all(
+    tmp_path: Path,
+) -> None:
+    """RocketMQ's tables may be so, and ours after a crash."""
+    async with stored(tmp_path) as (_, broker):
+        assert await resend(broker, (0, 0), group="G") == [None]
+        broker.state.groups["G"] = replace(broker.state.groups["G"], retry_queue_count=8)
+        assert await resend(broker, (0, 1), (0, 2), (1, 2), group="G") == [None] * 3
+        assert await broker.bodies("%RETRY%G", 0) == [b"0", b"2", b"4", b"5"]
+
+
+async def test_a_topic_that_is_deleted_while_its_messages_are_read_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stored(tmp_path) as (_, broker):
+
+        async def read_each(*arguments: Any) -> Any:
+            found = await records.read_each(*arguments)
+            await broker.admin.DeleteGroup(pb.DeleteGroupRequest(group="G"))
+            return found
+
+        monkeypatch.setattr(service, "read_each", read_each)
+        error = await refusal(broker.admin.ResendMessages(request((0, 0), group="G")))
+        assert isinstance(error, GroupNotFound | TopicNotFound)
+        assert "%RETRY%G" not in broker.state.topics
+        assert not list(broker.state.resent)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.errors import InvalidRequest
+from cometmq.errors import InvalidRequest, TopicNotFound
 from cometmq.v1 import broker_pb2 as pb
 from tests.integration.test_failover import replicated
 from tests.support.cluster.broker import BrokerClient, refusal, running_broker
@@ -134,3 +134,17 @@ async def test_a_call_that_comes_again_to_the_next_writer_has_its_answer(tmp_pat
 
         await until_async(same)
         assert await bodies(group[1].client) == [b"0", b"1"]
+
+
+async def test_messages_of_a_deleted_topic_are_not_known(tmp_path: Path) -> None:
+    """Neither while it is gone nor when it was created again."""
+    call = [message(0), message(1, delay_level=18)]
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 4)
+        await send(broker, *call)
+        await broker.drop_topic("T")
+        assert isinstance(await refusal(send(broker, *call)), TopicNotFound)
+        await broker.put_topic("T", 4)
+        answers = [await send(broker, *call) for _ in range(2)]
+        assert facts(answers[0]) == facts(answers[1])
+        assert await bodies(broker) == [b"0"]

@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from cometmq.format import record
 from cometmq.member.metrics import MemberMetrics
+from cometmq.member.state.statelog import newest_progress
+from cometmq.messaging import state
 from cometmq.messaging.dedup import Ids, StreamTable
 from cometmq.model import TopicConfig
 from services.broker.produce import Claim, ProduceHandler, ProducePolicy
@@ -164,3 +166,20 @@ def test_changes_tell_new_runs_only_and_make_the_same_table(seed: int) -> None:
                 reader.restore(table, [])
             case 4:
                 table.expire(source.choice([2.0, 2.0, 1_000.0]))
+
+
+async def test_progress_counts_from_its_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of many streams needs several: a crash may cut the log between them."""
+    monkeypatch.setattr(state, "RECORD_BYTES_MAX", state.STREAM_BYTES)
+    async with living_member(tmp_path / "store") as member:
+        end = member.store.appended_offset
+        for number in range(50):
+            member.keeper.state.streams.add(Ids(b"%026X" % number, 0, 1), end + number, 1.0)
+        before = member.store.queue_bounds(state.STATE_TOPIC, 0)[1]
+        member.keeper.write_progress(1.0)
+        records = member.store.queue_bounds(state.STATE_TOPIC, 0)[1]
+        assert records > before + 1
+        last = member.store.read_units(state.STATE_TOPIC, 0, records - 1, 1)
+        assert newest_progress(member.store) == int.from_bytes(last[:8], "big")

@@ -33,6 +33,18 @@ def span_of(storage: BaseStorage, queue: QueueKey, offset: int) -> Span:
     return log_offset, size
 
 
+def is_in_queue(store: BaseStore, found: Record) -> bool:
+    """Whether a record of the log is still a message of its queue: a topic that was deleted and
+    created again has other messages at the same offsets. Blocking, unless it is new.
+    """
+    queue = (found.topic, found.queue_id)
+    low, high = store.queue_bounds(*queue)
+    if not low <= found.queue_offset < high:
+        return False
+    unit = store.read_units(*queue, found.queue_offset, 1)
+    return bool(unit) and queueunit.unit_at(unit, 0)[0] == found.log_offset
+
+
 def slices(spans: Sequence[Span | None], count_max: int, bytes_max: int) -> Iterator[slice]:
     """Slices of ``spans`` in their order, each with so many at most, of which the records have so
     many bytes at most, or are one. None has no bytes.

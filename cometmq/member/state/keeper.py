@@ -142,7 +142,7 @@ class StateKeeper:
         self, name: str, queue_count: int, *, reserve_time_ms: int = 0
     ) -> None:
         """Make a topic that the broker itself writes, unless it is there."""
-        if name not in self.state.topics:
+        if not self.has_topic(name):
             config = TopicConfig(name, queue_count, queue_count, reserve_time_ms=reserve_time_ms)
             await self._put_topic(config, only_new=True, by_system=True)
 
@@ -209,9 +209,8 @@ class StateKeeper:
             change = self.state.plan_group_drop(group)
             self.closing_groups.add(group)
             try:
-                # What it has committed so far must not come behind the deletion: read from the log
-                # it would be a commit of another group of the name.
-                self.write_offsets()
+                # Read from the log it would be another group's of the name.
+                self.write_doings()
                 await self._commit(change)
             finally:
                 self.closing_groups.discard(group)
@@ -222,23 +221,34 @@ class StateKeeper:
         have sent back since the last time. No answer waits for it. May raise DiskFull,
         BrokerDraining: then the next call writes it.
         """
+        self.state.streams.expire(now_s)
+        self._write_progress()
+
+    def _write_progress(self) -> None:
         state = self.state
-        state.streams.expire(now_s)
         offsets = self.delays.offsets
         has_unwritten = state.streams.has_unwritten or state.attempts.has_unwritten
         if offsets == self.delays.written and not has_unwritten:
             return
         delays = DelaysReached(offsets)
         with state.streams.unwritten() as (changed, gone), state.attempts.unwritten() as attempts:
+            # The delays come last: from the record that has them on the next writer reads the log.
             changes: list[Change] = [
-                delays,
                 *stream_changes(changed, gone),
                 *attempt_changes(attempts),
+                delays,
             ]
             self._append(change_records(changes), DurabilityClass.ASYNC)
         self.delays.written = offsets
         state.apply(delays)
         self._progress_end = self._storage.store.appended_offset
+
+    def write_doings(self) -> None:
+        """Append what groups have committed and sent back so far: before a change that makes them
+        begin again, because behind it in the log it would count. May raise DiskFull, BrokerDraining.
+        """
+        self.write_offsets()
+        self._write_progress()
 
     @property
     def progress_bytes(self) -> int:
@@ -267,6 +277,10 @@ class StateKeeper:
         for topic in orphans:
             self._storage.drop_topic(topic)
         return orphans
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether the topic is there, and is not being deleted."""
+        return topic in self.state.topics and topic not in self.closing
 
     def check_open(self, topic: str) -> None:
         """Raises TopicNotFound for a topic that is being deleted."""
@@ -343,6 +357,8 @@ class StateKeeper:
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
+        # The next writer looks at the log behind the snapshot only.
+        self._write_progress()
         bounds = self._storage.store.queue_bounds
         self._snapshot_end = self._append(
             self.state.snapshot_records(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from cometmq.errors import MessageNotFound, StoreDamaged
-from cometmq.format import queueunit, record
+from cometmq.errors import LimitExceeded, MessageNotFound, StoreDamaged
+from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
+from cometmq.member.read.records import is_in_queue
 from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.resends import ResentKey
@@ -38,17 +39,15 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
         # Retention may have removed the source, and damage its unit.
         with suppress(MessageNotFound, StoreDamaged):
             found = record.decode(store.read_record(source))
-            queue = (SCHEDULE_TOPIC, found.queue_id)
-            low, high = store.queue_bounds(*queue)
-            if found.topic == SCHEDULE_TOPIC and low <= found.queue_offset < high:
-                unit = store.read_units(*queue, found.queue_offset, 1)
-                if queueunit.unit_at(unit, 0)[0] == source:
-                    progress.reached(found.queue_id, found.queue_offset)
+            if found.topic == SCHEDULE_TOPIC and is_in_queue(store, found):
+                progress.reached(found.queue_id, found.queue_offset)
     for source, group in tail.resent.items():
-        with suppress(MessageNotFound, StoreDamaged):
+        # Where there are too many marks, an operator may send it again: better than no start.
+        with suppress(MessageNotFound, StoreDamaged, LimitExceeded):
             found = record.decode(store.read_record(source))
             key = ResentKey(found.topic, found.queue_id, group)
-            if not state.resent.holds(key, found.queue_offset):
+            # Its topic may have been deleted since, and created again.
+            if is_in_queue(store, found) and not state.resent.holds(key, found.queue_offset):
                 state.resent.put(key, state.resent.plan(key, [found.queue_offset], low=0))
     return progress
 

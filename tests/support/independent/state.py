@@ -345,6 +345,7 @@ class State:
         expect(change["n"] in self.groups, place, f"group {change['n']} is not there to be deleted")
         del self.groups[change["n"]]
         self.offsets = {key: kept for key, kept in self.offsets.items() if key[0] != change["n"]}
+        self.attempts = {key: None for key in self.attempts if key[0] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[0] != change["n"]}
         self.resets = {key: one for key, one in self.resets.items() if key[0] != change["n"]}
         self.resent = {
@@ -364,6 +365,7 @@ class State:
 
     def _reset(self, change: Json, place: object) -> None:
         for group, topics in change["o"].items():
+            self.attempts = {key: None for key in self.attempts if key[0] != group}
             for topic, commits in topics.items():
                 for queue_id, _, _ in commits:
                     self.offsets.pop((group, topic, queue_id), None)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cometmq.messaging.sent_ids import KEPT_S, SentId, SentIds, sent_id
+from cometmq.messaging.sent_ids import ID_LENGTH_MAX, KEPT_S, SentId, SentIds, sent_id
 
 HOST = bytes([10, 0, 0, 1]) + (5000).to_bytes(4, "big")
 
@@ -14,6 +14,12 @@ def test_the_client_of_an_id_is_its_beginning_or_the_address_without_the_port() 
     assert sent_id(numbered, HOST).client == numbered[:26]
     other_port = HOST[:4] + (6000).to_bytes(4, "big")
     assert sent_id("order-7", HOST) == sent_id("order-7", other_port) == ("0a000001", "order-7")
+
+
+def test_of_a_long_id_little_is_kept() -> None:
+    long = [sent_id("x" * 30_000 + last, HOST) for last in "aab"]
+    assert len({one.unique_id for one in long}) == 2
+    assert all(len(one.unique_id) <= ID_LENGTH_MAX for one in long)
 
 
 @pytest.mark.parametrize("seed", range(30))
