@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from cometmq.client import ConsumeFrom, PushConsumer, ReceivedMessage
+from cometmq.client import ConsumeFrom, Message, Producer, PushConsumer, ReceivedMessage
 from cometmq.client.options import PushConsumerOptions
 from cometmq.errors import (
     CometError,
@@ -397,3 +397,26 @@ async def test_a_list_of_levels_of_ones_own(tmp_path: Path) -> None:
     async with running_broker(tmp_path, message_delay_level=longer) as broker:
         await asyncio.sleep(0.5)
         assert (await broker.status("T", 0)).max_offset == 4
+
+
+async def test_the_sdk_sends_levels_that_the_broker_has(tmp_path: Path) -> None:
+    async def send(namesrv: str, level: int) -> None:
+        async with Producer(namesrv) as producer:
+            await producer.send_and_wait(Message("T", b"%d" % level, delay_level=level))
+
+    levels = delayed.DEFAULT_LEVELS + " 1s"
+    async with running_namesrv(tmp_path) as namesrv:
+        options = {"namesrv": (namesrv,)}
+        async with running_broker(tmp_path, message_delay_level=levels, **options) as broker:
+            await broker.put_topic("T", 1)
+            await send(namesrv, 19)
+            with pytest.raises(DelayLevelInvalid):
+                await send(namesrv, 20)
+
+            async def is_there() -> bool:
+                return (await broker.status("T", 0)).max_offset == 1
+
+            await until_async(is_there)
+            assert await broker.bodies("T", 0) == [b"19"]
+    with pytest.raises(DelayLevelInvalid):
+        Message("T", b"", delay_level=65)
