@@ -245,7 +245,8 @@ class StateKeeper:
 
     def write_doings(self) -> None:
         """Append what groups have committed and sent back so far: before a change that makes them
-        begin again, because behind it in the log it would count. May raise DiskFull, BrokerDraining.
+        begin again, because behind it in the log it would count. May raise DiskFull,
+        BrokerDraining.
         """
         self.write_offsets()
         self._write_progress()
