@@ -28,6 +28,8 @@ BROKER_GROUP_NAME = re.compile(
 QUEUES_PER_TOPIC_MAX = 1024
 DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and ours unless told, has 18
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
+# Of the group that keeps the offsets of one broadcasting consumer.
+BROADCAST_PREFIX = "%BROADCAST%"
 DLQ_PREFIX = "%DLQ%"  # of the topic where the messages lie that a group gave up
 RETRY_PREFIX = "%RETRY%"  # of the topic where the messages of a group come again
 # Generations begin with the epoch and are int64: half of what they can count. Nobody gets there by

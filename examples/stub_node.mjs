@@ -84,8 +84,8 @@ async function find(namesrv, topic) {
 
 /**
  * Store messages together or not at all; where the last one is. Without an answer (UNAVAILABLE, DEADLINE_EXCEEDED)
- * they may be stored or not: who sends them again has to live with seeing them twice. A property UNIQ_KEY of your own
- * tells readers so.
+ * they may be stored or not. With a property UNIQ_KEY of your own in each, the same call made again within a minute
+ * stores nothing twice.
  */
 async function send(place, bodies, fields = {}) {
   const messages = bodies.map((body, number) => ({

@@ -111,8 +111,8 @@ async def find(namesrv: str, topic: str, stack: AsyncExitStack) -> Place:
 async def send(place: Place, *bodies: bytes, queue_id: int | None = None) -> broker_pb2.SentMessage:
     """Store messages together or not at all; where the last one is.
 
-    Without an answer (UNAVAILABLE, DEADLINE_EXCEEDED) they may be stored or not: who sends them
-    again has to live with seeing them twice. A property UNIQ_KEY of your own tells readers so.
+    Without an answer (UNAVAILABLE, DEADLINE_EXCEEDED) they may be stored or not. With a property
+    UNIQ_KEY of your own in each, the same call made again within a minute stores nothing twice.
     """
     messages = [
         broker_pb2.OutgoingMessage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from cometmq.client.batch import Batch, Segment
@@ -17,6 +17,7 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
 from cometmq.clock import Clock
+from cometmq.errors import BatchTooLarge
 from cometmq.format.compression import compress
 from cometmq.format.delayed import queue_id_of, stored_prefix
 from cometmq.format.record import decode_all
@@ -132,6 +133,7 @@ class Batcher:
         self._bytes_max = options.batch_bytes_max
         self._count_most = min(options.batch_count_max, buffer.count_max)
         self._count_max = self._count_most
+        self._unit_count_max = self._unit_bytes_max = 0  # of a batch that is sent as a unit
         self._plain_bytes_max = options.compress_above_bytes
         self._sequence = 0  # of the last batch
         self._in_turn = False  # messages were put in this turn of the event loop
@@ -143,6 +145,7 @@ class Batcher:
         """The form of a new stream. True when closed batches have to be encoded again."""
         self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
         self._count_max = min(self._count_most, opened.batch_max_count)
+        self._unit_count_max, self._unit_bytes_max = opened.batch_max_count, opened.batch_max_bytes
         self._plain_bytes_max = min(self._options.compress_above_bytes, opened.body_max_bytes)
         if self.encoder is None:
             self.encoder = RecordEncoder(opened, self._clock, self._namespace)
@@ -203,6 +206,35 @@ class Batcher:
         if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
         return future
+
+    def put_unit(self, messages: Sequence[Message], slot: Slot) -> list[Future[SendReceipt]]:
+        """Encodes messages as a batch of their own, which travels at once. Raises what is wrong
+        with a message, BatchTooLarge; then nothing has changed.
+        """
+        if len(messages) > self._unit_count_max:
+            raise BatchTooLarge(
+                f"{len(messages)} messages; the broker takes {self._unit_count_max} in a batch."
+            )
+        self.close()
+        limits = self._count_max, self._bytes_max
+        self._count_max, self._bytes_max = len(messages) + 1, 1 << 62
+        try:
+            futures = [self.put(message, slot) for message in messages]
+            assert self.open is not None
+            if self.open.size > self._unit_bytes_max:
+                raise BatchTooLarge(
+                    f"The batch has {self.open.size} bytes; the broker takes "
+                    f"{self._unit_bytes_max}."
+                )
+        except BaseException:
+            batch, self.open = self.open, None
+            if batch is not None:
+                self._buffer.release(batch.size, 0)
+            raise
+        finally:
+            self._count_max, self._bytes_max = limits
+        self.close()
+        return futures
 
     def _begin_turn(self) -> None:
         """First message of this turn of the event loop; one look at the clock serves them all."""

@@ -11,6 +11,7 @@ import inspect
 from asyncio import Future
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage, SendReceipt
@@ -123,17 +124,32 @@ class SendHooks:
     async def around(
         self, message: Message, send: Callable[[Message], Awaitable[Future[SendReceipt]]]
     ) -> Future[SendReceipt]:
-        context = SendContext(message)
-        for place, hook in enumerate(self._hooks):
-            self._guard.call(place, hook.before_send, context)
-        try:
-            future = await send(message)
-        except BaseException as error:
-            context.error = error
-            self._after(context)
-            raise
-        future.add_done_callback(lambda done: self._decided(context, done))
+        async def send_one(messages: Sequence[Message]) -> list[Future[SendReceipt]]:
+            return [await send(messages[0])]
+
+        [future] = await self.around_all([message], send_one)
         return future
+
+    async def around_all(
+        self,
+        messages: Sequence[Message],
+        send: Callable[[Sequence[Message]], Awaitable[list[Future[SendReceipt]]]],
+    ) -> list[Future[SendReceipt]]:
+        """Around each of them."""
+        contexts = [SendContext(message) for message in messages]
+        for context in contexts:
+            for place, hook in enumerate(self._hooks):
+                self._guard.call(place, hook.before_send, context)
+        try:
+            futures = await send(messages)
+        except BaseException as error:
+            for context in contexts:
+                context.error = error
+                self._after(context)
+            raise
+        for context, future in zip(contexts, futures, strict=True):
+            future.add_done_callback(partial(self._decided, context))
+        return futures
 
     def _decided(self, context: SendContext, future: Future[SendReceipt]) -> None:
         if not future.cancelled():

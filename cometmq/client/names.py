@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from hashlib import blake2b
 
-from cometmq.errors import GroupNameInvalid, InvalidRequest, TopicNameInvalid
+from cometmq.errors import ConfigInvalid, GroupNameInvalid, InvalidRequest, TopicNameInvalid
 from cometmq.filters import sql as sql_filter
 from cometmq.filters import tags
 from cometmq.model import (
+    BROADCAST_PREFIX,
     GROUP_NAME,
     TOPIC_NAME,
     Filter,
@@ -81,3 +83,13 @@ def check_position(position: object) -> None:
 def of(queue: QueueRef) -> dict[str, str]:
     """The fields by which a log line names a queue."""
     return {"topic": queue.topic, "queue": f"{queue.broker_group}/{queue.queue_id}"}
+
+
+def own_group(group: str, client_id: str) -> str:
+    """The group that keeps the offsets of one broadcasting consumer. ConfigInvalid: its name would
+    be too long.
+    """
+    name = f"{BROADCAST_PREFIX}{group}-{blake2b(client_id.encode(), digest_size=8).hexdigest()}"
+    if not GROUP_NAME.fullmatch(name):
+        raise ConfigInvalid(f"broadcast_offsets_at_broker: the group's name is too long: {group}.")
+    return name

@@ -68,6 +68,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a member of MessageModel, as MessageModel.CLUSTERING",
     ),
     "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
+    "broadcast_offsets_at_broker": (lambda value: isinstance(value, bool), "True or False"),
     "orderly": (lambda value: isinstance(value, bool), "True or False"),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "compression": (
@@ -119,8 +120,14 @@ def options_of(kind: type[Options], options: object) -> Options:
 
 def check_session(options: GroupOptions) -> None:
     """ConfigInvalid for a session of a random name: it does not come back."""
-    if options.session_ms and options.client_id.startswith(_process_name()):
-        raise ConfigInvalid("session_ms: a client_id that is the same after a restart is needed.")
+    if options.session_ms:
+        check_named(options, "session_ms")
+
+
+def check_named(options: GroupOptions, option: str) -> None:
+    """ConfigInvalid for a random name, which this option makes no sense with."""
+    if options.client_id.startswith(_process_name()):
+        raise ConfigInvalid(f"{option}: a client_id that is the same after a restart is needed.")
 
 
 def _process_name() -> str:
@@ -375,6 +382,13 @@ class PushConsumerOptions(GroupOptions):
         metadata=_about(
             "With BROADCASTING: where this consumer keeps how far it is; empty = in memory only.",
             "rocketmq.client.localOffsetStoreDir",
+        ),
+    )
+    broadcast_offsets_at_broker: bool = field(
+        default=False,
+        metadata=_about(
+            "With BROADCASTING: the brokers keep how far this client_id is, instead of a file.",
+            "enableBroadcastOffsetStore",
         ),
     )
     commit_interval_ms: int = _option(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from asyncio import Future
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -226,6 +226,23 @@ class Producer:
         """Sends the message and waits for its receipt; raises why it was not stored."""
         return await (await self.send(message))
 
+    async def send_batch(self, messages: Sequence[Message]) -> list[SendReceipt]:
+        """Sends messages as one unit to one queue: they are stored together and follow each other,
+        or none of them is. RocketMQ's ``send(list)``. Waits for their receipts.
+
+        All have the same topic, queue, sharding_key, delay_level and wait_store; together they are
+        at most as large as the broker's batches (1,024 messages, 4 MiB). Raises InvalidRequest,
+        BatchTooLarge, what :meth:`send` raises, and why none was stored. After SEND_TIMEOUT, and
+        where a broker dies meanwhile and does not come back in time, all or some may be stored.
+        """
+        _check_unit(messages)
+        if self._hooks is None:
+            futures = await self._send_unit(messages)
+        else:
+            futures = await self._hooks.around_all(messages, self._send_unit)
+        await asyncio.wait(futures)
+        return [future.result() for future in futures]
+
     async def send_one_way(self, message: Message) -> None:
         """As :meth:`send`, for messages whose loss does not matter: nobody gets a receipt. What
         was not stored is logged with its count, at most each TELL_LOST_S.
@@ -265,23 +282,11 @@ class Producer:
             raise InvalidRequest(
                 f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
             )
-        partitioner = self._partitioners.get(message.topic) or await self._new_target(message.topic)
-        while self._buffer.used >= self._buffer.limit:
-            self._buffer.room.clear()
-            await self._buffer.room.wait()
-            self._check_open()
-        self._check_queues(message.topic, partitioner)
-        queue = message.queue
-        if queue is None and self._selector is not None:
-            try:
-                queue = self._selector(message, partitioner.selectable)
-                check_queue(queue)
-                partitioner.named(queue)
-            except Exception as error:  # the application's: whatever it raises is the message's
-                return self._failed(error)
-        elif queue is None and message.sharding_key:
-            # Also of a group without a writer: its messages wait, else their order would be lost.
-            queue = choose_by_hash(message.sharding_key, partitioner.queues)
+        partitioner = await self._room_for(message.topic)
+        try:
+            queue = self._choose(message, partitioner)
+        except Exception as error:  # the selector's: whatever it raises is the message's
+            return self._failed(error)
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
         if queue is None:
             while (future := partitioner.put(message)) is None:
@@ -292,6 +297,43 @@ class Producer:
         while not (writer := partitioner.named(queue)).ready():
             await self._wait_ready(message.topic, partitioner, [writer], deadline_s)
         return writer.sender.batcher.put(message, writer)
+
+    async def _send_unit(self, messages: Sequence[Message]) -> list[Future[SendReceipt]]:
+        self._check_open()
+        first = messages[0]
+        partitioner = await self._room_for(first.topic)
+        queue = self._choose(first, partitioner)
+        deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
+        while True:
+            writer = partitioner.choose() if queue is None else partitioner.named(queue)
+            if writer is not None and writer.ready():
+                return writer.sender.batcher.put_unit(messages, writer)
+            waiting = partitioner.queue_writers if writer is None else [writer]
+            await self._wait_ready(first.topic, partitioner, waiting, deadline_s)
+
+    async def _room_for(self, topic: str) -> StickyPartitioner:
+        """The topic's queues, when there is room in the buffer."""
+        partitioner = self._partitioners.get(topic) or await self._new_target(topic)
+        while self._buffer.used >= self._buffer.limit:
+            self._buffer.room.clear()
+            await self._buffer.room.wait()
+            self._check_open()
+        self._check_queues(topic, partitioner)
+        return partitioner
+
+    def _choose(self, message: Message, partitioner: StickyPartitioner) -> QueueRef | None:
+        """The queue that the message, its key or the selector names; None: any. Raises what the
+        selector raises.
+        """
+        queue = message.queue
+        if queue is None and self._selector is not None:
+            queue = self._selector(message, partitioner.selectable)
+            check_queue(queue)
+            partitioner.named(queue)
+        elif queue is None and message.sharding_key:
+            # Also of a group without a writer: its messages wait, else their order would be lost.
+            queue = choose_by_hash(message.sharding_key, partitioner.queues)
+        return queue
 
     @staticmethod
     def _failed(error: Exception) -> Future[SendReceipt]:
@@ -421,3 +463,16 @@ class Producer:
                         sender.window.push(part)
                     else:
                         writer.sender.batcher.adopt(part, writer)
+
+
+def _check_unit(messages: object) -> None:
+    """InvalidRequest for messages that are no unit."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InvalidRequest(f"A batch is a list of messages, at least one, not {messages!r:.80}.")
+    for message in messages:
+        if not isinstance(message, Message):
+            raise InvalidRequest(f"A batch has messages only, not {type(message).__name__}.")
+    first = messages[0]
+    for name in ("topic", "queue", "sharding_key", "delay_level", "wait_store"):
+        if any(getattr(message, name) != getattr(first, name) for message in messages):
+            raise InvalidRequest(f"All messages of a batch have the same {name}.")

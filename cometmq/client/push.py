@@ -17,11 +17,11 @@ from cometmq.client.hooks import message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import Later, MessageModel
-from cometmq.client.names import check_group, check_topic, filter_of, of
+from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
 from cometmq.client.offsets import BrokerCalls
-from cometmq.client.options import PushConsumerOptions, backoff_policy, options_of
+from cometmq.client.options import PushConsumerOptions, backoff_policy, check_named, options_of
 from cometmq.client.orderly import orderly_not_done
 from cometmq.client.positions import OffsetStore, check_store
 from cometmq.client.push_queues import PushQueues
@@ -98,9 +98,10 @@ class PushConsumer:
         goes_back = not (self._options.retry_in_place or self._is_broadcasting)
         self._retries = RETRY_PREFIX + group if goes_back else None
         store = check_store(offset_store)
+        own_calls = self._own_calls() if self._options.broadcast_offsets_at_broker else None
         self._offset_file = (
             OffsetFile(self._options.offset_file, group)
-            if self._is_broadcasting and store is None
+            if self._is_broadcasting and store is None and own_calls is None
             else None
         )
         subscriptions: dict[str, Filter] = {}
@@ -113,6 +114,7 @@ class PushConsumer:
             self._workers,
             self._long_poller,
             self._offset_file if store is None else store,
+            own_calls,
             lambda: self._share.look_again(),
         )
         self._share = GroupShare(
@@ -127,6 +129,21 @@ class PushConsumer:
         )
         self._share.limit_tries(self._options.retry_times_max)
         self._open = False
+
+    def _own_calls(self) -> BrokerCalls:
+        """Calls for the group that is this consumer's alone, and has its offsets."""
+        if not self._is_broadcasting:
+            raise ConfigInvalid("broadcast_offsets_at_broker: it is for BROADCASTING.")
+        check_named(self._options, "broadcast_offsets_at_broker")
+        calls = BrokerCalls(
+            self._calls.group,
+            self._connections,
+            self._routes,
+            self._calls.timeout_s,
+            namespace=self._calls.namespace,
+        )
+        calls.wire_group = own_group(self._calls.wire_group, self._options.client_id)
+        return calls
 
     async def __aenter__(self) -> Self:
         if self._offset_file is not None:

@@ -16,7 +16,7 @@ from cometmq.client.options import PushConsumerOptions
 from cometmq.client.orderly import OrderlyQueue
 from cometmq.client.positions import GroupPositions, OffsetStore, OwnPositions, Positions, may_pass
 from cometmq.client.queue_locks import QueueLocks
-from cometmq.client.start_positions import group_position
+from cometmq.client.start_positions import group_position, start_position
 from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
 from cometmq.telemetry import fields, logger
@@ -28,6 +28,7 @@ _log = logger(__name__)
 
 class PushQueues:
     """A QueueReader (``group_share``). ``subscriptions``: the filter of each topic that is read.
+    ``own_calls``: for a consumer whose positions the brokers keep apart from the group's.
     ``on_change`` is called when a queue has become free, or was lost.
     """
 
@@ -40,6 +41,7 @@ class PushQueues:
         workers: Workers,
         long_poller: LongPoller,
         store: OffsetStore | None,
+        own_calls: BrokerCalls | None,
         on_change: Callable[[], None],
     ) -> None:
         self._options = options
@@ -51,7 +53,7 @@ class PushQueues:
         # Another client of this one's name, an earlier process say, must not have its lock number.
         holder = f"{options.client_id[:LOCK_NAME_LENGTH_MAX]} {instance_id}"
         self._locks = QueueLocks(calls, holder, self._locks_lost) if options.orderly else None
-        self._positions = self._kept_at(store)
+        self._positions = self._kept_at(store, own_calls)
         self._assigned: dict[QueueRef, AssignedQueue] = {}
         self._leaving: list[AssignedQueue] = []  # revoked, not yet committed
         # of queues given up while nobody took commits
@@ -60,9 +62,11 @@ class PushQueues:
         self._outlived: set[QueueRef] = set()  # revoked, in order, and a call still runs
         self._loop: asyncio.Task[None] | None = None  # which commits; None: it is over
 
-    def _kept_at(self, store: OffsetStore | None) -> Positions:
+    def _kept_at(self, store: OffsetStore | None, own_calls: BrokerCalls | None) -> Positions:
         if store is not None:
             return OwnPositions(store, self._calls, self._options)
+        if own_calls is not None:
+            return GroupPositions(own_calls, self._options, start_position)
         if self._locks is not None:
             return GroupPositions(self._calls, self._options, group_position, self._locks.number)
         return GroupPositions(self._calls, self._options, group_position)

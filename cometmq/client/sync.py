@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -103,6 +103,10 @@ class Producer(_Sync[producer.Producer]):
     def send_and_wait(self, message: Message) -> SendReceipt:
         """Sends the message and waits for its receipt; raises why it was not stored."""
         return self._wait(self._client.send_and_wait(message))
+
+    def send_batch(self, messages: Sequence[Message]) -> list[SendReceipt]:
+        """Sends messages as one unit to one queue and waits for their receipts."""
+        return self._wait(self._client.send_batch(messages))
 
     def send_one_way(self, message: Message) -> None:
         """Sends without a receipt; what was not stored is logged."""

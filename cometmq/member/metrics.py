@@ -23,7 +23,7 @@ from cometmq.format.record import first_store_time_ms
 from cometmq.member.storage.member_storage import BaseStorage, MemberStorage
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import is_system
-from cometmq.model import RETRY_PREFIX
+from cometmq.model import BROADCAST_PREFIX, RETRY_PREFIX
 from cometmq.replication.refusals import Refusals
 from cometmq.telemetry import DeliveryAge
 
@@ -383,6 +383,8 @@ class MemberCollector(StoreCollector):
         """
         lags: dict[tuple[str, str], int] = {}
         for commit in self._state.offsets:
+            if commit.group.startswith(BROADCAST_PREFIX):
+                continue  # a client, not a group
             low, readable, _ = self._storage.bounds((commit.topic, commit.queue_id))
             behind = max(0, readable - max(low, commit.position.offset))
             key = (commit.group, commit.topic)

@@ -196,7 +196,12 @@ class _Parts:
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""
-        return [*self._writer.background(), self.registrar.run(), *self._replication.background()]
+        return [
+            *self._writer.background(),
+            self.registrar.run(),
+            self._client_api.forget_broadcasters(),
+            *self._replication.background(),
+        ]
 
     async def _overtaken(self, error: StaleEpoch) -> None:
         await self._replication.overtaken(error)

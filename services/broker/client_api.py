@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import partial
 
+from cometmq.errors import CometError
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
@@ -12,6 +14,7 @@ from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
+from cometmq.telemetry import fields, logger
 from services.broker.clients import ClientList, Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
@@ -22,6 +25,11 @@ from services.broker.send_calls import SendCalls
 from services.broker.servicer import BrokerServicer, StreamShares
 from services.broker.structured import StructuredEncoder
 from services.broker.writer_core import WriterCore
+
+HOUR_S = 3_600.0
+FORGET_S = 600.0
+
+_log = logger(__name__)
 
 
 def _notifies_members(state: BrokerState, group: str) -> bool:
@@ -60,6 +68,7 @@ class ClientApi:
         clock, metrics = context.clock, context.metrics
         core, storage, keeper = writer.core, writer.storage, writer.keeper
         self.policy = policy = policy_of(config)
+        self._reserved_s = config.file_reserved_time * HOUR_S
         shares = StreamShares(config.streams_per_peer_max)
         groups = Groups(
             core.members,
@@ -114,3 +123,17 @@ class ClientApi:
             clock,
             writer.described,
         )
+
+    async def forget_broadcasters(self) -> None:
+        """Runs as long as the broker does: forgets broadcasting clients for which there can be no
+        message left that they have read.
+        """
+        while True:
+            await asyncio.sleep(FORGET_S)
+            try:
+                for group in await self.coordinator.drop_idle_broadcasters(self._reserved_s):
+                    _log.info(
+                        "offsets of a broadcasting client are forgotten", extra=fields(group=group)
+                    )
+            except CometError as error:  # a full disk, no follower: the next time
+                _log.warning("broadcasting clients are not forgotten", extra=fields(error=error))

@@ -12,6 +12,7 @@ from cometmq.clock import Clock
 from cometmq.errors import (
     GroupInUse,
     GroupNotFound,
+    LimitExceeded,
     NoPermission,
     OffsetInvalid,
     TopicNotFound,
@@ -24,9 +25,18 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
-from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, Position, Subscription, TopicConfig
+from cometmq.model import (
+    BROADCAST_PREFIX,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    Position,
+    Subscription,
+    TopicConfig,
+)
 from cometmq.rpc.shares import Buckets
 from services.broker.membership import NOWHERE, Groups, MemberStream, Origin
+
+BROADCASTERS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,31 @@ class GroupCoordinator(GroupReads):
         :meth:`is_there` raises; LimitExceeded.
         """
         while not self.is_there(name):
+            if name.startswith(BROADCAST_PREFIX):
+                self._check_broadcasters()
             self._creations.take(address, self._clock.monotonic_s())
             await self._keeper.put_group(GroupSettings(name))
+
+    def _check_broadcasters(self) -> None:
+        if len(self._broadcasters()) >= BROADCASTERS_MAX:
+            raise LimitExceeded(
+                f"offsets of {BROADCASTERS_MAX} broadcasting clients are kept here "
+                "(BROADCASTERS_MAX)"
+            )
+
+    def _broadcasters(self) -> list[str]:
+        """Groups that keep the offsets of one broadcasting client."""
+        return [name for name in self._state.groups if name.startswith(BROADCAST_PREFIX)]
+
+    async def drop_idle_broadcasters(self, idle_s_max: float) -> list[str]:
+        """Forget broadcasting clients that have committed nothing for so long; their groups."""
+        now_s = self._clock.monotonic_s()
+        idle = [n for n in self._broadcasters() if self._summary(n, now_s).idle_s >= idle_s_max]
+        for name in idle:
+            with suppress(GroupNotFound):
+                await self._keeper.drop_group(name)
+            self._used_s.pop(name, None)
+        return idle
 
     def check_open(self) -> None:
         """Raises BrokerDraining while no commit is taken."""
@@ -160,12 +193,18 @@ class GroupCoordinator(GroupReads):
         if count := self._members.count(group):
             raise GroupInUse(f"group {group} has {count} members, or static ones that are away")
         wanted = [RETRY_PREFIX + group]
-        if dead_letters or not self._message_count(DLQ_PREFIX + group):
+        dead_count = self._message_count(DLQ_PREFIX + group)
+        if dead_letters or not dead_count:
             wanted.append(DLQ_PREFIX + group)
         topics = [topic for topic in wanted if topic in self._state.topics]
         try:
             await self._keeper.drop_group(group)
         except GroupNotFound:
+            if dead_count and not topics:
+                raise GroupNotFound(
+                    f"consumer group {group} is gone but for its {dead_count} dead letters, which "
+                    "go only with dead_letters (--dead-letters)"
+                ) from None
             if not topics:
                 raise
         self._used_s.pop(group, None)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cometmq.clock import SystemClock
-from cometmq.format import record
+from cometmq.errors import ConfigInvalid
+from cometmq.format import delayed, record
 from cometmq.format.batch import BatchLimits
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.opening import Opened, open_copy, open_writer
@@ -96,4 +97,25 @@ def test_a_follower_leaves_the_tables_to_the_writer(config: MemberConfig, name: 
     copy.store.close()
     opened = open_it(config)
     assert "orders" in opened.state.topics
+    opened.store.close()
+
+
+def test_levels_in_which_its_messages_wait_have_to_be_there(
+    config: MemberConfig, listing: Listing, name: str
+) -> None:
+    """And a refusal changes nothing that counts: the next start takes it over."""
+    waiting = [
+        delayed.level_of(queue_id)
+        for (topic, queue_id), (low, high) in listing.bounds.items()
+        if topic == delayed.SCHEDULE_TOPIC and low < high
+    ]
+    assert max(waiting) > 1
+    try:
+        delayed.use_levels((1,))
+        with pytest.raises(ConfigInvalid, match=f"level {min(n for n in waiting if n > 1)}"):
+            open_it(config)
+    finally:
+        delayed.use_levels(delayed.parse_levels(delayed.DEFAULT_LEVELS))
+    opened = open_it(config)
+    assert opened.state.groups["billing"].retry_times_max == 5
     opened.store.close()

@@ -406,6 +406,7 @@ async def test_messages_of_one_key_go_to_one_queue_and_wait_for_its_broker_group
         brokers[1].role = common_pb2.MEMBER_ROLE_FOLLOWER
         await namesrv.put("T", *brokers)
         brokers[1].break_streams()
+        await until(lambda: not producer._senders["g2"].connected)
         others = [await producer.send_and_wait(Message("T", b"2")) for _ in range(8)]
         assert {receipt.queue.broker_group for receipt in others} == {"g1"}
         waiting = [

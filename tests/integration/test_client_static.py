@@ -15,6 +15,7 @@ from cometmq.admin import clients, ops
 from cometmq.admin.connection import Connection
 from cometmq.client import (
     Message,
+    MessageModel,
     Producer,
     PullConsumer,
     PullConsumerOptions,
@@ -26,6 +27,7 @@ from cometmq.client import (
 from cometmq.errors import ConfigInvalid, InvalidRequest, LimitExceeded
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
+from services.broker import client_api, group_coordinator
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.waiting import until, until_async
 
@@ -272,3 +274,74 @@ async def test_clients_are_listed_by_page_with_what_the_broker_knows_of_them(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await broker.admin.ListClients(pb.ListClientsRequest(max_count=1_001))
         assert isinstance(error_from(refused.value), InvalidRequest)
+
+
+async def test_a_broadcasting_consumer_goes_on_by_what_the_broker_keeps_of_its_name(
+    tmp_path: Path,
+) -> None:
+    seen: dict[str, list[bytes]] = {"a": [], "b": []}
+
+    def broadcasting(namesrv: str, name: str) -> PushConsumer:
+        async def listener(messages: list[ReceivedMessage]) -> None:
+            seen[name].extend(message.body for message in messages)
+
+        return pod(
+            namesrv,
+            name,
+            listener,
+            session_ms=0,
+            message_model=MessageModel.BROADCASTING,
+            broadcast_offsets_at_broker=True,
+        )
+
+    async with cluster(tmp_path) as (namesrv, broker), Producer(namesrv) as producer:
+        sent = [b"%d" % n for n in range(20)]
+        for number, body in enumerate(sent):
+            if number == 10:
+                async with broadcasting(namesrv, "a") as a, broadcasting(namesrv, "b") as b:
+                    for one in (a, b):
+                        await one.subscribe("T")
+                    await until(lambda: len(seen["a"]) == len(seen["b"]) == 10)
+            await producer.send_and_wait(Message("T", body))
+        async with broadcasting(namesrv, "a") as a:
+            await a.subscribe("T")
+            await until(lambda: len(seen["a"]) == 20)
+        assert sorted(seen["a"]) == sorted(sent)
+        groups = (await broker.admin.ListGroups(pb.ListGroupsRequest())).groups
+        kept = [group for group in groups if group.startswith("%BROADCAST%G-")]
+        assert len(kept) == 2
+
+
+async def test_offsets_of_broadcasting_clients_are_forgotten_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_coordinator, "BROADCASTERS_MAX", 2)
+    monkeypatch.setattr(client_api, "HOUR_S", 0.0)
+    monkeypatch.setattr(client_api, "FORGET_S", 2.0)
+    async with cluster(tmp_path) as (_, broker):
+        await broker.commit("G", ("T", 0, 0, 0))
+        for name in ("a", "b"):
+            await broker.commit(f"%BROADCAST%G-{name}", ("T", 0, 0, 0))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await broker.commit("%BROADCAST%G-c", ("T", 0, 0, 0))
+        assert isinstance(error_from(refused.value), LimitExceeded)
+
+        async def forgotten() -> bool:
+            listed = await broker.admin.ListGroups(pb.ListGroupsRequest())
+            return list(listed.groups) == ["G"]
+
+        await until_async(forgotten)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"broadcast_offsets_at_broker": True, "client_id": "pod"},
+        {"broadcast_offsets_at_broker": True, "message_model": MessageModel.BROADCASTING},
+    ],
+)
+async def test_offsets_at_the_broker_are_for_a_broadcasting_consumer_with_a_name(
+    options: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigInvalid, match="broadcast_offsets_at_broker"):
+        PushConsumer("127.0.0.1:1", "G", ignore, options=PushConsumerOptions(**options))

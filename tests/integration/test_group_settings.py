@@ -329,6 +329,9 @@ async def test_a_group_goes_with_its_topics_and_its_dead_letters_on_word(tmp_pat
         listed = await broker.admin.ListGroups(pb.ListGroupsRequest())
         [left] = listed.summaries  # the dead letters of a group that is gone
         assert (left.group, left.dead_letter_count, left.queue_count) == ("G", 1, 0)
+        refused = await refusal(delete())
+        assert isinstance(refused, GroupNotFound)
+        assert "1 dead letters" in refused.message
         assert await delete(dead_letters=True) == [DLQ]
         assert isinstance(await refusal(delete()), GroupNotFound)
         await put(broker)

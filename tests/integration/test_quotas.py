@@ -22,7 +22,7 @@ from tests.support.cluster.broker import (
     running_broker,
     running_namesrv,
 )
-from tests.support.cluster.pullhold import running_pullhold
+from tests.support.cluster.pullhold import rpc_count, running_pullhold, sample
 from tests.support.waiting import until
 
 NOTHING = pb.Quota()
@@ -189,3 +189,30 @@ async def test_a_consumer_keeps_to_its_quota_also_through_a_pullhold(tmp_path: P
                 await asyncio.sleep(0.005)
             await until(lambda: len(seen) == 60)
         assert seen[-1] - seen[0] >= 1.0, "60 at 20 a second, of which 20 and a batch at once"
+
+
+async def test_clients_ask_again_when_they_were_told_and_not_before(tmp_path: Path) -> None:
+    """One refusal for the producer, one for the consumer, though both wait for seconds."""
+    seen: list[ReceivedMessage] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        seen.extend(messages)
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await limit(broker, messages_per_s=4)
+        async with Producer(namesrv) as producer:
+            first = [await producer.send(Message("T", b"%d" % n)) for n in range(12)]
+            await asyncio.gather(*first)
+            await producer.send_and_wait(Message("T", b"12"))
+        refused = "cometmq_batches_refused_total"
+        assert await sample(broker.metrics_address, refused, 'error="FLOW_CONTROL"') == 1
+        await limit_group(broker, messages_per_s=4)
+        options = PushConsumerOptions(pull_count_max=12)
+        async with PushConsumer(namesrv, "G", listener, options=options) as consumer:
+            await consumer.subscribe("T")
+            await until(lambda: len(seen) == 13)
+            pulls = await rpc_count(broker.metrics_address, "Pull")
+        assert pulls <= 4, "12 messages, a refusal, 1 message, and maybe one that finds nothing"

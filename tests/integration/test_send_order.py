@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from cometmq.errors import BatchOutOfOrder, CometError, DiskFull, FlowControl
 from cometmq.format.record import Record
 from cometmq.v1 import broker_pb2 as pb
 from services.broker.produce import ProduceHandler
+from tests.integration.test_failover import replicated
 from tests.support.cluster.broker import batch, running_broker, running_namesrv
+from tests.support.waiting import until
 
 KEYS, COUNT = 5, 3_000
 
@@ -99,3 +102,45 @@ async def test_behind_a_refused_batch_nothing_in_order_is_stored(tmp_path: Path)
         assert not (await send(b"free", None)).HasField("error")
         assert not (await send(b"3", 2)).HasField("error")
         assert await broker.bodies("T", 0) == [b"1", b"free", b"3"]
+
+
+def at_least(some: list[Any], count: int) -> bool:
+    return len(some) >= count
+
+
+async def test_the_order_of_a_key_survives_the_writer(tmp_path: Path) -> None:
+    """It dies with batches on their way, again and again; what it acknowledged is there."""
+    options = ProducerOptions(
+        in_flight_max=8, batch_count_max=5, retry_backoff_ms=5, retry_backoff_max_ms=50
+    )
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        replicated(tmp_path, namesrv=(namesrv,), auto_create_topic_enable=True) as group,
+        Producer(namesrv, options=options) as producer,
+    ):
+        futures: list[asyncio.Future[SendReceipt]] = []
+        stop = asyncio.Event()
+
+        async def send_all() -> None:
+            while not stop.is_set():
+                message = Message("T", b"%d" % len(futures), sharding_key=f"key{len(futures) % 3}")
+                futures.append(await producer.send(message))
+                await asyncio.sleep(0.001)
+
+        sending = asyncio.create_task(send_all())
+        for writer, next_writer in ((0, 1), (1, 0)):
+            wanted = len(futures) + 100
+            await until(partial(at_least, futures, wanted))
+            await group[writer].crash()
+            await group[next_writer].until_role("writer")
+            await group[writer].start("follower")
+            await group.all_in_sync(0, 1)
+        stop.set()
+        await sending
+        receipts = await asyncio.gather(*futures)
+        found = await group[0].client.read_queue("T", 0)
+    order = [int(record.body) for record in found]
+    for key in range(3):
+        assert [n for n in order if n % 3 == key] == list(range(key, len(futures), 3))
+    places = {record.unique_id: record.queue_offset for record in found}
+    assert [places[r.unique_id] for r in receipts] == [r.queue_offset for r in receipts]

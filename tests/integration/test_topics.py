@@ -149,7 +149,7 @@ async def test_a_type_outlives_restarts_and_tells_each_sender(tmp_path: Path) ->
 
 
 async def test_the_broker_itself_is_not_refused(tmp_path: Path) -> None:
-    """Delayed messages of before come to a topic that takes none any more, and so do retries."""
+    """Delayed messages of before come to a topic that takes none any more."""
     async with running_broker(tmp_path) as broker:
         await put(broker, "T")
         outgoing = pb.OutgoingMessage(topic="T", queue_id=0, body=b"late", delay_level=1)
