@@ -22,13 +22,15 @@ class QueueLocks:
         self._storage = storage
         self._clock = clock
         opened_s = clock.monotonic_s()
+        self._granted_end = 0  # of the log, behind the newest grant
         self._leases = LockLeases(keeper.state.locks, storage.store.epoch, opened_s)
 
     async def lock(
         self, group: str, client_id: str, keys: Sequence[QueueKey]
     ) -> list[int | CometError]:
         """The lock number of each queue, or why the client does not get it. Returns when the grants
-        are as safe as messages of their topics. Raises GroupNameInvalid, GroupNotFound,
+        are as safe as messages of their topics, and while no other member can be the writer: one
+        that takes over may give the queues away when it has counted a lease. Raises GroupNameInvalid, GroupNotFound,
         InvalidRequest, LimitExceeded, and what appending raises.
         """
         check_client_id(client_id)
@@ -42,9 +44,12 @@ class QueueLocks:
             if locks.count + len(free) > LOCKS_MAX:
                 raise LimitExceeded(f"{LOCKS_MAX} queues are locked here (LOCKS_MAX)")
             run = self._leases.plan_grant(group, client_id, free)
-            end = self._keeper.write(QueuesLocked(run))
+            self._granted_end = self._keeper.write(QueuesLocked(run))
             self._leases.granted(run, now_s)
-            await self._storage.stored(end, self._keeper.demands_of(run.queues))
+        # Also for a renewal: the client may ask again because its grant is not answered yet.
+        topics = {topic for topic, queue_id in keys if (topic, queue_id) not in refused}
+        if topics:
+            await self._storage.stored(self._granted_end, self._keeper.demands_of(topics))
         return [refused.get(key) or self._held(group, client_id, key) for key in keys]
 
     def _held(self, group: str, client_id: str, key: QueueKey) -> int | CometError:

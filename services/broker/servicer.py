@@ -376,6 +376,7 @@ class BrokerServicer(ReadServicer):
         if len(request.items) > ITEMS_MAX:
             raise LimitExceeded(f"{len(request.items)} messages, {ITEMS_MAX} are allowed")
         self._gate.check()
+        self._coordinator.check_open()
         items = [
             SendBackItem(
                 item.queue.topic,
