@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Protocol
 
 from cometmq.client.names import of
-from cometmq.client.offsets import BrokerCalls
-from cometmq.clock import SystemClock
+from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError, QueueLocked
 from cometmq.model import QueueRef
 from cometmq.telemetry import fields, logger
@@ -18,19 +18,33 @@ _CLOCK = SystemClock()
 _log = logger(__name__)
 
 
+class LockCalls(Protocol):
+    """What is asked of the brokers: :class:`cometmq.client.offsets.BrokerCalls`."""
+
+    @property
+    def group(self) -> str: ...
+
+    async def lock(
+        self, client_id: str, queues: Collection[QueueRef]
+    ) -> tuple[dict[QueueRef, int | CometError], float]: ...
+
+    async def unlock(self, client_id: str, queues: Collection[QueueRef]) -> None: ...
+
+
 class Lock:
     """A queue's lock, as long as this client renews it."""
 
-    __slots__ = ("number", "until_s")
+    __slots__ = ("_clock", "number", "until_s")
 
-    def __init__(self, number: int, until_s: float) -> None:
+    def __init__(self, number: int, until_s: float, clock: Clock = _CLOCK) -> None:
         self.number = number
         self.until_s = until_s  # by the clock that counts while the machine is suspended
+        self._clock = clock
 
     @property
     def is_held(self) -> bool:
         """Whether no other client can have the queue now."""
-        return _CLOCK.boottime_s() < self.until_s
+        return self._clock.boottime_s() < self.until_s
 
 
 class QueueLocks:
@@ -39,9 +53,14 @@ class QueueLocks:
     """
 
     def __init__(
-        self, calls: BrokerCalls, client_id: str, on_lost: Callable[[Collection[QueueRef]], None]
+        self,
+        calls: LockCalls,
+        client_id: str,
+        on_lost: Callable[[Collection[QueueRef]], None],
+        clock: Clock = _CLOCK,
     ) -> None:
         self._calls = calls
+        self._clock = clock
         self._client_id = client_id
         self._on_lost = on_lost
         self._held: dict[QueueRef, Lock] = {}  # renewed
@@ -62,13 +81,13 @@ class QueueLocks:
 
     async def lock(self, queues: Collection[QueueRef]) -> set[QueueRef]:
         """Ask for the locks; the queues that this client has now."""
-        asked_s = _CLOCK.boottime_s()  # the lease counts from before the broker gave it
+        asked_s = self._clock.boottime_s()  # the lease counts from before the broker gave it
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         for queue, answer in answers.items():
             if isinstance(answer, CometError):
                 _log.info("queue not locked", extra=fields(**of(queue), error=answer))
             else:
-                self._held[queue] = Lock(answer, asked_s + lease_s)
+                self._held[queue] = Lock(answer, asked_s + lease_s, self._clock)
                 self._numbers[queue] = answer
         return {queue for queue in queues if self.holds(queue) and self._held[queue].is_held}
 
@@ -89,10 +108,11 @@ class QueueLocks:
         while True:
             await asyncio.sleep(RENEW_S)
             if self._held:
-                await self._renew_all()
+                await self.renew_all()
 
-    async def _renew_all(self) -> None:
-        asked_s, queues = _CLOCK.boottime_s(), list(self._held)
+    async def renew_all(self) -> None:
+        """Renew all locks once."""
+        asked_s, queues = self._clock.boottime_s(), list(self._held)
         answers, lease_s = await self._calls.lock(self._client_id, queues)
         lost = []
         for queue, answer in answers.items():

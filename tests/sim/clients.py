@@ -1,36 +1,211 @@
-"""Producers that send to whoever says that he writes, consumers that follow their positions."""
+"""The clients: what all of them have, producers that send again what was not answered, and readers
+that follow their positions.
+"""
 
 from __future__ import annotations
 
-from cometmq.errors import NotWriter, PositionFenced
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, TypeVar
+
+from cometmq.errors import (
+    BatchOutsideWindow,
+    CometError,
+    NotWriter,
+    PeerUnavailable,
+    PositionFenced,
+)
+from cometmq.format import delayed, record
+from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.model import Position
-from tests.sim.member import Group, Role
-from tests.sim.world import Violation
+from services.broker.produce import Accepted, Claim
+from tests.sim.member import Group, Member, MemberClock, Role
+from tests.sim.network import FIRST_CLIENT
+from tests.sim.storage import HOST
+from tests.sim.world import Machine, Process, Violation, Wait
+from tests.sim.writer import Writer
 
 READ_MAX = 30  # messages at once
 UNTOLD = Position(0, 0)
+ANSWER_S_MAX = 3.0
+RESEND_S = 20.0
+DELAYED_SHARE = 0.1
+DELAY_LEVELS = (1, 2)  # that producers ask for
+
+T = TypeVar("T")
 
 
-class Producer:
-    """Sends batches to random queues. A writer that is none any more gets its share too."""
+class ClientMachine(Machine):
+    """What one client runs on, life after life."""
 
-    def __init__(self, group: Group, pause_s: float) -> None:
-        self._group = group
+    def __init__(self, group: Group, number: int) -> None:
+        super().__init__(group.world)
+        self.number = number
+        self.node = FIRST_CLIENT + number
+        self.clock = MemberClock(group.world, 1 + group.world.between(-5e-4, 5e-4))
+        self.lives = 0
+
+
+class Client(Process):
+    """One life of a client. ``over``: it is to come to its end."""
+
+    over = False
+
+    def __init__(self, group: Group, machine: ClientMachine) -> None:
+        super().__init__(machine)
+        machine.lives += 1
+        self.group = group
+        self.node = machine.node
+        self.clock = machine.clock
+        self.name = f"c{machine.number}.{machine.lives}"
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def tell(self, what: str, *details: object) -> None:
+        self.world.tell(self.name, what, *details)
+
+    def writer(self) -> Member:
+        """One that says it writes; it may be wrong. Raises PeerUnavailable."""
+        writers = self.group.writers()
+        if not writers:
+            raise PeerUnavailable("nobody writes")
+        return self.world.rng.choice(writers).member
+
+    async def at_writer(self, work: Callable[[Writer], Coroutine[Any, Any, T]]) -> T:
+        """Ask the writer. Raises what it answers; PeerUnavailable: nobody knows what was done."""
+
+        async def checked(role: Role) -> T:
+            if not isinstance(role, Writer):
+                raise NotWriter("it follows")
+            return await work(role)
+
+        answer: T = await self.ask(self.writer(), checked)
+        return answer
+
+    def ask(self, member: Member, work: Callable[[Role], Coroutine[Any, Any, T]]) -> Wait[T]:
+        network, mine = self.group.network, self.node
+
+        def start(done: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
+            over = False
+
+            def end(action: Callable[[], None]) -> None:
+                nonlocal over
+                if not over:
+                    over = True
+                    action()
+
+            def answer(action: Callable[[], None]) -> None:
+                network.send((member.id, mine), lambda: self.call(lambda: end(action)))
+
+            async def serve(role: Role) -> None:
+                try:
+                    value = await work(role)
+                except CometError as error:
+                    refused = error
+                    answer(lambda: failed(refused))
+                else:
+                    answer(lambda: done(value))
+
+            def arrived() -> None:
+                role = member.process
+                if role is None or not role.serving:
+                    answer(lambda: failed(PeerUnavailable("nothing listens")))
+                else:
+                    role.call(lambda: role.spawn(serve(role)))
+
+            network.send((mine, member.id), arrived)
+            no_answer = PeerUnavailable("no answer")
+            self.after(ANSWER_S_MAX, lambda: end(lambda: failed(no_answer)))
+
+        return Wait(start)
+
+
+class Message(NamedTuple):
+    """``counter``: of its sender."""
+
+    counter: int
+    queue: int
+    delay_level: int
+
+
+class Producer(Client):
+    """Several lanes, each with one batch that is not answered. A batch goes out again until it is
+    answered, or its time is over.
+    """
+
+    def __init__(self, group: Group, machine: ClientMachine, pause_s: float, lanes: int) -> None:
+        super().__init__(group, machine)
+        self.stream = f"{machine.number:010X}{machine.lives:016X}"
+        self._lanes = lanes
         self._pause_s = pause_s
-        self.over = False
+        self._counter = 0
+        self._keys = group.rules.topics.keys()
 
-    def go_on(self) -> None:
-        if self.over:
-            return
-        group, rng = self._group, self._group.world.rng
-        queues = len(group.rules.demands)
-        for writer in group.writers():
-            chosen = sorted(rng.sample(range(queues), rng.randint(1, min(2, queues))))
-            writer.call(lambda writer=writer, chosen=chosen: writer.send(chosen))  # type: ignore[misc]
-        group.world.at(group.world.between(0.1, 2.0) * self._pause_s, self.go_on)
+    def start(self) -> None:
+        if self._lanes == 1:
+            self.group.judge.groups.orderly_streams.add(self.stream.encode())
+        for _ in range(self._lanes):
+            self.spawn(self._lane())
+
+    async def _lane(self) -> None:
+        while not self.over:
+            await self._deliver(self._batch())
+            await self.sleep(self.world.between(0.1, 2.0) * self._pause_s)
+
+    def _batch(self) -> list[Message]:
+        rng = self.world.rng
+        batch = []
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            level = rng.choice(DELAY_LEVELS) if rng.random() < DELAYED_SHARE else 0
+            queue = rng.randrange(self.group.rules.topics.count)
+            batch.append(Message(self._counter, queue, level))
+            self._counter += 1
+        return batch
+
+    async def _deliver(self, batch: list[Message]) -> None:
+        until_s = self.world.now + RESEND_S
+        while batch and self.world.now < until_s:
+            try:
+                accepted = await self.at_writer(self._request(batch))
+            except BatchOutsideWindow as error:
+                raise Violation(f"{self.name}: {error}") from error
+            except CometError:
+                self.world.counts["sends without a good answer"] += 1
+                await self.sleep(self.world.between(0.1, 1.0))
+                continue
+            if accepted.record_count < len(batch):
+                self.world.counts["batches of which a crash left the first messages"] += 1
+            batch = batch[accepted.record_count :]
+        if batch:
+            self.world.counts["batches given up"] += 1
+            # It may be stored yet, behind what is sent from now on.
+            self.group.judge.groups.orderly_streams.discard(self.stream.encode())
+
+    def _request(self, batch: list[Message]) -> Callable[[Writer], Coroutine[Any, Any, Accepted]]:
+        records = b"".join(map(self._encoded, batch))
+        claims = [Claim(*self._keys[one.queue], 1, one.delay_level) for one in batch]
+        return lambda role: role.send(records, claims)
+
+    def _encoded(self, message: Message) -> bytes:
+        topic, queue_id = self._keys[message.queue]
+        prefix = b""
+        level = message.delay_level
+        if level:
+            prefix = delayed.prefix(level, topic, queue_id)
+            topic, queue_id = SCHEDULE_TOPIC, delayed.queue_id_of(level)
+        unique_id = f"{self.stream}{message.counter:08X}".encode()
+        return record.encode(
+            topic.encode(),
+            queue_id,
+            unique_id,
+            prefix + b"UNIQ_KEY\x01" + unique_id + b"\x02",
+            born_time_ms=0,
+            born_host=HOST,
+            store_host=HOST,
+        )
 
 
-class Consumer:
+class Reader:
     """Reads one queue, wherever it gets to. It remembers a hash of all that it has read: a position
     that is not fenced has to mean exactly this.
     """

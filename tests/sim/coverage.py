@@ -25,6 +25,21 @@ WANTED = (
     "fault: loses unsynced records",
     "fault: paused",
     "fault: killed",
+    "fault: client paused",
+    "fault: client killed",
+    "fault: client cut off",
+    "fault: alone with clients",
+    "batches that came again",
+    "snapshots that retention wanted",
+    "send-backs",
+    "send-backs without an answer",
+    "dead letters in the end",
+    "resets",
+    "commits refused for a reset",
+    "queues taken",
+    "locks that went to another number",
+    "leases that ended",
+    "locks lost",
 )
 
 

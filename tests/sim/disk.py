@@ -23,7 +23,10 @@ Histories = tuple[History, ...]  # the generations of all queues, one queue for 
 
 
 class Record(NamedTuple):
-    """``queue`` is -1 for a copy of the state, which holds ``histories``."""
+    """``queue`` is -1 for a record of the state; a snapshot begins an epoch. ``histories``: the
+    generations since the newest of these. ``data``: the bytes of the record as the product writes
+    it, ``tags`` what its unit holds.
+    """
 
     start: int
     end: int
@@ -34,6 +37,8 @@ class Record(NamedTuple):
     chain: int  # says which records the queue has up to this one
     demands: DurabilityClass = DurabilityClass.ASYNC
     histories: Histories = ()
+    data: bytes = b""
+    tags: int = 0
 
 
 class Disk:
@@ -53,7 +58,7 @@ class Disk:
         self.open = False
         self.records: list[Record] = []
         self.queues: list[list[Record]] = [[] for _ in range(queue_count)]
-        self.copies: list[Record] = []  # of the state
+        self.states: list[Record] = []  # of the state topic
         self._ends: list[int] = []
         self._renamed = 0
 
@@ -111,13 +116,24 @@ class Disk:
             assert record.start == self.end, (record, self.end)
             self.records.append(record)
             self._ends.append(record.end)
-            (self.copies if record.queue < 0 else self.queues[record.queue]).append(record)
+            (self.states if record.queue < 0 else self.queues[record.queue]).append(record)
 
     def at(self, offset: int) -> Record | None:
         """The record that begins there."""
         index = bisect_right(self._ends, offset)
         found = self.records[index] if index < len(self.records) else None
         return found if found is not None and found.start == offset else None
+
+    def ending_at(self, offset: int) -> Record | None:
+        """The record that ends there."""
+        index = bisect_left(self._ends, offset)
+        there = index < len(self._ends) and self._ends[index] == offset
+        return self.records[index] if there else None
+
+    def up_to(self, start: int, size: int) -> list[Record]:
+        """Whole records from ``start`` on, so many bytes, but at least one."""
+        first = bisect_right(self._ends, start)
+        return self.records[first : max(first + 1, bisect_right(self._ends, start + size))]
 
     def between(self, start: int, end: int) -> list[Record]:
         """Whole records from ``start`` on that end at or below ``end``."""
@@ -148,7 +164,7 @@ class Disk:
 
     def _keep(self, count: int) -> None:
         for record in reversed(self.records[count:]):
-            (self.copies if record.queue < 0 else self.queues[record.queue]).pop()
+            (self.states if record.queue < 0 else self.queues[record.queue]).pop()
         del self.records[count:], self._ends[count:]
         self.flushed = min(self.flushed, self.end)
 

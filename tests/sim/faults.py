@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.sim.crew import Crew
 from tests.sim.follower import Follower
 from tests.sim.judge import Judge
 from tests.sim.lease import OutageLogger
@@ -17,6 +18,7 @@ class Faults:
 
     group: Group
     judge: Judge
+    crew: Crew
     kinds: list[str]
     pause_s: float  # on average between two faults
     over: bool = False
@@ -67,6 +69,7 @@ class Faults:
             member.slow_disk_s = 0.0
             member.machine.go_on()
             start(member)
+        self.crew.calm()
         group.world.tell("", "*** all is well")
 
 
@@ -240,6 +243,56 @@ def _lease_deleted(faults: Faults) -> None:
     faults.group.lease.delete()
 
 
+def _client_pause(faults: Faults) -> None:
+    """It may be longer than a lease lasts."""
+    seat = faults.crew.choose()
+    faults.tell(None, "client paused")
+    seat.machine.stop()
+    faults.later(1, 40, seat.machine.go_on)
+
+
+def _client_kill(faults: Faults) -> None:
+    seat = faults.crew.choose()
+    faults.tell(None, "client killed")
+    seat.kill()
+    faults.later(0.2, 10, seat.revive)
+
+
+def _client_cut(faults: Faults) -> None:
+    """From some members, in one direction or both."""
+    group, rng = faults.group, faults.group.world.rng
+    node = faults.crew.choose().machine.node
+    links = {
+        link
+        for member in group.members
+        for link in ((node, member.id), (member.id, node))
+        if rng.random() < 0.7
+    }
+    faults.tell(None, "client cut off")
+    group.network.cut |= links
+    faults.later(0.5, 25, lambda: group.network.cut.difference_update(links))
+
+
+def _island(faults: Faults) -> None:
+    """The writer is cut off from the other members and from the lease; clients reach it."""
+    group = faults.group
+    for writer in group.writers():
+        member = writer.member
+        others = [other.id for other in group.members if other is not member]
+        links = {link for other in others for link in ((member.id, other), (other, member.id))}
+        faults.tell(member, "alone with clients")
+        group.network.cut |= links
+        group.lease.out_for.add(member.id)
+
+        def heal(member: Member = member, links: set[tuple[int, int]] = links) -> None:
+            group.network.cut -= links
+            group.lease.out_for.discard(member.id)
+            for stream in list(group.network.streams):
+                stream.heal()
+
+        faults.later(5, 40, heal)
+
+
 def _hand_over(faults: Faults) -> None:
     for writer in faults.group.writers():
         faults.tell(writer.member, "told to step down")
@@ -293,6 +346,10 @@ FAULTS: dict[str, Callable[[Faults], None]] = {
     "lease trouble": _lease_trouble,
     "lease deleted": _lease_deleted,
     "hand over": _hand_over,
+    "client pause": _client_pause,
+    "client kill": _client_kill,
+    "client cut": _client_cut,
+    "island": _island,
     "force": _force,
     "forestall": _forestall,
 }
@@ -307,5 +364,9 @@ OFTEN = [
     "lease trouble",
     "lease out",
     "slow disk",
+    "client pause",
+    "client kill",
+    "client cut",
+    "island",
 ]
 SELDOM = ["disk", "power of all", "slow link", "loss", "lease deleted", "force", "forestall"]

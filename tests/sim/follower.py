@@ -7,7 +7,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cometmq.errors import InvalidRequest, LeaseConflict, LeaseUnavailable, StaleEpoch
+from cometmq.format import record
 from cometmq.messaging.generations import EPOCH_SHIFT, History
+from cometmq.messaging.locks import LockTable
+from cometmq.messaging.state import BrokerState, StateLoader
 from cometmq.replication.election import Lead, ReplicaStatus
 from cometmq.replication.follower import SILENCE_S_MAX, Ack, LogView, Plan, plan
 from cometmq.replication.handshake import check_writer
@@ -65,6 +68,7 @@ class Follower(Role):
         self.marks = FollowerWatermarks(0, 0)
         self._maxima = ReadableMaxima()
         self._histories: Histories = ()
+        self._loader = StateLoader(BrokerState())
         self._states: list[Record] = []  # copies of the state that wait to be seen
         self._address = ""
         self._stream: Stream | None = None
@@ -136,6 +140,9 @@ class Follower(Role):
         self.epoch = disk.epoch
         self.marks = FollowerWatermarks(disk.end, disk.flushed)
         self._histories = histories_of(disk)
+        self._loader = StateLoader(BrokerState())
+        for state in disk.states:
+            self._feed(state)
         for queue, units in enumerate(disk.queues):
             if units:
                 self._maxima.push(STRICTEST, disk.end, (TOPIC, queue), units[-1].number)
@@ -310,9 +317,19 @@ class Follower(Role):
     def _show(self) -> None:
         # Nobody may see a message before the generation that it belongs to.
         while self._states and self._states[0].end <= self.marks.most_visible:
-            self._histories = self._states.pop(0).histories
+            state = self._states.pop(0)
+            self._histories = state.histories
+            self._feed(state)
         self._maxima.advance(self.marks)
         self.group.judge.shown(self)
+
+    @property
+    def locks(self) -> LockTable:
+        return self._loader.state.locks
+
+    def _feed(self, state: Record) -> None:
+        found = record.decode(state.data)
+        self._loader.feed(found.tag, found.body)
 
     def visible(self, demands: DurabilityClass) -> int:
         return self.marks.visible(demands)

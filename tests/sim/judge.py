@@ -18,6 +18,7 @@ from typing import NamedTuple
 from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass
 from tests.sim.disk import Record
+from tests.sim.group_judge import GroupJudge
 from tests.sim.member import Group, Member, Role
 from tests.sim.storage import Batch
 from tests.sim.world import Violation, World
@@ -48,12 +49,14 @@ class Judge:
     def __init__(self, world: World) -> None:
         self.world = world
         self.group: Group
+        self.groups = GroupJudge(self)
         self.lossy_since = 0  # the newest epoch that began with what was left
         self.begun_epochs: dict[int, Begun] = {}
         self.acked_count = 0
         self._acked: list[Acked] = []
         self._broken: set[ReplicaId] = set()  # lost its power with the store open
         self._gone: set[str] = set()  # names of disks that are no more
+        self._were_in_sync: set[ReplicaId] = set()
         self._taken_from: LeaseRecord | None = None  # the lease before its holder's
         self._unserved: dict[
             ReplicaId, Reason
@@ -82,12 +85,21 @@ class Judge:
         self._ordered[member.id] = max(self.begun_epochs, default=0)
 
     def lease_written(self, before: LeaseRecord | None, record: LeaseRecord) -> None:
+        self._were_in_sync.update(record.in_sync)
         if before is None or before.holder != record.holder or before.released:
             self._taken_from = before
             self.world.tell("", "lease:", record.holder.store_id, record.reason, record.epoch)
 
     def lease_deleted(self) -> None:
         self._lost_lease = True
+
+    def is_overtaken(self) -> bool:
+        """A lost lease hid an epoch from the writer that it has now: that epoch's member does not
+        follow.
+        """
+        writers = self.group.writers()
+        newest = max(member.disk.epoch for member in self.group.members)
+        return self._lost_lease and len(writers) == 1 and writers[0].epoch < newest
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -102,11 +114,16 @@ class Judge:
     def begun(self, writer: Writer) -> None:
         """It serves from now on."""
         epoch, replica_id = writer.epoch, writer.disk.replica_id
+        newest = max(self.begun_epochs, default=0)
+        if epoch <= newest and not writer.is_valid():
+            # It stood still between its last look at the lease and this, and acknowledges nothing.
+            self.world.counts["served when its lease was over"] += 1
+            self._shown_in.setdefault(epoch, (0,) * 8)
+            return
         reason = self._unserved.get(replica_id, writer.reason)
         if Reason.FORCED in self._unserved.values():
             reason = Reason.FORCED  # all that is left has come from that one
         self._unserved.clear()
-        newest = max(self.begun_epochs, default=0)
         if epoch <= newest or (newest and reason is Reason.FIRST):
             if not self._is_forgotten(newest, writer):
                 raise Violation(f"epoch {epoch} of {replica_id} begins after {newest}")
@@ -120,6 +137,7 @@ class Judge:
         self.world.counts[f"epochs by {reason.value}"] += 1
         self._shown_in[epoch] = (0,) * 8
         self._note_readable(writer)
+        self.groups.begun(writer)
 
     def _note_readable(self, writer: Writer) -> None:
         """What a writer shows of copied messages before it knows what others have."""
@@ -249,11 +267,7 @@ class Judge:
         """Members that have it, or had it and have lost their end, or their disk, since."""
         last = batch.records[-1]
         disks = [member.disk for member in self.group.members]
-        lost = [
-            replica_id
-            for replica_id in writer.state.must_acknowledge()
-            if replica_id in self._broken
-        ]
+        lost = self._broken & self._were_in_sync
         having = [d for d in disks if d.at(last.start) == last and d.replica_id not in lost]
         return len(having) + len(lost)
 

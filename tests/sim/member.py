@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from cometmq.messaging.generations import History
+from cometmq.messaging.locks import LockTable
+from cometmq.model import QueueKey, QueueRef
 from cometmq.replication.election import Peer
 from cometmq.replication.insync import SetPolicy
 from cometmq.replication.lease import LeaseRecord, Reason
 from cometmq.replication.watermarks import DurabilityClass
-from tests.sim.disk import Disk, Record
+from tests.sim.disk import Disk
 from tests.sim.lease import LeaseService
 from tests.sim.network import End, Network, Stream
-from tests.sim.storage import Batch
+from tests.sim.topics import BROKER_GROUP, Topics
 from tests.sim.world import Machine, Process, Wait, World
 
 if TYPE_CHECKING:
+    from tests.sim.judge import Judge
     from tests.sim.writer import Writer
 
 GROUP = "g"
 ASK_S_MAX = 2.0
+WALL_MS = 1_790_000_000_000
+WALL_WRONG_S_MAX = 0.3
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class Rules:
     """What the options of all members say. Times in seconds."""
 
     members: int
-    demands: list[DurabilityClass]  # of the topics
+    topics: Topics
+    demands: list[DurabilityClass]  # of all queues
     policy: SetPolicy
     knows_peers: bool
     counted_to: int = 0  # what the group's first writer begins to count generations at
@@ -44,26 +50,16 @@ class Rules:
         return any(demand & replicated for demand in self.demands)
 
 
-class Observer(Protocol):
-    """Who judges what happens."""
-
-    def opened(self, writer: Writer) -> None: ...
-    def begun(self, writer: Writer) -> None: ...
-    def counts_on(self, writer: Writer) -> None: ...
-    def acked(self, writer: Writer, batch: Batch) -> None: ...
-    def shown(self, role: Role) -> None: ...
-    def agreed(self, follower: Role, writer_log: list[Record]) -> None: ...
-
-
 class MemberClock:
     """CLOCK_BOOTTIME of one machine: it starts where it likes, runs a little too fast or too slow,
-    never goes back, and begins anew when the machine does. The others are not asked for.
+    never goes back, and begins anew when the machine does.
     """
 
     def __init__(self, world: World, rate: float) -> None:
         self._world = world
         self._rate = rate
         self._since_s = world.now - world.between(10, 1e6)
+        self._wrong_s = world.between(-WALL_WRONG_S_MAX, WALL_WRONG_S_MAX)
 
     def boottime_s(self) -> float:
         return (self._world.now - self._since_s) * self._rate
@@ -71,7 +67,8 @@ class MemberClock:
     monotonic_s = boottime_s
 
     def wall_ms(self) -> int:
-        raise NotImplementedError
+        """Set by somebody, so it differs a little from machine to machine."""
+        return WALL_MS + int((self._world.now + self._wrong_s) * 1000)
 
     def booted(self) -> None:
         self._since_s = self._world.now - self._world.between(1, 10)
@@ -85,9 +82,18 @@ class Group:
     rules: Rules
     network: Network
     lease: LeaseService
-    judge: Observer
+    judge: Judge
     members: list[Member] = field(default_factory=list)
     uids: int = 0
+    failing: float = 0.0  # share of listener calls
+    work_s: float = 0.5  # a listener call takes up to so long
+    indexes: dict[QueueKey, int] = field(default_factory=dict)  # of the queues, on the disks
+    refs: list[QueueRef] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        keys = self.rules.topics.keys()
+        self.indexes = {key: index for index, key in enumerate(keys)}
+        self.refs = [QueueRef(*key, BROKER_GROUP) for key in keys]
 
     def new_uids(self, count: int) -> int:
         self.uids += count
@@ -118,6 +124,11 @@ class Role(Process):
 
     def leave(self) -> None:
         """It is about to be stopped in order."""
+
+    @property
+    def locks(self) -> LockTable:
+        """Queue locks, as far as it knows them."""
+        raise NotImplementedError
 
     def readable(self, queue: int) -> int:
         raise NotImplementedError

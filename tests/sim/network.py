@@ -13,18 +13,21 @@ from tests.sim.world import Process, World
 NOTICE_S_MAX = 3.0  # until an end notices a broken stream, where it can
 LATE_SHARE = 0.05  # of messages that are sent again on the way
 
+FIRST_CLIENT = 100  # members have the ids below
+
 M = TypeVar("M")
 Link = tuple[int, int]
 
 
 class Network:
-    """Members by id. A link that is cut lets nothing through in that direction."""
+    """Members and clients by id. A link that is cut lets nothing through in that direction."""
 
     def __init__(self, world: World, members: Iterable[int]) -> None:
         self.world = world
         self.cut: set[Link] = set()
         self.slow_s: dict[Link, float] = {}
         self.loss = 0.0  # share of requests and answers
+        self.client_loss = 0.0  # the same, of those that come from clients or go there
         self.streams: list[Stream] = []
         self._members = list(members)
 
@@ -36,9 +39,10 @@ class Network:
 
     def send(self, link: Link, deliver: Callable[[], None]) -> None:
         """One message by itself: it may be lost, come twice, or come late."""
-        if link in self.cut or self.world.rng.random() < self.loss:
+        loss = self.client_loss if max(link) >= FIRST_CLIENT else self.loss
+        if link in self.cut or self.world.rng.random() < loss:
             return
-        copies = 2 if self.world.rng.random() < self.loss else 1
+        copies = 2 if self.world.rng.random() < loss else 1
         for _ in range(copies):
             self.world.at(self.delay_s(link), deliver)
 

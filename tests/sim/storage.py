@@ -1,14 +1,21 @@
-"""What a writer lets be acknowledged and seen: as ``MemberStorage`` of the broker, without files.
-
-One queue for each topic; a batch has one record for each of its topics.
+"""What a writer lets be acknowledged and seen: as ``MemberStorage`` of the broker, without files
+and threads. The parts of the broker that append run on it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from cometmq.clock import Clock
+from cometmq.errors import BrokerDraining, SlaveNotAvailable
+from cometmq.format import record
+from cometmq.format.properties import tag_of
+from cometmq.format.relay import Relayed
+from cometmq.format.taghash import tags_code
+from cometmq.member.storage.member_storage import Segment, Ticket
+from cometmq.model import QueueKey
 from cometmq.replication.watermarks import (
     REPLICATED,
     DurabilityClass,
@@ -17,30 +24,54 @@ from cometmq.replication.watermarks import (
     Watermarks,
     union,
 )
+from cometmq.store.writer import Appended
 from tests.sim.disk import Disk, Histories, Record
+from tests.sim.log import STATE, Log
+from tests.sim.world import Future
 
 TOPIC = "T"
+HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x01"
+STATE_INDEX = -1
 
 
 class Batch(NamedTuple):
-    """What a producer waits for."""
+    """What somebody waits for: a producer, or a client whose request is in the state."""
 
     records: tuple[Record, ...]
     demands: DurabilityClass
+    acked: Future | None = None
 
     @property
     def end(self) -> int:
         return self.records[-1].end
 
 
+class Draft(NamedTuple):
+    """A record to be appended. ``encode``: of queue offset, log offset and store time."""
+
+    queue: int
+    demands: DurabilityClass
+    encode: Callable[[int, int, int], tuple[bytes, int]]  # the bytes, and what its unit holds
+
+
 class Storage:
-    """``is_only_writer`` is asked whenever something would be acknowledged or shown."""
+    """``is_only_writer`` is asked whenever something would be acknowledged or shown;
+    ``are_enough``: whether enough members are in sync.
+    """
 
     def __init__(
-        self, disk: Disk, epoch: int, demands: list[DurabilityClass], before: HighWatermarks
+        self,
+        disk: Disk,
+        epoch: int,
+        demands: list[DurabilityClass],
+        before: HighWatermarks,
+        indexes: Mapping[QueueKey, int],
+        clock: Clock,
+        new_uid: Callable[[], int],
     ) -> None:
         """``before``: by these marks consumers have seen what is there."""
         self.disk = disk
+        self.store = Log(disk, indexes)
         self.epoch = epoch
         self.watermarks = Watermarks(disk.end, disk.flushed)
         self.maxima = _readable_at_start(disk, demands, before)
@@ -48,46 +79,152 @@ class Storage:
         self.copies_wanted = 0
         self.sealed = False
         self.flush_wanted = 0
+        self.authority = self  # it answers for itself
         self.is_only_writer: Callable[[], bool] = lambda: True
+        self.are_enough: Callable[[], bool] = lambda: True
         self.on_ack: Callable[[Batch], None] = lambda _batch: None
         self.on_show: Callable[[], None] = lambda: None
         self.on_move: Callable[[], None] = lambda: None
-        self._demands = demands
+        self.histories: Histories = ()
+        self._indexes = {**indexes, STATE: STATE_INDEX}
+        self._clock = clock
+        self._new_uid = new_uid
         self._alone = False
         self._acks: dict[DurabilityClass, deque[Batch]] = {}
 
-    def append(self, queues: list[int], first_uid: int, sizes: list[int]) -> Batch:
-        """A batch with a record for each of these queues."""
-        assert not self.sealed
-        records = []
-        for uid, (queue, size) in enumerate(zip(queues, sizes, strict=True), first_uid):
-            units = self.disk.queues[queue]
-            number, chain = (units[-1].number, units[-1].chain) if units else (0, 0)
-            start = self.disk.end
-            demands = self._demands[queue]
-            next_chain = hash((chain, uid))
-            record = Record(
-                start, start + size, uid, self.epoch, queue, number + 1, next_chain, demands
+    # --- appending --------------------------------------------------------------------------------
+
+    def append(
+        self, records: bytes, segments: Sequence[Segment], *, born_host: bytes, store_host: bytes
+    ) -> Ticket:
+        """A batch of a producer, or a record of the state. Raises BrokerDraining."""
+        found = iter(record.decode_all(records))
+        drafts = [
+            Draft(
+                self._indexes[segment.topic, segment.queue_id],
+                segment.demands,
+                stamped(next(found), segment.delay_ms),
             )
-            self.disk.append([record])
-            records.append(record)
-        batch = Batch(tuple(records), union(record.demands for record in records))
+            for segment in segments
+            for _ in range(segment.count)
+        ]
+        return self._append(drafts, union(segment.demands for segment in segments))
+
+    def append_relayed(
+        self, relayed: Sequence[Relayed], demands: Mapping[str, DurabilityClass], store_host: bytes
+    ) -> Ticket:
+        """Records that the broker makes itself. Raises BrokerDraining."""
+        drafts = [
+            Draft(self._indexes[one.topic, one.queue_id], demands[one.topic], _relayed(one))
+            for one in relayed
+        ]
+        return self._append(drafts, union(demands[one.topic] for one in relayed))
+
+    def _append(self, drafts: Sequence[Draft], demands: DurabilityClass) -> Ticket:
+        self.check_open()
+        now_ms = self._clock.wall_ms()
+        records = [self._write(draft, now_ms) for draft in drafts]
+        batch = Batch(tuple(records), demands, Future())
         self._appended(batch)
-        return batch
+        appended = Appended(
+            records[0].start,
+            batch.end,
+            [one.number - 1 for one in records],
+            [len(one.data) for one in records],
+            now_ms,
+        )
+        assert batch.acked is not None
+        acked = None if batch.acked.done() else batch.acked
+        return Ticket(appended, acked, demands)  # type: ignore[arg-type]
+
+    def _write(self, draft: Draft, now_ms: int) -> Record:
+        index, start = draft.queue, self.disk.end
+        units = self.disk.states if index == STATE_INDEX else self.disk.queues[index]
+        number, chain = (units[-1].number, units[-1].chain) if units else (0, 0)
+        data, tags = draft.encode(number, start, now_ms)
+        uid = self._new_uid()
+        made = Record(
+            start,
+            start + len(data),
+            uid,
+            self.epoch,
+            index,
+            number + 1,
+            hash((chain, uid)),
+            draft.demands,
+            self.histories if index == STATE_INDEX else (),
+            data,
+            tags,
+        )
+        self.disk.append([made])
+        return made
 
     def _appended(self, batch: Batch) -> None:
         self.watermarks.append_to(batch.end)
-        for record in batch.records:
-            self.maxima.push(record.demands, batch.end, (TOPIC, record.queue), record.number)
+        for one in batch.records:
+            if one.queue != STATE_INDEX:
+                self.maxima.push(one.demands, batch.end, (TOPIC, one.queue), one.number)
         self.on_move()
         if self.watermarks.ack(batch.demands) >= batch.end and self.is_only_writer():
-            self.on_ack(batch)
-            return
+            self._release(batch)
+        else:
+            self._wait(batch)
+
+    def _wait(self, batch: Batch) -> None:
         if batch.demands & _ON_DISK or (batch.demands and self._alone):
             self.flush_wanted = batch.end
         if batch.demands & DurabilityClass.REPLICATED_FLUSHED:
             self.copies_wanted = batch.end
         self._acks.setdefault(batch.demands, deque()).append(batch)
+
+    def _release(self, batch: Batch) -> None:
+        self.on_ack(batch)
+        if batch.acked is not None:
+            batch.acked.set()
+
+    # --- as the broker's parts ask ----------------------------------------------------------------
+
+    def check_open(self) -> None:
+        if self.sealed:
+            raise BrokerDraining("the writer hands its role over")
+
+    def check_room(self, size_bytes: int) -> None:
+        """There is always room."""
+
+    def check_in_sync(self) -> None:
+        if not self.are_enough():
+            raise SlaveNotAvailable("too few members are in sync")
+
+    def may_acknowledge(self) -> bool:
+        return self.is_only_writer()
+
+    def bounds(self, key: QueueKey) -> tuple[int, int, int]:
+        _, appended = self.store.queue_bounds(*key)
+        return 0, self.maxima.readable((TOPIC, self._indexes.get(key, STATE_INDEX))), appended
+
+    def acked(self, position: int, demands: DurabilityClass) -> Future | None:
+        """When what ends at ``position`` counts; None: it does."""
+        if self.watermarks.ack(demands) >= position and self.is_only_writer():
+            self._note_acked(position, demands)
+            return None
+        last = self.disk.records[-1]
+        waits = Future()
+        waits.add_done_callback(lambda _: self._note_acked(position, demands))
+        self._wait(Batch((last,), demands, waits))
+        return waits
+
+    async def stored(self, position: int, demands: DurabilityClass) -> None:
+        waits = self.acked(position, demands)
+        if waits is not None:
+            await waits
+
+    def _note_acked(self, position: int, demands: DurabilityClass) -> None:
+        """The record that ends there was acknowledged, again perhaps."""
+        found = self.disk.ending_at(position)
+        if found is not None:
+            self.on_ack(Batch((found,), demands))
+
+    # --- what moves -------------------------------------------------------------------------------
 
     def advance_replicated(self, replicated: int, replicated_flushed: int, *, alone: bool) -> None:
         if alone and not self._alone:
@@ -111,10 +248,10 @@ class Storage:
         """Acknowledge and show what may be."""
         if not self.is_only_writer():
             return
-        for demands, waiting in self._acks.items():
+        for demands, waiting in list(self._acks.items()):
             position = self.watermarks.ack(demands)
             while waiting and waiting[0].end <= position:
-                self.on_ack(waiting.popleft())
+                self._release(waiting.popleft())
         moved = self.maxima.advance(self.watermarks)
         if self.shown != self.watermarks.marks:
             self.shown = self.watermarks.marks
@@ -128,9 +265,37 @@ class Storage:
         self._acks.clear()
 
 
+def stamped(sent: record.Record, delay_ms: int) -> Callable[[int, int, int], tuple[bytes, int]]:
+    """What a producer, or the broker itself, has encoded, as the log has it."""
+
+    def encode(queue_offset: int, log_offset: int, now_ms: int) -> tuple[bytes, int]:
+        data = record.encode(
+            sent.topic.encode(),
+            sent.queue_id,
+            sent.body,
+            sent.raw_properties,
+            born_time_ms=sent.born_time_ms,
+            born_host=HOST,
+            store_host=HOST,
+            queue_offset=queue_offset,
+            log_offset=log_offset,
+            store_time_ms=now_ms,
+        )
+        return data, now_ms + delay_ms if delay_ms else tags_code(tag_of(sent.raw_properties))
+
+    return encode
+
+
+def _relayed(one: Relayed) -> Callable[[int, int, int], tuple[bytes, int]]:
+    def encode(queue_offset: int, log_offset: int, now_ms: int) -> tuple[bytes, int]:
+        return one.encode(queue_offset, log_offset, now_ms, HOST), one.tags_code(now_ms)
+
+    return encode
+
+
 def histories_of(disk: Disk) -> Histories:
     """The generations that the log tells of; empty: no writer was ever here."""
-    return disk.copies[-1].histories if disk.copies else ()
+    return disk.states[-1].histories if disk.states else ()
 
 
 def newest_generation(histories: Histories) -> int:
@@ -139,12 +304,12 @@ def newest_generation(histories: Histories) -> int:
 
 
 def _readable_at_start(
-    disk: Disk, demands: list[DurabilityClass], before: HighWatermarks
+    disk: Disk, demands: Iterable[DurabilityClass], before: HighWatermarks
 ) -> ReadableMaxima:
     maxima = ReadableMaxima()
-    for queue, units in enumerate(disk.queues):
-        copies, key = demands[queue] & REPLICATED, (TOPIC, queue)
-        seen = before.visible(demands[queue]) if copies else disk.end
+    for queue, (units, wanted) in enumerate(zip(disk.queues, demands, strict=True)):
+        copies, key = wanted & REPLICATED, (TOPIC, queue)
+        seen = before.visible(wanted) if copies else disk.end
         count = sum(unit.start < seen for unit in units)
         if count:
             maxima.push(DurabilityClass.ASYNC, disk.end, key, count)

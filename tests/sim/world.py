@@ -70,6 +70,43 @@ class Wait(Generic[T]):
         return (yield self)
 
 
+class Future:
+    """What waits to be done, as asyncio's: awaited, or asked to call back."""
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._waiting: list[Callable[[Future], None]] = []
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> None:
+        return None
+
+    def set(self) -> None:
+        """It is done."""
+        self._is_done = True
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call(self)
+
+    def add_done_callback(self, call: Callable[[Future], None]) -> None:
+        if self._is_done:
+            call(self)
+        else:
+            self._waiting.append(call)
+
+    def __await__(self) -> Generator[Wait[None], None, None]:
+        if not self._is_done:
+            waits: Wait[None] = Wait(
+                lambda done, _: self.add_done_callback(lambda _future: done(None))
+            )
+            yield from waits.__await__()
+
+
 class Machine:
     """What processes run on. While it is stopped (SIGSTOP, a suspended machine) nothing happens on
     it, but time goes on: afterwards everything that came meanwhile is done at once, in order.

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cometmq.errors import (
     InvalidRequest,
@@ -12,9 +13,17 @@ from cometmq.errors import (
     LeaseUnavailable,
     MemberIdTaken,
     NoFollower,
+    SlaveNotAvailable,
     StaleEpoch,
 )
+from cometmq.format import record
+from cometmq.member.state.statelog import encode_record, load
+from cometmq.member.state.tail import progress_of
+from cometmq.messaging.changes import DelaysReached
+from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.generations import EPOCH_SHIFT, History
+from cometmq.messaging.locks import LockTable
+from cometmq.messaging.state import BrokerState
 from cometmq.replication.epoch_history import common_end
 from cometmq.replication.follower import (
     HEARTBEAT_S,
@@ -29,24 +38,33 @@ from cometmq.replication.lease import LeaseRecord, Reason, ReplicaId, ReplicaIds
 from cometmq.replication.lease_state import LeaseState
 from cometmq.replication.refusals import Refusals
 from cometmq.replication.watermarks import (
-    REPLICATED,
     DurabilityClass,
     HighWatermarks,
 )
-from tests.sim.disk import Histories, Record
+from services.broker.produce import Accepted, Claim
+from tests.sim.broker import Broker
+from tests.sim.disk import Disk, Histories, Record
 from tests.sim.follower import FollowerHello, Frame, WriterHello
 from tests.sim.lease import LeaseClient
+from tests.sim.log import Log
 from tests.sim.member import GROUP, Member, Role, reason_of
 from tests.sim.network import End, Stream
-from tests.sim.storage import TOPIC, Storage, histories_of, newest_generation
+from tests.sim.storage import (
+    HOST,
+    STATE_INDEX,
+    TOPIC,
+    Storage,
+    histories_of,
+    newest_generation,
+    stamped,
+)
 
 RETRY_S = 0.5
 LOOK_S = 0.1
 CATCH_UP_S_MAX = 10.0
-CHUNK_UNITS_MAX = 40  # in a frame
-WINDOW_UNITS = 60  # sent and not acknowledged; in the place of WINDOW_BYTES_MAX
+CHUNK_BYTES_MAX = 4_000  # in a frame
+WINDOW_BYTES = 8_000  # sent and not acknowledged; in the place of WINDOW_BYTES_MAX
 FLUSH_INTERVAL_S = 0.5
-RECORD_UNITS_MAX = 5
 
 
 class Deposed(Exception):
@@ -109,9 +127,8 @@ class Sender:
         now_s = writer.clock.boottime_s()
         to_tell = writer.storage.shown, writer.storage.copies_wanted
         end = writer.disk.end
-        while self.replica.sent < min(end, self.replica.appended + WINDOW_UNITS):
-            sent = self.replica.sent
-            records = writer.disk.between(sent, sent + CHUNK_UNITS_MAX)
+        while self.replica.sent < min(end, self.replica.appended + WINDOW_BYTES):
+            records = writer.disk.up_to(self.replica.sent, CHUNK_BYTES_MAX)
             self._send(tuple(records), to_tell, now_s)
         if to_tell != self._told or now_s - self._told_s >= HEARTBEAT_S:
             self._send((), to_tell, now_s)
@@ -145,6 +162,9 @@ class Writer(Role):
         self._flushing = False
         self._flush_at_s = 0.0
         self._histories: Histories = ()
+        self._messages: BrokerState
+        self.delays: DelayProgress
+        self.broker: Broker
         self._since_s = 0.0
         others = [m.id for m in self.group.members if m is not member]
         self._handshake = Handshake("c", GROUP, member.id, others, Refusals())
@@ -197,15 +217,43 @@ class Writer(Role):
         clean, disk.recovered = not disk.recovered, False
         raised = not self.reason.keeps_positions or (not clean and not handed_over)
         self._histories = _copy_of_state(self, raised=raised)
-        size = self.world.rng.randint(1, RECORD_UNITS_MAX)
-        uid = self.group.new_uids(1)
-        state = Record(
-            disk.end, disk.end + size, uid, self.epoch, -1, 0, 0, histories=self._histories
-        )
-        disk.append([state])
+        self._messages, self.delays = self._state_of(disk)
+        start = disk.end
+        disk.append([self._snapshot()])
         disk.flushed = disk.end
         self.group.judge.opened(self)
-        self.tell("opens epoch", self.epoch, self.reason.value, "at", state.start, disk.replica_id)
+        self.tell("opens epoch", self.epoch, self.reason.value, "at", start, disk.replica_id)
+
+    def _state_of(self, disk: Disk) -> tuple[BrokerState, DelayProgress]:
+        """What the log tells of clients, by the product's own reading."""
+        log: Any = Log(disk, self.group.indexes)
+        topics = self.rules.topics
+        state = load(log, lambda: topics.new_state(self._histories))
+        topics.put_histories(state, self._histories)
+        delays = progress_of(log, state)
+        state.apply(DelaysReached(delays.offsets))
+        delays.written = delays.offsets
+        return state, delays
+
+    def _snapshot(self) -> Record:
+        """A state snapshot begins the epoch."""
+        [told] = self._messages.snapshot_records()
+        sent = record.decode(encode_record(told, HOST, 0))
+        disk = self.disk
+        data, tags = stamped(sent, 0)(len(disk.states), disk.end, self.clock.wall_ms())
+        uid = self.group.new_uids(1)
+        return Record(
+            disk.end,
+            disk.end + len(data),
+            uid,
+            self.epoch,
+            STATE_INDEX,
+            len(disk.states) + 1,
+            0,
+            histories=self._histories,
+            data=data,
+            tags=tags,
+        )
 
     async def _begin(self) -> None:
         state, epoch = self.state, self.epoch
@@ -222,8 +270,18 @@ class Writer(Role):
     def _serve(self) -> None:
         disk = self.disk
         before = self.state.record.shown
-        self.storage = storage = Storage(disk, self.epoch, self.rules.demands, before)
+        self.storage = storage = Storage(
+            disk,
+            self.epoch,
+            self.rules.demands,
+            before,
+            self.group.indexes,
+            self.clock,
+            lambda: self.group.new_uids(1),
+        )
+        storage.histories = self._histories
         storage.is_only_writer = self.is_valid
+        storage.are_enough = lambda: self._are_enough
         storage.on_ack = lambda batch: self.group.judge.acked(self, batch)
         storage.on_show = lambda: self.group.judge.shown(self)
         storage.on_move = self._moved
@@ -232,7 +290,9 @@ class Writer(Role):
         self.tell(
             "serves epoch", self.epoch, "in sync:", self._members(self.state.must_acknowledge())
         )
+        self.broker = Broker(self, storage, self._messages, self.delays)
         self.group.judge.begun(self)
+        self.broker.start()
         self.refresh()
         self.spawn(self._renew())
         self.spawn(self._keep_sets())
@@ -435,20 +495,13 @@ class Writer(Role):
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def send(self, queues: list[int]) -> bool:
-        """A producer's batch; False: it was refused."""
-        if not self.serving or self.storage.sealed:
-            return False
-        demands = DurabilityClass.ASYNC
-        for queue in queues:
-            demands |= self.rules.demands[queue]
-        if demands & REPLICATED and not self._are_enough:
+    async def send(self, records: bytes, claims: Sequence[Claim]) -> Accepted:
+        """A producer's batch. Raises what its refusal is."""
+        try:
+            return await self.broker.send(records, claims)
+        except SlaveNotAvailable:
             self.world.counts["sends refused for want of copies"] += 1
-            return False
-        sizes = [self.world.rng.randint(1, RECORD_UNITS_MAX) for _ in queues]
-        self.storage.append(queues, self.group.new_uids(len(queues)), sizes)
-        self._flush()
-        return True
+            raise
 
     def _flush_at_times(self) -> None:
         self.storage.flush_wanted = self.disk.end
@@ -474,6 +527,10 @@ class Writer(Role):
 
     def history(self, queue: int) -> History | None:
         return self._histories[queue]
+
+    @property
+    def locks(self) -> LockTable:
+        return self.broker.state.locks
 
     # --- handing over -----------------------------------------------------------------------------
 
