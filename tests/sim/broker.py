@@ -13,6 +13,7 @@ from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.messaging.changes import OffsetsReset
 from cometmq.messaging.delay import DelayProgress
+from cometmq.messaging.groups import MemberTable
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
 from cometmq.model import Position, QueueKey, QueueRef, TopicConfig
@@ -47,7 +48,9 @@ class Silent:
 class Keeper(StateKeeper):
     """The product's, without an event loop."""
 
-    async def create_system_topic(self, name: str, queue_count: int) -> None:
+    async def create_system_topic(
+        self, name: str, queue_count: int, *, reserve_time_ms: int = 0
+    ) -> None:
         assert name in self.state.topics
 
     async def offsets_stored(self, topics: Iterable[str]) -> None:
@@ -73,7 +76,7 @@ class Broker:
         self._produce = ProduceHandler(store, keeper, policy, HOST, metrics, clock)
         relays = RelayWriter(store, state.topics, HOST, metrics)
         self._locks = QueueLocks(keeper, store, clock)
-        self._retries = RetryService(store, keeper, relays, metrics)
+        self._retries = RetryService(store, keeper, relays, metrics, MemberTable())
         self._schedule = ScheduleService(store, keeper, relays, metrics, clock)
         # By group and client: when it was heard last, and what it reads.
         self._members: dict[tuple[str, str], tuple[float, Sequence[QueueRef]]] = {}

@@ -267,7 +267,8 @@ class Judge:
         """Members that have it, or had it and have lost their end, or their disk, since."""
         last = batch.records[-1]
         disks = [member.disk for member in self.group.members]
-        lost = self._broken & self._were_in_sync
+        counted = writer.state.must_acknowledge() | self._were_in_sync
+        lost = self._broken & counted
         having = [d for d in disks if d.at(last.start) == last and d.replica_id not in lost]
         return len(having) + len(lost)
 

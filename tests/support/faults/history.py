@@ -85,6 +85,31 @@ class Place(NamedTuple):
     spot: Spot
 
 
+class Answer(Enum):
+    """What a listener answered."""
+
+    DONE = "done"
+    LATER = "later"  # the message is to come again, or is a dead letter
+
+
+@dataclass(slots=True)
+class Call:
+    """A listener of a consumer group got a message. ``ended_s`` is infinite while it has not
+    answered: its process was killed. ``queue``: also the group's retry topic. ``tries``: how often
+    the group had sent the message back before.
+    """
+
+    group: str
+    client: str
+    queue: Queue
+    offset: int
+    message: str
+    tries: int
+    began_s: float
+    ended_s: float = inf
+    answer: Answer | None = None
+
+
 class Disturbance(NamedTuple):
     """A fault and how long it lasted."""
 
@@ -119,6 +144,7 @@ class History:
 
     sends: dict[str, Send] = field(default_factory=dict)
     reads: list[Seen | Place] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)  # of listeners, in the order of begin
     disturbances: list[Disturbance] = field(default_factory=list)
     rebirths: list[Rebirth] = field(default_factory=list)
     darknesses: list[Darkness] = field(default_factory=list)
@@ -131,6 +157,7 @@ class History:
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
                 if line.endswith("\n"):
                     history._add(*json.loads(line))
+        history.calls = dict(sorted(history.calls.items(), key=lambda item: item[1].began_s))
         return history
 
     def readers(self) -> dict[tuple[str, Queue], list[Seen | Place]]:
@@ -166,6 +193,16 @@ class History:
     def _add_refused(self, at_s: float, message: str, refusal: str) -> None:
         send = self.sends[message]
         send.ended_s, send.outcome, send.refusal = at_s, Outcome.REFUSED, refusal
+
+    def _add_call(
+        self, at_s: float, call: str, group: str, client: str, topic: str, queue_id: int, *rest: Any
+    ) -> None:
+        offset, message, tries = rest
+        queue = topic, queue_id
+        self.calls[call] = Call(group, client, queue, offset, message, tries, at_s)
+
+    def _add_called(self, at_s: float, call: str, answer: str) -> None:
+        self.calls[call].ended_s, self.calls[call].answer = at_s, Answer(answer)
 
     def _add_seen(self, at_s: float, reader: str, topic: str, queue_id: int, *rest: Any) -> None:
         self.reads.append(Seen(at_s, reader, (topic, queue_id), *rest))
@@ -208,6 +245,22 @@ class Recorder:
 
     def refused(self, message: str, refusal: str) -> None:
         self._write("refused", message, refusal)
+
+    def call(
+        self,
+        call: str,
+        group: str,
+        client: str,
+        queue: Queue,
+        offset: int,
+        message: str,
+        tries: int,
+    ) -> None:
+        """``call``: its name, which no other has."""
+        self._write("call", call, group, client, *queue, offset, message, tries)
+
+    def called(self, call: str, answer: Answer) -> None:
+        self._write("called", call, answer.value)
 
     def seen(
         self, reader: str, queue: Queue, message: str, *, offset: int, generation: int = 0
