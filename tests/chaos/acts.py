@@ -20,11 +20,14 @@ USUAL = Size(members=3, in_sync_min=1)
 
 @dataclass(frozen=True)
 class Act:
-    """``shows``: what has to happen in it, as it is counted; else it does not do what it is for."""
+    """``shows``: what has to happen in it, as it is counted; else it does not do what it is for.
+    ``groups``: consumer groups take part whose listeners fail.
+    """
 
     scenes: tuple[Scene, ...]
     size: Size = USUAL
     shows: tuple[str, ...] = ()
+    groups: bool = False
 
 
 ACTS = {
@@ -89,6 +92,28 @@ ACTS = {
             ("kill -9 of all members", 1.0),
         ),
         shows=("deliveries repeated",),
+    ),
+    "groups": Act(
+        (
+            ("kill -9 of a consumer", 3.0),
+            ("a consumer cut off", 17.0),
+            ("pause of a consumer", 17.0, ("kill -9 of the writer", 6.0)),
+            ("planned hand-over", 1.0, ("kill -9 of a consumer", 0.5)),
+            ("producers cut off", 5.0),
+            ("pause of all producers", 3.0),
+            ("the writer alone with clients", 12.0),
+        ),
+        shows=("ordered: dead letters", "retried: dead letters", "retried: duplicates"),
+        groups=True,
+    ),
+    "joining": Act(
+        (
+            ("a consumer joins and leaves", 3.0),
+            ("a consumer leaves and comes back", 1.0),
+            ("a consumer joins and leaves", 1.0, ("a consumer leaves and comes back", 1.0)),
+        ),
+        shows=("ordered: dead letters", "retried: dead letters"),
+        groups=True,
     ),
     "disks": Act(
         (

@@ -5,6 +5,7 @@ one) at an address of its own, so that it can be cut off from anybody.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Collection
@@ -12,10 +13,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import grpc
+
 from cometmq.admin import brokers
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import BrokerMemberView
-from cometmq.errors import CometError
+from cometmq.errors import CometError, TopicNotFound
+from cometmq.messaging.retry import retry_topic
+from cometmq.rpc.interceptors import error_from
+from tests.chaos import consumers
 from tests.chaos.machines import (
     AnyNetwork,
     Clients,
@@ -25,7 +31,7 @@ from tests.chaos.machines import (
     Service,
     write_kubeconfig,
 )
-from tests.chaos.topics import GROUP
+from tests.chaos.topics import GROUP, queues_of
 from tests.support.cluster.broker import ANY_DISK, BrokerClient
 from tests.support.cluster.network import Network
 from tests.support.cluster.proxies import ProxyNetwork
@@ -34,6 +40,8 @@ from tests.support.kube.lease_api import lease_api
 from tests.support.waiting import until_async
 
 CLIENTS, BRIEF, LEASE = "clients", "brief", "lease"
+CONSUMERS = 2  # processes with a member of each consumer group: as many as queues of a topic
+STEADY_S = 4.0  # longer than a message waits that was sent back
 PREFIX = "cometmq.io/"  # of the lease's annotations
 FLOWING_COUNT = 50  # acknowledged messages
 QUIET_S = 200.0  # within which clients come to the end
@@ -65,8 +73,19 @@ class Size(NamedTuple):
 class Cluster:
     """Use as an async context manager; at its end nothing of it runs."""
 
-    def __init__(self, directory: Path, size: Size, *, namespaces: bool, own_disks: bool) -> None:
-        """``namespaces``: each node gets one, else all are behind proxies."""
+    def __init__(
+        self,
+        directory: Path,
+        size: Size,
+        *,
+        namespaces: bool,
+        own_disks: bool,
+        has_groups: bool = False,
+    ) -> None:
+        """``namespaces``: each node gets one, else all are behind proxies. ``has_groups``: the
+        groups of :mod:`tests.chaos.consumers` are there.
+        """
+        self.has_groups = has_groups
         self.directory = directory
         self._size = size
         self._options = {**OPTIONS, "min_in_sync_replicas": size.in_sync_min}
@@ -95,6 +114,11 @@ class Cluster:
         ]
         self.clients = Machine(self.directory, self.network, CLIENTS)
         self.brief = Clients(self.directory, self.network, BRIEF)
+        count = CONSUMERS + 1 if self.has_groups else 0
+        self.consumers = [
+            Clients(self.directory, self.network, f"c{number}", "consumers")
+            for number in range(count)
+        ]
         peers = ";".join(f"{m.member_id}@{m.address}:{m.internal_port}" for m in self.members)
         for member in self.members:
             member.options = {"namesrv": self.namesrv, "peers": peers, **self._options}
@@ -123,7 +147,11 @@ class Cluster:
         return [*self.namesrvs, *self.members, self.pullhold]
 
     def machines(self) -> list[Machine]:
-        return [self.clients, self.brief, *self.servers()]
+        return [self.clients, self.brief, *self.consumers, *self.servers()]
+
+    def consuming(self) -> list[Clients]:
+        """The consumers that are always there. The last one joins and leaves."""
+        return self.consumers[:-1]
 
     # --- who is who -------------------------------------------------------------------------------
 
@@ -210,6 +238,10 @@ class Cluster:
         self.clients.spawn(*command, self.namesrv, str(self._history), *topics)
         self.brief.arguments = [self.namesrv, *topics]
         self.brief.start()
+        for consumer in self.consumers:
+            consumer.arguments = [self.namesrv, *consumers.TOPICS]
+        for consumer in self.consuming():
+            consumer.start()
 
     def refusals(self, name: str) -> int:
         """How many sends were refused with this error by now."""
@@ -219,11 +251,45 @@ class Cluster:
         """Let the producers end, and the readers come to the end of everything. The brief clients
         first: what they leave unread the others read.
         """
-        await self._finish(self.brief)
+        await self.finish(self.brief)
         await self.healed()
-        await self._finish(self.clients)
+        await self.finish(self.clients)
+        if self.has_groups:
+            await self.until("the groups come to the end", self._groups_are_done, QUIET_S)
+        for consumer in self.consuming():
+            await self.finish(consumer)
 
-    async def _finish(self, clients: Machine) -> None:
+    async def _groups_are_done(self) -> bool:
+        """Both groups have committed everything, and nothing comes again."""
+        before = await self._ahead()
+        if before is None:
+            return False
+        await asyncio.sleep(STEADY_S)
+        return before == await self._ahead()
+
+    async def _ahead(self) -> list[int] | None:
+        """The ends of all queues that groups read; None: one of them is not at the end."""
+        client = self.client(self.writer())
+        ends = []
+        try:
+            for group in (consumers.ORDERED, consumers.RETRIED):
+                queues = queues_of(consumers.TOPICS)
+                if group == consumers.RETRIED:
+                    queues.append((retry_topic(group), 0))
+                for topic, number in queues:
+                    end = await end_of(client, topic, number)
+                    at = await client.committed(group, topic, number)
+                    if end and (at is None or at.offset < end):
+                        return None
+                    ends.append(end)
+        except (CometError, grpc.aio.AioRpcError):
+            return None
+        finally:
+            await client.close()
+        return ends
+
+    async def finish(self, clients: Machine) -> None:
+        """Let them come to their end."""
         assert clients.process is not None
         assert clients.running, clients.log.read_text()[-4000:]
         clients.tell()
@@ -247,6 +313,16 @@ class Cluster:
 
     def _lease(self) -> dict[str, Any]:
         return _record(self.leases.accepted[-1])
+
+
+async def end_of(client: BrokerClient, topic: str, queue_id: int) -> int:
+    """0 also for a topic that is not there: nothing was sent back yet."""
+    try:
+        return (await client.status(topic, queue_id)).max_offset
+    except grpc.aio.AioRpcError as error:
+        if isinstance(error_from(error), TopicNotFound):
+            return 0
+        raise
 
 
 def _record(body: dict[str, Any]) -> dict[str, Any]:

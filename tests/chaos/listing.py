@@ -24,7 +24,8 @@ class Fault:
     """``disk``: it needs a disk of the member's own. ``missing``: why it cannot be done here, empty
     when it can. ``powerless``: members that lose what they had not synced. ``fills``: there is so
     little room that old messages have to go. ``waits``: until the cluster has done something, so it
-    must not begin while anything is wrong that only ends after it.
+    must not begin while anything is wrong that only ends after it. ``groups``: it hits a member of
+    a consumer group. ``peaceful``: it is no excuse for anything.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Fault:
     powerless: int = 0
     fills: bool = False
     waits: bool = False
+    groups: bool = False
+    peaceful: bool = False
 
     def left_out(self) -> str:
         """Why it is left out here; empty when it is not."""
@@ -54,13 +57,15 @@ def fault(
     powerless: int = 0,
     fills: bool = False,
     waits: bool = False,
+    groups: bool = False,
+    peaceful: bool = False,
 ) -> None:
     """Lists a fault: ``block`` gets the cluster, and the machines that are hit from ``who``."""
 
     def inject(cluster: Cluster, rng: random.Random) -> Block:
         return block(cluster, *who(cluster, rng))
 
-    FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits)
+    FAULTS[name] = Fault(name, inject, disk, missing, powerless, fills, waits, groups, peaceful)
 
 
 def nobody(cluster: Cluster, rng: random.Random) -> list[Member]:

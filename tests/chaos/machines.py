@@ -170,16 +170,19 @@ class Member(Service):
 class Clients(Service):
     """Clients that are killed in the middle of everything. Each life has a name of its own."""
 
-    def __init__(self, directory: Path, network: AnyNetwork, name: str) -> None:
+    def __init__(
+        self, directory: Path, network: AnyNetwork, name: str, module: str = "brief"
+    ) -> None:
         super().__init__(directory, network, name)
         self.arguments: list[str] = []  # the name servers and the topics
+        self._module = f"tests.chaos.{module}"
         self._lives = 0
 
     def start(self) -> None:
         life = f"{self.name}-{self._lives}"
         self._lives += 1
         history = str(self.directory.parent / f"{life}.jsonl")
-        self.spawn(sys.executable, "-m", "tests.chaos.brief", life, history, *self.arguments)
+        self.spawn(sys.executable, "-m", self._module, life, history, *self.arguments)
 
 
 def service(kind: str, **options: object) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
@@ -11,7 +12,7 @@ from cometmq.admin import brokers
 from cometmq.errors import CometError
 from tests.chaos.cluster import BRIEF, CLIENTS, LEASE, Cluster
 from tests.chaos.listing import everybody, fault, follower, nobody, writer
-from tests.chaos.machines import Machine, Service
+from tests.chaos.machines import Clients, Machine, Service
 from tests.chaos.topics import GROUP
 from tests.support.cluster import network
 
@@ -74,7 +75,35 @@ def cut_off_from_followers(cluster: Cluster, machine: Machine) -> Cut:
 
 
 def cut_off_from_clients(cluster: Cluster, machine: Machine) -> Cut:
-    return cluster.network.parted([machine.name], [CLIENTS, BRIEF, cluster.pullhold.name])
+    clients = [CLIENTS, BRIEF, *cluster.names(*cluster.consumers), cluster.pullhold.name]
+    return cluster.network.parted([machine.name], clients)
+
+
+def alone_with_clients(cluster: Cluster, machine: Machine) -> Cut:
+    """It can renew nothing at the lease, and no member copies from it."""
+    away = [LEASE, *cluster.names(*cluster.followers())]
+    return cluster.network.parted([machine.name], away)
+
+
+@asynccontextmanager
+async def joined(cluster: Cluster) -> AsyncIterator[None]:
+    """Another member of each group, which leaves in order."""
+    newcomer = cluster.consumers[-1]
+    newcomer.start()
+    yield
+    await cluster.finish(newcomer)
+
+
+@asynccontextmanager
+async def left(cluster: Cluster, consumer: Service) -> AsyncIterator[None]:
+    """A member that leaves in order, and comes back."""
+    await cluster.finish(consumer)
+    yield
+    consumer.revive()
+
+
+def consumer(cluster: Cluster, rng: random.Random) -> list[Clients]:
+    return [rng.choice(cluster.consuming())]
 
 
 def cut_off_from_lease(cluster: Cluster, *machines: Machine) -> Cut:
@@ -105,6 +134,14 @@ fault("kill -9 of all name servers", dead, lambda cluster, _: cluster.namesrvs)
 fault("kill -9 of the pullhold", dead, lambda cluster, _: [cluster.pullhold])
 # A producer and a consumer in the middle of everything; another of its group goes on for it.
 fault("kill -9 of clients", dead, lambda cluster, _: [cluster.brief])
+fault("kill -9 of a consumer", dead, consumer, groups=True)
+fault("pause of a consumer", paused, consumer, groups=True)
+fault("a consumer cut off", cut_off, consumer, groups=True)
+fault("a consumer joins and leaves", joined, nobody, groups=True, peaceful=True)
+fault("a consumer leaves and comes back", left, consumer, groups=True, peaceful=True)
+fault("pause of all producers", paused, lambda cluster, _: [cluster.clients])
+fault("producers cut off", cut_off, lambda cluster, _: [cluster.clients])
+fault("the writer alone with clients", alone_with_clients, writer)
 fault("pause of a follower", paused, follower)
 fault("pause of the writer", paused, writer)
 fault("planned hand-over", handed_over, nobody)

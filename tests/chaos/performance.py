@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.admin import brokers
+from cometmq.messaging.retry import dlq_topic
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
-from tests.chaos import single
-from tests.chaos.cluster import HEALED_S, Cluster
+from tests.chaos import consumers, single
+from tests.chaos.cluster import HEALED_S, Cluster, end_of
+from tests.chaos.consumers import ORDERED, RETRIED
 from tests.chaos.listing import Fault
 from tests.chaos.machines import Member
 from tests.chaos.topics import TOPICS, config_of, queues_of
@@ -41,6 +43,7 @@ from tests.support.faults.extremes import (
     reused_generations,
     revenants,
 )
+from tests.support.faults.group_checkers import Group, judge_group
 from tests.support.faults.history import Disturbance, History, Outcome, Queue
 from tests.support.independent.files import Row, read_epochs
 
@@ -87,7 +90,8 @@ async def perform(
             await asyncio.sleep(SETTLE_S)
         await cluster.quiet()
         final = await _read_all(cluster, queues_of(topics))
-        verdict = _judge(directory, cluster, steps, final, tell)
+        dead = await _read_dead(cluster) if cluster.has_groups else {}
+        verdict = _judge(directory, cluster, steps, final, dead, tell)
         compared_to = await _compare(cluster, verdict)
         await _end(cluster)
         verdict.add("logs that differ", _differing_logs(cluster.members, compared_to))
@@ -96,16 +100,17 @@ async def perform(
 
 
 async def _play(cluster: Cluster, step: Step, rng: random.Random) -> None:
-    with cluster.recorder.fault(step.fault.name):
-        async with AsyncExitStack() as stack:
-            block = step.fault.inject(cluster, rng)
-            if isinstance(block, AbstractContextManager):
-                stack.enter_context(block)
-            else:
-                await stack.enter_async_context(block)
-            await asyncio.sleep(step.hold_s)
-            for other in step.beside:
-                await _play(cluster, other, rng)
+    async with AsyncExitStack() as stack:
+        if not step.fault.peaceful:
+            stack.enter_context(cluster.recorder.fault(step.fault.name))
+        block = step.fault.inject(cluster, rng)
+        if isinstance(block, AbstractContextManager):
+            stack.enter_context(block)
+        else:
+            await stack.enter_async_context(block)
+        await asyncio.sleep(step.hold_s)
+        for other in step.beside:
+            await _play(cluster, other, rng)
 
 
 async def _make_topics(cluster: Cluster) -> None:
@@ -137,8 +142,26 @@ async def _read(client: BrokerClient, queue: Queue) -> Held:
     return Held(bounds.generation, names, bounds.min_offset)
 
 
+async def _read_dead(cluster: Cluster) -> dict[str, Sequence[str]]:
+    """The dead letters of each group."""
+    client = cluster.client(cluster.writer())
+    try:
+        letters: dict[str, Sequence[str]] = {}
+        for group in (ORDERED, RETRIED):
+            there = await end_of(client, dlq_topic(group), 0)
+            letters[group] = (await _read(client, (dlq_topic(group), 0))).messages if there else ()
+        return letters
+    finally:
+        await client.close()
+
+
 def _judge(
-    directory: Path, cluster: Cluster, steps: Sequence[Step], final: dict[Queue, Held], tell: Tell
+    directory: Path,
+    cluster: Cluster,
+    steps: Sequence[Step],
+    final: dict[Queue, Held],
+    dead: dict[str, Sequence[str]],
+    tell: Tell,
 ) -> Verdict:
     records = cluster.lease_records()
     took_over = [
@@ -165,6 +188,13 @@ def _judge(
         hasty=frozenset({EAGER}),
         single=frozenset(map(single.name_of, TOPICS)),
     )
+    for name, letters in dead.items():
+        group = Group(
+            name, frozenset(consumers.TOPICS), letters, consumers.TRIES_MAX, name == ORDERED
+        )
+        found = judge_group(history, final, firm, group)
+        verdict.broken += found.broken
+        verdict.counts.update(found.counts)
     if not any(fault.fills for step in steps for fault in step.every()):
         verdict.add("messages gone from a queue's front", gone(final))
     verdict.add("messages of a topic's former life in its new one", revenants(history, final))
@@ -203,9 +233,9 @@ def gaps(history: History) -> list[tuple[str, float]]:
             not faults or fault.began_s > faults[-1].ended_s
         ):  # those beside another one count with it
             faults.append(fault)
-    nexts = [*(fault.began_s for fault in faults[1:]), math.inf]
     found = []
-    for fault, next_s in zip(faults, nexts, strict=True):
+    for number, fault in enumerate(faults, 1):
+        next_s = faults[number].began_s if number < len(faults) else math.inf
         until_s = min(next_s, fault.ended_s + HEALED_S)
         near = [at_s for at_s in acknowledged if fault.began_s - 1.0 <= at_s <= until_s]
         found.append((fault.name, max((b - a for a, b in pairwise(near)), default=math.inf)))

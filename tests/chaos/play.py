@@ -50,7 +50,8 @@ def play(name: str, seed: int, folder: Path) -> Verdict:
     tell(f"{size.members} members, at least {size.in_sync_min} in sync; {faults}")
     namespaces = not network.why_not()
     own_disks = namespaces and not loop_disk.missing("ext4")
-    cluster = Cluster(folder, size, namespaces=namespaces, own_disks=own_disks)
+    groups = name not in ACTS or ACTS[name].groups
+    cluster = Cluster(folder, size, namespaces=namespaces, own_disks=own_disks, has_groups=groups)
     try:
         verdict = asyncio.run(perform(cluster, chosen, rng, tell))
     except Exception as error:
