@@ -30,8 +30,8 @@ class QueueLocks:
     ) -> list[int | CometError]:
         """The lock number of each queue, or why the client does not get it. Returns when the grants
         are as safe as messages of their topics, and while no other member can be the writer: one
-        that takes over may give the queues away when it has counted a lease. Raises GroupNameInvalid, GroupNotFound,
-        InvalidRequest, LimitExceeded, and what appending raises.
+        that takes over may give the queues away when it has counted a lease. Raises
+        GroupNameInvalid, GroupNotFound, InvalidRequest, LimitExceeded, and what appending raises.
         """
         check_client_id(client_id)
         self._keeper.group(group)

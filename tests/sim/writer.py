@@ -230,7 +230,7 @@ class Writer(Role):
         topics = self.rules.topics
         state = load(log, lambda: topics.new_state(self._histories))
         topics.put_histories(state, self._histories)
-        delays = progress_of(log, state)
+        delays = progress_of(log, state, self.clock.monotonic_s())
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
         return state, delays
