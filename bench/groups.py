@@ -38,6 +38,7 @@ MEMBERS, QUEUES = 64, 1_024
 CONSUMER_PROCESSES = 4
 GROUPS, MEMBERS_PER_GROUP, IDLE_PROCESSES = 1_000, 5, 4
 TOPIC = "shared"
+VICTIM = "m000"  # who ends
 # A few members share one: a server with 20,000 descriptors takes 4,936 connections.
 CONNECTIONS_A_MEMBER = 0.9
 SETTLE_S, LOOK_S = 2.0, 0.02
@@ -191,6 +192,7 @@ class Owners:
             while (line := child.poll()) is not None:
                 if "ended_s" in line:
                     self.ended_s = float(line["ended_s"])
+                    self._owned[number].pop(VICTIM, None)
                     continue
                 self._owned[number] = json.loads(str(line["owned"]))
                 self.at_s = max(self.at_s, float(line["at_s"]))

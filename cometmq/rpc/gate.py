@@ -20,6 +20,7 @@ class Gate:
     def __init__(self) -> None:
         self._refusal: CometError | None = BrokerStarting("the process is not ready yet")
         self._draining = asyncio.Event()
+        self._at_drain: list[Callable[[], object]] = []
 
     @property
     def refusal(self) -> CometError | None:
@@ -38,6 +39,14 @@ class Gate:
         """Refuse new calls from now on and end what waits in :meth:`when_draining`."""
         self._refusal = BrokerDraining("the process is stopping")
         self._draining.set()
+        for end in self._at_drain:
+            end()
+
+    def at_drain(self, end: Callable[[], object]) -> None:
+        """Calls ``end`` once the process drains, before anything else happens: for many streams of
+        one kind, which need no task each.
+        """
+        self._at_drain.append(end)
 
     def check(self) -> None:
         """Raise the refusal, if there is one: for streams that take new work in their middle."""

@@ -157,6 +157,10 @@ class GroupCoordinator(GroupReads):
         self._used(stream.group)
         return stream.leave()
 
+    def end_members(self) -> None:
+        """The process drains: members are to find another broker."""
+        self._groups.end()
+
     async def put_group(self, settings: GroupSettings) -> None:
         """Create a group or change its settings, and tell its members. Raises GroupNameInvalid,
         InvalidRequest, and what the keeper raises.

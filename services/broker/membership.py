@@ -61,6 +61,7 @@ class Groups:
         self._away: dict[tuple[str, str], Origin] = {}
         self._told_s: dict[str, float] = {}  # when groups with members were told last
         self._notices: dict[str, asyncio.TimerHandle] = {}  # by group, due soon
+        self._is_ending = False
         self._session_timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -81,7 +82,16 @@ class Groups:
         stream.subscribe(group, client_id, subscriptions, details)
         self._streams[group].add(stream)
         self._forget(group, client_id)
+        if self._is_ending:
+            stream.end()
         return stream
+
+    def end(self) -> None:
+        """End all streams, and those that still come."""
+        self._is_ending = True
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.end()
 
     def origins(self, group: str) -> Iterator[tuple[str, Origin]]:
         """Of each member, those that are away included: its client id and where it comes from."""

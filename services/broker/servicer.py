@@ -108,6 +108,7 @@ class BrokerServicer(ReadServicer):
         self._senders = senders
         self._clock = clock
         self._views = GroupViews()
+        gate.at_drain(coordinator.end_members)
 
     # --- sending ---
 
@@ -283,7 +284,6 @@ class BrokerServicer(ReadServicer):
         """Tell the group to its member, and hear what it reads, until one of them ends it."""
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read_subscriptions(context, stream))
-            stopping = tasks.create_task(self._gate.when_draining(stream.end))
             async for view in stream.views():
                 packed = self._views.pack(
                     stream.group,
@@ -294,7 +294,6 @@ class BrokerServicer(ReadServicer):
                 await context.room(len(packed))
                 await context.write(packed)
             reading.cancel()
-            stopping.cancel()
 
     def _origin(self, context: Context) -> Origin:
         return Origin(host_and_port(context.peer()), context.agent(), self._clock.wall_ms())

@@ -218,8 +218,11 @@ async def test_batches_hold_messages_of_one_queue_in_order() -> None:
     assert max(map(len, batches)) == 16
 
 
-async def test_a_queue_that_is_full_of_unfinished_work_is_not_pulled() -> None:
-    async with consuming(0, queue_count_max=10, pull_count_max=5) as (_, listener, [broker], ns):
+@pytest.mark.parametrize(
+    "limit", [{"queue_count_max": 10}, {"queue_bytes_max": 1_024}, {"queue_span_max": 10}]
+)
+async def test_a_queue_that_is_full_of_unfinished_work_is_not_pulled(limit: dict[str, int]) -> None:
+    async with consuming(0, pull_count_max=5, **limit) as (_, listener, [broker], ns):
         listener.gate.clear()
         async with Producer(ns.address) as producer:
             for n in range(100):
