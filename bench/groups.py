@@ -5,8 +5,8 @@ as a killed process does: its stream breaks. Measured is the time until the othe
 and the most queues with two readers at any look. Then the same in order, of a member that leaves:
 the locks of a killed one last for 15 s.
 
-Idle members: 1,000 groups of five members, each with a connection and a topic of its own. The
-broker's CPU as a share of a core, and its memory a member.
+Idle members: 1,000 groups of five members, nearly each with a connection of its own. The broker's
+CPU as a share of a core, and its memory a member.
 """
 
 from __future__ import annotations
