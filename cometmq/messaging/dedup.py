@@ -204,9 +204,13 @@ class StreamTable:
             self._streams.popitem(last=False)
 
     def observe(self, ids: Ids, log_offset: int) -> None:
-        """Takes a run that the log's end holds, which the state may know or not."""
+        """Takes a run that the log's end holds, which the state may know or not. Ids that were
+        stored before are those of a sender that lied about its ids: the newest run counts.
+        """
         stream = self._streams.get(ids.stream)
-        if stream is None or not holds_any(stream.intervals, ids.first, ids.end):
+        known_to = stream.runs[-1].log_offset if stream is not None and stream.runs else -1
+        is_new = stream is None or not holds_any(stream.intervals, ids.first, ids.end)
+        if is_new or log_offset > known_to:
             self.add(ids, log_offset, 0.0)
 
     def validate(self) -> None:
