@@ -79,23 +79,27 @@ class BrokerAdminServicer(AdminReadServicer):
     async def PutTopic(
         self, request: broker_pb2.PutTopicRequest, context: Context
     ) -> broker_pb2.PutTopicResponse:
-        before = self._state.topics.find(request.topic.name)
-        config = convert.topic(request.topic, before or self._new_topic)
-        if config != before:
-            self._check_reserve(config.reserve_time_ms)
+        def wanted(before: TopicConfig | None) -> TopicConfig:
+            config = convert.topic(request.topic, before or self._new_topic)
+            if config != before:
+                self._check_reserve(config.reserve_time_ms)
+            return config
+
         quota = self._send_quota(request)
-        created = await self._keeper.put_topic(config)
-        await self._keeper.put_quota(config.name, quota)
+        config, created = await self._keeper.change_topic(request.topic.name, wanted)
+        if quota is not None:
+            await self._keeper.put_quota(config.name, quota)
+        quota = self._state.send_quotas.get(config.name, NO_QUOTA)
         return broker_pb2.PutTopicResponse(
             topic=convert.topic_proto(config),
             created=created,
             send_quota=convert.quota_proto(quota),
         )
 
-    def _send_quota(self, request: broker_pb2.PutTopicRequest) -> Quota:
-        """What is asked for, else what holds."""
+    def _send_quota(self, request: broker_pb2.PutTopicRequest) -> Quota | None:
+        """What is asked for; None: nothing is said."""
         if not request.HasField("send_quota"):
-            return self._state.send_quotas.get(request.topic.name, NO_QUOTA)
+            return None
         wanted = convert.quota(request.send_quota)
         check_quota("send_quota", wanted)
         return wanted
@@ -209,12 +213,15 @@ class BrokerAdminServicer(AdminReadServicer):
         self, request: broker_pb2.PutGroupRequest, context: Context
     ) -> broker_pb2.PutGroupResponse:
         name = request.settings.group
-        before = self._state.groups.get(name)
-        settings = convert.group_settings(request.settings, before or GroupSettings(name))
-        self._check_reserve(settings.policy.dlq_reserve_ms)
-        await self._coordinator.put_group(settings)
+
+        def wanted(before: GroupSettings | None) -> GroupSettings:
+            settings = convert.group_settings(request.settings, before or GroupSettings(name))
+            self._check_reserve(settings.policy.dlq_reserve_ms)
+            return settings
+
+        settings, created = await self._coordinator.change_group(name, wanted)
         return broker_pb2.PutGroupResponse(
-            settings=convert.group_settings_proto(settings), created=before is None
+            settings=convert.group_settings_proto(settings), created=created
         )
 
     async def DeleteGroup(

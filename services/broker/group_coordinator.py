@@ -4,7 +4,7 @@ progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -97,7 +97,7 @@ class GroupCoordinator(GroupReads):
             if name.startswith(BROADCAST_PREFIX):
                 self._check_broadcasters()
             self._creations.take(address, self._clock.monotonic_s())
-            await self._keeper.put_group(GroupSettings(name))
+            await self._keeper.create_group(name)
 
     def _check_broadcasters(self) -> None:
         if len(self._broadcasters()) >= BROADCASTERS_MAX:
@@ -161,14 +161,22 @@ class GroupCoordinator(GroupReads):
         """The process drains: members are to find another broker."""
         self._groups.end()
 
-    async def put_group(self, settings: GroupSettings) -> None:
-        """Create a group or change its settings, and tell its members. Raises GroupNameInvalid,
-        InvalidRequest, and what the keeper raises.
+    async def change_group(
+        self, name: str, wanted: Callable[[GroupSettings | None], GroupSettings]
+    ) -> tuple[GroupSettings, bool]:
+        """Create a group or change its settings, as :meth:`StateKeeper.change_group` does, and tell
+        its members. Raises GroupNameInvalid, InvalidRequest, and what the keeper raises.
         """
-        check_settings(settings, delayed.longest_delay_ms())
-        await self._keeper.put_group(settings)
+
+        def checked(before: GroupSettings | None) -> GroupSettings:
+            settings = wanted(before)
+            check_settings(settings, delayed.longest_delay_ms())
+            return settings
+
+        settings, created = await self._keeper.change_group(name, checked)
         await self._fit_topics(settings)
-        self._groups.tell(settings.name)
+        self._groups.tell(name)
+        return settings, created
 
     async def _fit_topics(self, settings: GroupSettings) -> None:
         """The group's topics follow its settings. Queues of the retry topic that are too many are

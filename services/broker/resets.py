@@ -13,7 +13,6 @@ from cometmq.member.read.search import Finder, TimeAnswer
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.changes import OffsetsReset
-from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.model import Position, QueueKey
 from cometmq.store.queries import Boundary
@@ -93,7 +92,7 @@ class OffsetResets:
         keys = [(topic, one) for one in queue_ids or range(config.read_queue_count)]
         places = await self._places(keys, target)
         if target.clone_of and not dry and self._keeper.find_group(group) is None:
-            await self._keeper.put_group(GroupSettings(group))
+            await self._keeper.create_group(group)
         committed = self._keeper.state.offsets.of_group(group)
         answers: list[QueueReset | CometError] = [
             place

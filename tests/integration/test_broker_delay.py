@@ -22,9 +22,7 @@ from cometmq.errors import (
     PropertyReserved,
 )
 from cometmq.format import delayed
-from cometmq.member.state.keeper import StateKeeper
 from cometmq.v1 import broker_pb2 as pb
-from services.broker.statewriter import StateWriter
 from tests.support.cluster.broker import (
     BrokerClient,
     encoded,
@@ -162,33 +160,3 @@ async def test_a_stub_is_told_of_a_level_that_is_none(tmp_path: Path) -> None:
         for level in (-1, 19):
             request = pb.SendRequest(messages=[outgoing(b"x", level)])
             assert isinstance(await refusal(broker.stub.Send(request)), DelayLevelInvalid)
-
-
-async def test_a_snapshot_of_the_state_knows_what_was_delivered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Retention writes one whenever it needs one, and the next writer reads the log behind it."""
-    keepers: list[StateKeeper] = []
-    init = StateKeeper.__init__
-
-    def kept(keeper: StateKeeper, *arguments: Any) -> None:
-        init(keeper, *arguments)
-        keepers.append(keeper)
-
-    monkeypatch.setattr(StateKeeper, "__init__", kept)
-    monkeypatch.setattr(StateWriter, "_write_now", lambda _: None)
-    async with running_broker(tmp_path) as broker:
-        await broker.put_topic("T", 1)
-        await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"once", 1)]))
-        await until_async(lambda: _is_delivered(broker))
-        keepers[0].write_snapshot()
-        await broker.put_topic("U", 1)  # the snapshot is on the disk
-        broker.crash()
-    async with running_broker(tmp_path) as broker:
-        await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"next", 1)]))
-
-        async def next_is_there() -> bool:
-            return await end_of(broker, "T") >= 2
-
-        await until_async(next_is_there)
-        assert await broker.bodies("T", 0) == [b"once", b"next"]

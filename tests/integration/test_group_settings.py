@@ -23,6 +23,7 @@ from cometmq.errors import (
     InvalidRequest,
 )
 from cometmq.format import delayed
+from cometmq.model import MessageType
 from cometmq.rpc.interceptors import error_from, from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
@@ -423,3 +424,33 @@ async def test_the_sdk_sends_levels_that_the_broker_has(tmp_path: Path) -> None:
             assert await broker.bodies("T", 0) == [b"19"]
     with pytest.raises(DelayLevelInvalid):
         Message("T", b"", delay_level=65)
+
+
+async def test_settings_that_are_changed_at_once_all_count(tmp_path: Path) -> None:
+    """Also while clients make the group that they need."""
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"0")
+        await broker.read_queue("T", 0)
+
+        async def topic(quota: pb.Quota | None = None, **settings: Any) -> None:
+            config = common.TopicConfig(name="T", **settings)
+            await broker.admin.PutTopic(pb.PutTopicRequest(topic=config, send_quota=quota))
+
+        await asyncio.gather(
+            topic(read_queue_count=3),
+            topic(quota=pb.Quota(messages_per_s=1_000)),
+            topic(write_queue_count=2),
+            topic(message_type=common.MESSAGE_TYPE_DELAY),
+            broker.commit("G", ("T", 0, 0, 0)),
+            put(broker, retry_times_max=5),
+            put(broker, retry_queue_count=2),
+            put(broker, consume_broadcast_enable=False),
+            broker.commit("G", ("T", 0, 0, 0)),
+        )
+        config, settings = broker.state.topics.get("T"), broker.state.groups["G"]
+        assert (config.read_queue_count, config.write_queue_count) == (3, 2)
+        assert config.message_type is MessageType.DELAY
+        assert broker.state.send_quotas["T"].messages_per_s == 1_000
+        assert (settings.retry_times_max, settings.retry_queue_count) == (5, 2)
+        assert not settings.consume_broadcast_enable

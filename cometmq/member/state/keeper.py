@@ -132,11 +132,21 @@ class StateKeeper:
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
-        return await self._put_topic(config, only_new=False)
+        _, created = await self.change_topic(config.name, lambda _: config)
+        return created
+
+    async def change_topic(
+        self, name: str, wanted: Callable[[TopicConfig | None], TopicConfig]
+    ) -> tuple[TopicConfig, bool]:
+        """Give a topic the settings ``wanted``, which gets those that it has in its turn, None for
+        a new one; they, and True when it is new. Raises what ``wanted`` and ``plan_topic`` raise.
+        """
+        return await self._put_topic(name, wanted)
 
     async def create_topic(self, config: TopicConfig) -> bool:
         """As :meth:`put_topic`, but a topic that is there keeps its settings."""
-        return await self._put_topic(config, only_new=True)
+        _, created = await self._put_topic(config.name, lambda before: before or config)
+        return created
 
     async def create_system_topic(
         self, name: str, queue_count: int, *, reserve_time_ms: int = 0
@@ -144,26 +154,31 @@ class StateKeeper:
         """Make a topic that the broker itself writes, unless it is there."""
         if not self.has_topic(name):
             config = TopicConfig(name, queue_count, queue_count, reserve_time_ms=reserve_time_ms)
-            await self._put_topic(config, only_new=True, by_system=True)
+            await self._put_topic(name, lambda before: before or config, by_system=True)
 
     async def put_system_topic(self, config: TopicConfig) -> None:
         """Give a topic that the broker itself writes other settings."""
-        await self._put_topic(config, only_new=False, by_system=True)
+        await self._put_topic(config.name, lambda _: config, by_system=True)
 
     @to_its_end
     async def _put_topic(
-        self, config: TopicConfig, *, only_new: bool, by_system: bool = False
-    ) -> bool:
+        self,
+        name: str,
+        wanted: Callable[[TopicConfig | None], TopicConfig],
+        *,
+        by_system: bool = False,
+    ) -> tuple[TopicConfig, bool]:
         # From when it was asked for: were each to wait in its turn, they would pile up.
         until_s = self._clock.monotonic_s() + FIRST_COPIES_S_MAX
         async with self._one_at_a_time:
-            before = self.state.topics.find(config.name)
-            created = before is None
-            if created or (before != config and not only_new):
+            before = self.state.topics.find(name)
+            config = wanted(before)
+            assert config.name == name
+            if before != config:
                 put = self.state.plan_topic(config, by_system=by_system)
                 await self._commit(put, *self.state.plan_extras(config), until_s=until_s)
                 self._on_topics()
-            return created
+            return config, before is None
 
     @to_its_end
     async def put_quota(self, topic: str, quota: Quota) -> None:
@@ -193,14 +208,30 @@ class StateKeeper:
             self._on_drop(topic)
             self._on_topics()
 
-    @to_its_end
     async def put_group(self, settings: GroupSettings) -> None:
         """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
+        await self.change_group(settings.name, lambda _: settings)
+
+    async def create_group(self, name: str) -> None:
+        """Create a consumer group; one that is there keeps its settings. Raises what ``plan_group``
+        raises.
+        """
+        await self.change_group(name, lambda before: before or GroupSettings(name))
+
+    @to_its_end
+    async def change_group(
+        self, name: str, wanted: Callable[[GroupSettings | None], GroupSettings]
+    ) -> tuple[GroupSettings, bool]:
+        """As :meth:`change_topic`, for a consumer group."""
         async with self._one_at_a_time:
-            if self.state.groups.get(settings.name) != settings:
+            before = self.state.groups.get(name)
+            settings = wanted(before)
+            assert settings.name == name
+            if before != settings:
                 await self._commit(
                     self.state.plan_group(settings), *self.state.plan_policy(settings)
                 )
+            return settings, before is None
 
     @to_its_end
     async def drop_group(self, group: str) -> None:
@@ -358,8 +389,6 @@ class StateKeeper:
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
-        # The next writer looks at the log behind the snapshot only.
-        self._write_progress()
         bounds = self._storage.store.queue_bounds
         # The next start reads the log from the snapshot on: what was delivered before is in it.
         offsets = self.delays.offsets
