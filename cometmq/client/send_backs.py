@@ -10,10 +10,14 @@ from typing import NamedTuple
 from cometmq.client.listener import Work
 from cometmq.client.names import of
 from cometmq.client.offsets import ITEMS_PER_CALL_MAX, BrokerCalls, send_back_item
-from cometmq.errors import CometError
+from cometmq.errors import CometError, PeerUnavailable
 from cometmq.model import Position
 from cometmq.rpc.tasks import Tasks
 from cometmq.telemetry import fields, logger
+from cometmq.v1 import broker_pb2
+
+CALLS_MAX = 5  # for the same messages, while nobody answers
+CALL_AGAIN_S = 1.0
 
 _log = logger(__name__)
 
@@ -71,18 +75,32 @@ class SendBacks:
             self._sending.discard(broker_group)
 
     async def _call(self, broker_group: str, some: list[Failed]) -> None:
-        items = []
-        for work, place, delay_level in some:
-            message = work.messages[place]
-            failed_at = Position(work.run.generation, message.queue_offset)
-            item = send_back_item(message.queue, failed_at, delay_level)
-            if self._retry_times_max >= 0:
-                item.retry_times_max = self._retry_times_max
-            items.append(item)
-        answers = await self._calls.send_back(broker_group, items)
-        for failed, answer in zip(some, answers, strict=True):
-            self._answered(failed, answer)
-        self._wake(len(some))  # queues in order have gone on
+        """Send them back, again if nobody answers: the broker may have taken them, and knows a
+        send-back that comes twice, while the listener would see the messages twice.
+        """
+        for calls_left in reversed(range(CALLS_MAX)):
+            items = list(map(self._item, some))
+            answers = await self._calls.send_back(broker_group, items)
+            unknown: list[Failed] = []
+            for failed, answer in zip(some, answers, strict=True):
+                if calls_left and isinstance(answer, PeerUnavailable):
+                    unknown.append(failed)
+                else:
+                    self._answered(failed, answer)
+            self._wake(len(some) - len(unknown))  # queues in order have gone on
+            if not unknown:
+                return
+            some = unknown
+            await self._calls.wait(CALL_AGAIN_S)
+
+    def _item(self, failed: Failed) -> broker_pb2.SendBackItem:
+        work, place, delay_level = failed
+        message = work.messages[place]
+        failed_at = Position(work.run.generation, message.queue_offset)
+        item = send_back_item(message.queue, failed_at, delay_level)
+        if self._retry_times_max >= 0:
+            item.retry_times_max = self._retry_times_max
+        return item
 
     def _answered(self, failed: Failed, error: CometError | None) -> None:
         work, place, _ = failed

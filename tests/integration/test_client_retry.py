@@ -21,7 +21,13 @@ from cometmq.client import (
     QueueRef,
     ReceivedMessage,
 )
-from cometmq.errors import DelayLevelInvalid, DiskFull, InvalidRequest, QueueNotFound
+from cometmq.errors import (
+    DelayLevelInvalid,
+    DiskFull,
+    InvalidRequest,
+    PeerUnavailable,
+    QueueNotFound,
+)
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from services.broker.retries import RetryService
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
@@ -205,5 +211,35 @@ async def test_no_commit_passes_a_message_that_no_broker_took_back(
         async with consumer(namesrv, listener, **changes) as consuming:
             await consuming.subscribe("T")
             await until(lambda: stored(broker, DLQ) == 1)
+        assert await committed(broker, "T", 3)
+        assert [one.body for one in await broker.read_queue(DLQ, 0)] == [b"1"]
+
+
+async def test_a_send_back_without_an_answer_is_sent_again_and_no_listener_sees_it_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message came again here, though the broker had taken it: both copies were delivered."""
+    got: list[bytes] = []
+    lost: list[str] = []
+    send_back = RetryService.send_back
+
+    async def listener(messages: list[ReceivedMessage]) -> Later | None:
+        got.append(messages[0].body)
+        return Later(delay_level=-1) if messages[0].body == b"1" else None
+
+    async def unheard(service: RetryService, group: str, items: Any) -> Any:
+        answers = await send_back(service, group, items)
+        if not lost:
+            lost.append(group)
+            raise PeerUnavailable("the answer is lost")
+        return answers
+
+    async with cluster(tmp_path, 3) as (namesrv, broker):
+        monkeypatch.setattr(RetryService, "send_back", unheard)
+        async with consumer(namesrv, listener, batch_count=1, redeliver_backoff_ms=1) as consuming:
+            await consuming.subscribe("T")
+            await until(lambda: stored(broker, DLQ) == 1 and len(got) == 3)
+        assert lost
+        assert sorted(got) == [b"0", b"1", b"2"]
         assert await committed(broker, "T", 3)
         assert [one.body for one in await broker.read_queue(DLQ, 0)] == [b"1"]
