@@ -28,6 +28,7 @@ READ_MAX = 30  # messages at once
 UNTOLD = Position(0, 0)
 ANSWER_S_MAX = 3.0
 RESEND_S = 20.0
+CLOCK_WRONG_MAX = 0.01  # share by which a client's clock runs too fast or too slow
 DELAYED_SHARE = 0.1
 DELAY_LEVELS = (1, 2)  # that producers ask for
 
@@ -41,7 +42,9 @@ class ClientMachine(Machine):
         super().__init__(group.world)
         self.number = number
         self.node = FIRST_CLIENT + number
-        self.clock = MemberClock(group.world, 1 + group.world.between(-5e-4, 5e-4))
+        self.clock = MemberClock(
+            group.world, 1 + group.world.between(-CLOCK_WRONG_MAX, CLOCK_WRONG_MAX)
+        )
         self.lives = 0
 
 

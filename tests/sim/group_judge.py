@@ -66,6 +66,7 @@ class Origin(NamedTuple):
     attempt: Attempt | None
     store_time_ms: int
     topic: str
+    reset: str = ""  # the group that a change of the state resets
 
 
 class Told(NamedTuple):
@@ -190,7 +191,7 @@ class GroupJudge:
     def check_log(self, writer: Writer) -> None:
         origins = [self._origin(one) for one in writer.disk.records]
         _check_once("message stored", (one.unique_id for one in origins if one.unique_id))
-        _check_once("send-back", (one.attempt for one in origins if one.attempt))
+        _check_once("send-back", _attempts(origins))
         self._check_order(writer)
         self._check_delays(writer, origins)
         self._check_consumed(writer, origins)
@@ -289,7 +290,8 @@ class GroupJudge:
             source = found.prepared_offset
             unique_id = b"" if source or stored.queue < 0 else found.body
             attempt = attempt_of(found) if source else None
-            origin = Origin(unique_id, source, attempt, found.store_time_ms, found.topic)
+            reset = _reset_of(found) if stored.queue < 0 else ""
+            origin = Origin(unique_id, source, attempt, found.store_time_ms, found.topic, reset)
             self._origins[stored.uid] = origin
         return origin
 
@@ -299,6 +301,22 @@ def _check_once(what: str, found: Iterator[object] | list[int]) -> None:
     twice = [one for one, count in times.items() if count > 1]
     if twice:
         raise Violation(f"{what} {times[twice[0]]} times: {twice[0]}")
+
+
+def _reset_of(state_record: record.Record) -> str:
+    for change in decode(state_record.body) if state_record.tag == CHANGE else ():
+        if isinstance(change, OffsetsReset):
+            return change.commits[0].group
+    return ""
+
+
+def _attempts(origins: list[Origin]) -> Iterator[tuple[Attempt, int]]:
+    """Each send-back, and how often its group had been reset before: then it begins again."""
+    resets: Counter[str] = Counter()
+    for one in origins:
+        resets[one.reset] += 1
+        if one.attempt is not None:
+            yield one.attempt, resets[one.attempt.group]
 
 
 def _told(disk: Disk) -> Told:

@@ -390,15 +390,11 @@ class StateKeeper:
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
         bounds = self._storage.store.queue_bounds
-        # The next start reads the log from the snapshot on: what was delivered before is in it.
-        offsets = self.delays.offsets
-        self.state.apply(DelaysReached(offsets))
         self._snapshot_end = self._append(
             self.state.snapshot_records(
                 self._in_flight, next_offset_of=lambda *queue: bounds(*queue)[1]
             )
         )
-        self.delays.written = offsets
 
     async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
         """Write the changes, wait until they are safe, apply them. In its turn."""

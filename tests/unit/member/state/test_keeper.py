@@ -14,21 +14,16 @@ from cometmq.errors import (
     SlaveNotAvailable,
     TopicNotFound,
 )
-from cometmq.format import delayed, record
-from cometmq.format.delayed import SCHEDULE_TOPIC
-from cometmq.format.relay import relay
 from cometmq.member.state import keeper
 from cometmq.member.state.statelog import load
-from cometmq.member.storage.member_storage import Segment
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.state import STATE_TOPIC, BrokerState
 from cometmq.model import FlushMode, Position, ReplicationMode, TopicConfig
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.writer import MessageStore
-from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
 from tests.support.stores.gates import HeldFlush
-from tests.support.stores.small_stores import HOST, WallClock
+from tests.support.stores.small_stores import WallClock
 from tests.support.waiting import until
 
 
@@ -364,26 +359,3 @@ async def test_a_topic_whose_copies_cannot_be_had_is_not_made(
             await member.keeper.put_topic(replicated)
         assert (state_records(member), member.demands.now) == (records, DurabilityClass.ASYNC)
         await member.put("T")
-
-
-async def test_a_snapshot_knows_what_was_delivered_since_progress_was_written(
-    tmp_path: Path,
-) -> None:
-    """Retention writes one when it needs it. The next start reads the log from there on, so a crash
-    within a second made it deliver again what was delivered before.
-    """
-    async with living_member(tmp_path, clean=False) as member:
-        await member.put("T")
-        await member.keeper.create_system_topic(SCHEDULE_TOPIC, 1)
-        prefix = delayed.prefix(1, "T", 0)
-        segment = Segment(SCHEDULE_TOPIC, 0, 1, DurabilityClass.ASYNC, prefix, 1_000)
-        sent = encoded(SCHEDULE_TOPIC, 0, b"x", properties=prefix)
-        ticket = member.storage.append(sent, [segment], born_host=HOST, store_host=HOST)
-        found = record.decode(member.store.read_record(ticket.appended.log_offset))
-        demands = {"T": DurabilityClass.ASYNC}
-        member.storage.append_relayed([relay(found, "T", 0, HOST)], demands, HOST)
-        member.delays.levels[1].delivered(1)
-        member.keeper.write_snapshot()
-        await member.on_disk()
-    async with living_member(tmp_path) as member:
-        assert member.delays.levels[1].offset == 1
