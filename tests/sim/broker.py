@@ -182,7 +182,7 @@ class Broker:
         state = self.state
         number = state.resets.next_number(self._storage.epoch)
         position = Position(state.generations.of(*key).current, offset)
-        self.keeper.write_offsets()
+        self.keeper.write_doings()
         end = self.keeper.write(OffsetsReset(number, (CommittedOffset(group, *key, position),)))
         self._writer.group.judge.groups.reset(self._writer, group, key, offset, number)
         await self._storage.stored(end, self.keeper.demands_of([key[0]]))

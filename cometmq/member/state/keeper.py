@@ -389,6 +389,8 @@ class StateKeeper:
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
+        # The next writer looks at the log behind the snapshot only.
+        self._write_progress()
         bounds = self._storage.store.queue_bounds
         self._snapshot_end = self._append(
             self.state.snapshot_records(
