@@ -112,13 +112,21 @@ class GroupCoordinator(GroupReads):
 
     async def drop_idle_broadcasters(self, idle_s_max: float) -> list[str]:
         """Forget broadcasting clients that have committed nothing for so long; their groups."""
-        now_s = self._clock.monotonic_s()
-        idle = [n for n in self._broadcasters() if self._summary(n, now_s).idle_s >= idle_s_max]
-        for name in idle:
-            with suppress(GroupNotFound):
-                await self._keeper.drop_group(name)
-            self._used_s.pop(name, None)
-        return idle
+        dropped = []
+        for name in self._broadcasters():
+            # Looked at in its turn: it may have come back while others were dropped.
+            if self._idle_s(name) >= idle_s_max:
+                with suppress(GroupNotFound):
+                    await self._keeper.drop_group(name)
+                self._used_s.pop(name, None)
+                dropped.append(name)
+        return dropped
+
+    def _idle_s(self, group: str) -> float:
+        """For how long it has had neither a member nor a commit."""
+        if self._members.count(group):
+            return 0.0
+        return self._clock.monotonic_s() - self._used_s.get(group, self._since_s)
 
     def check_open(self) -> None:
         """Raises BrokerDraining while no commit is taken."""
@@ -227,9 +235,8 @@ class GroupCoordinator(GroupReads):
 
     def summaries(self) -> list[GroupSummary]:
         """All groups, and what those that are gone have left of topics."""
-        now_s = self._clock.monotonic_s()
         names = {*self._state.groups, *map(_group_of, self._state.topics)} - {""}
-        return [self._summary(group, now_s) for group in sorted(names)]
+        return [self._summary(group) for group in sorted(names)]
 
     def _message_count(self, topic: str) -> int:
         """Messages that a topic has, readable or not; 0: it is not there."""
@@ -239,15 +246,12 @@ class GroupCoordinator(GroupReads):
         views = [self._reader.queue(topic, one) for one in range(config.read_queue_count)]
         return sum(view.appended_offset - view.min_offset for view in views)
 
-    def _summary(self, group: str, now_s: float) -> GroupSummary:
-        members = self._members.count(group)
-        idle_s = 0.0 if members else now_s - self._used_s.get(group, self._since_s)
-        assert idle_s >= 0.0, group
+    def _summary(self, group: str) -> GroupSummary:
         return GroupSummary(
             group,
-            members,
+            self._members.count(group),
             len(self._state.offsets.of_group(group)),
-            idle_s,
+            self._idle_s(group),
             self._message_count(RETRY_PREFIX + group),
             self._message_count(DLQ_PREFIX + group),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cometmq.errors import AlreadyResent, CometError, NoPermission
+from cometmq.errors import AlreadyResent, CometError, NoPermission, Shortage
 from cometmq.format.ids import offset_id
 from cometmq.format.record import Record
 from cometmq.format.relay import Relayed, relay
@@ -162,7 +162,13 @@ class Resender:
             offsets = [place[1] for place in made if place[0] == queue_id]
             marks.append(MessagesResent(key, table.plan(key, offsets, low)))
         self._relays.append(list(made.values()))
-        return max([self._keeper.write(mark) for mark in marks])
+        try:
+            return max([self._keeper.write(mark) for mark in marks])
+        except Shortage:
+            # The messages are sent: the marks count, and the next snapshot of the state has them.
+            for mark in marks:
+                self._keeper.state.apply(mark)
+            raise
 
     def _forget_gone(self) -> None:
         """Marks of messages that retention has removed go."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
+from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.state import STATE_TOPIC
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
+from services.broker.group_coordinator import GroupCoordinator
 from tests.support.cluster.broker import BrokerClient, LiveBroker, running_broker
 from tests.support.stores.gates import HeldFlush
 from tests.support.waiting import until, until_async
@@ -188,3 +191,37 @@ async def test_what_comes_while_a_group_is_deleted_makes_it_anew(
         position = await broker.committed("g", "T", 0)
         assert position is not None
         assert position.offset == 2, "not the 4 of the group before"
+
+
+async def test_a_broadcasting_client_that_comes_back_in_time_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits while others are forgotten."""
+    coordinators: list[GroupCoordinator] = []
+    init, drop_group = GroupCoordinator.__init__, StateKeeper.drop_group
+
+    def kept(coordinator: GroupCoordinator, *arguments: Any, **more: Any) -> None:
+        init(coordinator, *arguments, **more)
+        coordinators.append(coordinator)
+
+    monkeypatch.setattr(GroupCoordinator, "__init__", kept)
+    away, back = "%BROADCAST%G-a", "%BROADCAST%G-b"
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"0")
+        await broker.read_queue("T", 0)
+        for name in (away, back):
+            [result] = await broker.commit(name, ("T", 0, 0, 0))
+            assert not result.HasField("error")
+
+        async def drop(keeper: StateKeeper, group: str) -> None:
+            await broker.commit(back, ("T", 0, 0, 1))
+            await drop_group(keeper, group)
+
+        monkeypatch.setattr(StateKeeper, "drop_group", drop)
+        await asyncio.sleep(0.3)
+        assert await coordinators[0].drop_idle_broadcasters(0.3) == [away]
+        assert await broker.committed(away, "T", 0) is None
+        position = await broker.committed(back, "T", 0)
+        assert position is not None
+        assert position.offset == 1

@@ -23,6 +23,7 @@ from cometmq.client import Message, Producer, PushConsumer, PushConsumerOptions,
 from cometmq.errors import (
     AlreadyResent,
     CometError,
+    DiskFull,
     GroupNotFound,
     LimitExceeded,
     MessageNotFound,
@@ -360,3 +361,18 @@ async def test_a_topic_that_is_deleted_while_its_messages_are_read_gets_none(
         assert isinstance(error, GroupNotFound | TopicNotFound)
         assert "%RETRY%G" not in broker.state.topics
         assert not list(broker.state.resent)
+
+
+async def test_a_mark_that_a_full_disk_does_not_take_counts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> int:
+        raise DiskFull("no room for the mark")
+
+    async with stored(tmp_path) as (_, broker):
+        with monkeypatch.context() as patch:
+            patch.setattr(StateKeeper, "write", write)
+            error = await refusal(broker.admin.ResendMessages(request((0, 0), (1, 0), group="G")))
+            assert isinstance(error, DiskFull)
+        assert await resend(broker, (0, 0), (1, 0), group="G") == [AlreadyResent] * 2
+        assert len(await broker.bodies("%RETRY%G", 0)) == 2
