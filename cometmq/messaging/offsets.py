@@ -7,6 +7,7 @@ it, so that the consumer hears of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -54,6 +55,7 @@ class OffsetTable:
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[QueueKey, Position]] = {}
+        self._topics: dict[str, Counter[str]] = {}  # of each group: its queues by topic
         self._unwritten: dict[
             tuple[str, QueueKey], None
         ] = {}  # a set in order of the first commit since written
@@ -78,6 +80,8 @@ class OffsetTable:
             offset = max(offset, history.settle(before).offset)
         kept = Position(wanted.generation, offset)
         if kept != before:
+            if before is None:
+                self._count(group, key[0])
             queues[key] = kept
             self._unwritten[group, key] = None
         assert before is None or kept >= before
@@ -91,6 +95,10 @@ class OffsetTable:
     def of_group(self, group: str) -> dict[QueueKey, Position]:
         """All committed positions of a group."""
         return dict(self._groups.get(group, {}))
+
+    def reads(self, group: str, topic: str) -> bool:
+        """Whether the group has committed anything in the topic."""
+        return topic in self._topics.get(group, ())
 
     @property
     def count(self) -> int:
@@ -120,13 +128,18 @@ class OffsetTable:
         queues = self._groups.setdefault(commit.group, {})
         key = (commit.topic, commit.queue_id)
         before = queues.get(key)
+        if before is None:
+            self._count(commit.group, commit.topic)
         if before is None or commit.position > before:
             queues[key] = commit.position
 
     def reset(self, commit: CommittedOffset) -> None:
         """The group goes on here, also if that is back."""
         key = (commit.topic, commit.queue_id)
-        self._groups.setdefault(commit.group, {})[key] = commit.position
+        queues = self._groups.setdefault(commit.group, {})
+        if key not in queues:
+            self._count(commit.group, commit.topic)
+        queues[key] = commit.position
         self._unwritten.pop((commit.group, key), None)
 
     def forget_topic(self, topic: str) -> None:
@@ -141,8 +154,14 @@ class OffsetTable:
             self._forget(group, key)
 
     def _forget(self, group: str, key: QueueKey) -> None:
-        queues = self._groups[group]
+        queues, topics = self._groups[group], self._topics[group]
         del queues[key]
+        topics[key[0]] -= 1
+        if not topics[key[0]]:
+            del topics[key[0]]
         self._unwritten.pop((group, key), None)
         if not queues:
-            del self._groups[group]
+            del self._groups[group], self._topics[group]
+
+    def _count(self, group: str, topic: str) -> None:
+        self._topics.setdefault(group, Counter())[topic] += 1

@@ -154,10 +154,7 @@ class BrokerState:
 
     def is_metered(self, topic: str) -> bool:
         """Whether a group whose clients have a quota reads the topic."""
-        return any(
-            any(topic == name for name, _ in self.offsets.of_group(group))
-            for group in self.read_quotas
-        )
+        return any(self.offsets.reads(group, topic) for group in self.read_quotas)
 
     def plan_drop(self, topic: str, *, by_system: bool = False) -> TopicDropped:
         """The change that deletes a topic.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -94,6 +96,29 @@ def test_runs_fit_a_record_and_lose_nothing() -> None:
     assert all(len(run) == 4 for run in runs[:-1])
     assert [len(run) for run in batched(commits[:2], 1)] == [1, 1]
     assert list(batched([], 1)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_which_topics_a_group_reads(seed: int) -> None:
+    """Against what it has committed, through everything that adds and removes positions."""
+    source, table = random.Random(seed), OffsetTable()
+    for _ in range(200):
+        group, topic, queue_id = source.choice("gh"), source.choice("tuv"), source.randrange(3)
+        commit = CommittedOffset(group, topic, queue_id, Position(4, source.randrange(9)))
+        match source.randrange(6):
+            case 0:
+                table.forget_topic(topic)
+            case 1:
+                table.forget_group(group)
+            case 2:
+                table.reset(commit)
+            case 3:
+                table.restore(commit)
+            case _:
+                table.commit(group, (topic, queue_id), commit.position, FRESH, 1000)
+        for name in "gh":
+            found = {topic for topic in "tuv" if table.reads(name, topic)}
+            assert found == {topic for topic, _ in table.of_group(name)}
 
 
 class OffsetsMachine(RuleBasedStateMachine):
