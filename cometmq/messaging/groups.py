@@ -22,6 +22,7 @@ CLIENT_ID_LENGTH_MAX = 255
 DETAIL_LENGTH_MAX = 64
 HELD_QUEUES_MAX = 16_384
 SESSION_MS_MAX = 1_800_000
+SESSIONS_NOTED_MIN = 1_024
 REPLACED_MAX = 8  # instances of a member that may not come back, remembered
 RETRY_TIMES_MAX = 1_000_000
 MEMBER_ID_MAX = 1_000
@@ -167,6 +168,7 @@ class MemberTable:
         self._changes = 0
         self._groups: dict[str, _Group] = {}
         self._sessions: list[tuple[float, str, str]] = []  # a heap; some are over long ago
+        self._sessions_max = SESSIONS_NOTED_MIN  # then those are looked for
 
     def put(
         self,
@@ -223,11 +225,22 @@ class MemberTable:
         if member.details.session_ms and not for_good:
             until_s = now_s + member.details.session_ms / 1000
             known.members[client_id] = replace(member, away_until_s=until_s)
-            heapq.heappush(self._sessions, (until_s, group, client_id))
+            self._note_session(until_s, group, client_id)
             self._changed(known)
         else:
             self._remove(group, known, client_id)
         return True
+
+    def _note_session(self, until_s: float, group: str, client_id: str) -> None:
+        if len(self._sessions) >= self._sessions_max:  # members have come and gone again and again
+            self._sessions = [one for one in self._sessions if self._is_open(*one)]
+            heapq.heapify(self._sessions)
+            self._sessions_max = max(SESSIONS_NOTED_MIN, 2 * len(self._sessions))
+        heapq.heappush(self._sessions, (until_s, group, client_id))
+
+    def _is_open(self, until_s: float, group: str, client_id: str) -> bool:
+        member = self.member(group, client_id)
+        return member is not None and member.away_until_s == until_s
 
     def is_away(self, group: str, client_id: str) -> bool:
         """Whether it is a member without a stream."""

@@ -17,6 +17,7 @@ from cometmq.errors import (
 from cometmq.messaging.groups import (
     REPLACED_MAX,
     SESSION_MS_MAX,
+    SESSIONS_NOTED_MIN,
     Member,
     MemberDetails,
     Membership,
@@ -222,3 +223,15 @@ def test_membership_is_each_clients_newest_stream(steps: list[tuple[str, str, in
         if view.members:
             versions.append(view.version)
     assert versions == sorted(versions)
+
+
+def test_a_static_member_that_comes_and_goes_leaves_nothing_behind() -> None:
+    table, details = MemberTable(), MemberDetails(session_ms=SESSION_MS_MAX)
+    for number in range(10):
+        table.put("billing", f"away{number}", number, [ORDERS], details)
+        table.leave("billing", f"away{number}", number)
+    for number in range(10, 20_000):
+        table.put("billing", "c", number, [ORDERS], details)
+        table.leave("billing", "c", number, number / 1e6)
+        assert len(table._sessions) <= SESSIONS_NOTED_MIN
+    assert len(table.end_sessions(2 * SESSION_MS_MAX / 1000)) == 11
