@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cometmq.errors import ConfigInvalid
+from cometmq.errors import ConfigInvalid, InvalidRequest
 from cometmq.rpc.channel_pool import ChannelPool
 from cometmq.rpc.channels import Resolver, parse_addresses
 from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
@@ -34,6 +34,13 @@ class Connections:
         self.namesrv = ";".join(names)
         self._resolver = Resolver(names)
         self._channels = ChannelPool()
+        self._begun = False
+
+    def begin(self) -> None:
+        """The client's block begins. InvalidRequest when it has begun before."""
+        if self._begun:
+            raise InvalidRequest("A client is opened once: make another one for another block.")
+        self._begun = True
 
     async def namesrv_addresses(self) -> tuple[str, ...]:
         """host:port of every name server, names resolved now; those known before, or the names

@@ -144,25 +144,34 @@ class GroupShare:
         self._routes.watch(topic)
         self.look_again()
 
-    async def subscribe(self, topic: str, wanted: Filter) -> None:
-        """Read a topic, or read it by another filter."""
+    async def subscribe(self, topic: str, wanted: Filter, *, waits: bool = True) -> None:
+        """Read a topic, or read it by another filter. As :meth:`unsubscribe`."""
         if self._subscriptions.get(topic) == wanted:
             return
         self._routes.watch(topic)
         self._tell_absence(topic)
         changed = self._of(topic)
         self._subscriptions[topic] = wanted
-        await self._reader.revoke(changed)
-        self.look_again()
+        await self._give_up(changed, waits=waits)
 
-    async def unsubscribe(self, topic: str) -> None:
-        """Read a topic no more."""
+    async def unsubscribe(self, topic: str, *, waits: bool = True) -> None:
+        """Read a topic no more. What is read of it is given up; a caller that is cancelled, or does
+        not wait (``waits``), changes nothing about that.
+        """
         if self._subscriptions.pop(topic, None) is None:
             return
         self._absent.discard(topic)
         self._queues.pop(topic, None)
-        await self._reader.revoke(self._of(topic))
-        self.look_again()
+        await self._give_up(self._of(topic), waits=waits)
+
+    async def _give_up(self, queues: list[QueueRef], *, waits: bool) -> None:
+        async def give_up() -> None:
+            await self._reader.revoke(queues)
+            self.look_again()
+
+        giving_up = self._tasks.start(give_up(), "give up")
+        if waits:
+            await asyncio.shield(giving_up)
 
     def _of(self, topic: str) -> list[QueueRef]:
         return [queue for queue in self._reader.reading if queue.topic == topic]

@@ -13,7 +13,8 @@ import traceback
 from asyncio import Future, TimerHandle
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeGuard, cast
+from contextvars import ContextVar
+from typing import Protocol, TypeGuard, cast
 
 from cometmq.client.hooks import ConsumeHook, with_consume_hooks
 from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
@@ -23,7 +24,7 @@ from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX
 from cometmq.rpc.retry import BackoffPolicy
-from cometmq.rpc.tasks import Tasks
+from cometmq.rpc.tasks import Tasks, is_cancelled
 from cometmq.telemetry import fields, logger
 
 Verdict = ConsumeResult | Later | None
@@ -43,6 +44,9 @@ _CALLS_PER_TURN_MAX = 32  # by one worker, when the listener never waits: others
 
 TRACEBACK_EVERY_S = 60.0
 KINDS_MAX = 256
+
+# Whether a listener call runs here, or what it has started.
+in_listener: ContextVar[bool] = ContextVar("in_listener", default=False)
 
 _log = logger(__name__)
 
@@ -193,6 +197,7 @@ class Workers:
         listener, batch_count, calls = self._listener, self._batch_count, 0
         worker = _Worker()
         self._workers.add(worker)
+        in_listener.set(True)
         while self._count <= self._concurrency:
             work = self._next()
             if work is None:
@@ -209,15 +214,18 @@ class Workers:
             except Exception as error:  # the application's: whatever it raises means "not done"
                 self._failed(work, start, stop, error)
                 answer = _LATER
-            except asyncio.CancelledError as error:
-                if _own_task().cancelling():
+            except (KeyboardInterrupt, SystemExit):  # they end the program
+                raise
+            except BaseException as error:  # a cancellation of what it waited for, for one
+                if is_cancelled(error):
                     raise
-                self._failed(work, start, stop, error)  # something that the listener waited for
+                self._failed(work, start, stop, error)
                 answer = _LATER
             finally:
                 queue.running -= 1
             if worker.call is not call:
-                continue  # it took too long
+                queue.finish(work.run, start, start)  # it took too long; who waits looks again
+                continue
             if answer is not None and answer is not ConsumeResult.SUCCESS:
                 stop = self._not_done(work, start, stop, answer)
             queue.finish(work.run, start, stop)
@@ -261,7 +269,8 @@ class Workers:
             self._misanswered(work, start, stop, answer)
             later = _LATER
         first = start + later.done
-        if work.queue.closed or first == stop:
+        stop = min(stop, work.run.limit)  # behind it the queue has gone on elsewhere
+        if work.queue.closed or first >= stop:
             return first
         if self.not_done is None:
             self.redeliver(work, first, stop)
@@ -355,9 +364,3 @@ def _kind(error: BaseException) -> str:
     """What fails, and where: the same for every message that meets the same mistake."""
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     return f"{type(error).__name__} {frames}"
-
-
-def _own_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task

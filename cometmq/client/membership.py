@@ -186,6 +186,10 @@ class Membership:
 
     async def _stay(self, broker_group: str, joined: _Joined) -> None:
         backoff = Backoff(self._policy, random.Random())
+        if self._is_replaced:  # a writer that is new does not know that
+            joined.absent, joined.members = {}, {}
+            self._on_change()
+            return
         while True:
             try:
                 await self._join(broker_group, joined, backoff)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,10 @@ class OffsetFile:
         self._group = group
         self._positions: dict[QueueRef, Position] = {}
         self._is_told = False  # that it cannot be written
+        # A write that was cancelled goes on in its thread: the next one waits for it.
+        self._writing = threading.Lock()
+        self._begun = 0  # writes
+        self._written = 0  # the newest one of them that was
 
     def read(self) -> None:
         """Read the file, once. One that is damaged is put aside, and the consumer begins as if
@@ -75,8 +80,9 @@ class OffsetFile:
         if self._path is None:
             return
         try:
+            self._begun += 1
             data = _encode(self._group, self._positions)
-            await asyncio.to_thread(_replace, self._path, data)
+            await asyncio.to_thread(self._write, self._path, self._begun, data)
         except OSError as error:
             if not self._is_told:
                 _log.error(
@@ -86,6 +92,13 @@ class OffsetFile:
             self._is_told = True
         else:
             self._is_told = False
+
+    def _write(self, path: Path, number: int, data: bytes) -> None:
+        """In a thread; an older write than the last one changes nothing."""
+        with self._writing:
+            if number > self._written:
+                _replace(path, data)
+                self._written = number
 
 
 def _encode(group: str, positions: Mapping[QueueRef, Position]) -> bytes:

@@ -61,8 +61,9 @@ class PolledQueues:
     async def remove(self, queues: Collection[QueueRef]) -> None:
         """These queues are polled no more."""
         for queue in queues:
+            self._fetchers.pop(queue, None)  # else a poll that waits would fetch again
+        for queue in queues:
             await self._stop_fetching(queue)
-            self._fetchers.pop(queue, None)
             for known in (self._begins, self.polled, self.done):
                 known.pop(queue, None)
         self._paused -= {*queues}

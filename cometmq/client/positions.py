@@ -13,6 +13,7 @@ from cometmq.client.options import ConsumerOptions
 from cometmq.client.start_positions import StartPosition, first_position
 from cometmq.errors import CometError, ConfigInvalid, OffsetStoreFailed, Retry
 from cometmq.model import Position, QueueRef
+from cometmq.rpc.tasks import is_cancelled
 
 # What is kept of a queue now, or why a commit was refused.
 Answers: TypeAlias = dict[QueueRef, Position | CometError | None]
@@ -95,9 +96,13 @@ class OwnPositions:
     async def start(self, queue: QueueRef) -> Position:
         try:
             found = (await self._store.load([queue])).get(queue)
+            if not isinstance(found, Position | None):
+                raise TypeError(f"not a Position: {found!r:.80}")
         except CometError:
             raise
-        except Exception as error:  # the application's: whatever it raises
+        except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises
+            if is_cancelled(error):
+                raise
             raise OffsetStoreFailed(f"positions were not loaded: {error!r}") from error
         position = found or await first_position(self._calls, queue, self._options)
         self._kept[queue] = position
@@ -119,7 +124,9 @@ class OwnPositions:
             await self._store.store(positions)
         except CometError as error:
             return dict.fromkeys(positions, error)
-        except Exception as error:  # the application's: whatever it raises
+        except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises
+            if is_cancelled(error):
+                raise
             failed = OffsetStoreFailed(f"positions were not stored: {error!r}")
             return dict.fromkeys(positions, failed)
         self._kept |= positions

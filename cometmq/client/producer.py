@@ -165,6 +165,7 @@ class Producer:
         self._open = False
 
     async def __aenter__(self) -> Self:
+        self._connections.begin()
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._routes.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
@@ -240,6 +241,8 @@ class Producer:
             futures = await self._send_unit(messages)
         else:
             futures = await self._hooks.around_all(messages, self._send_unit)
+        for future in futures:
+            future.add_done_callback(_look_at)
         await asyncio.wait(futures)
         return [future.result() for future in futures]
 
@@ -463,6 +466,12 @@ class Producer:
                         sender.window.push(part)
                     else:
                         writer.sender.batcher.adopt(part, writer)
+
+
+def _look_at(future: Future[SendReceipt]) -> None:
+    """Its error counts as seen: that of one message of a batch is raised for all."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _check_unit(messages: object) -> None:

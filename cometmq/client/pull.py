@@ -78,6 +78,7 @@ class PullConsumer(QueueCalls):
         )
 
     async def __aenter__(self) -> Self:
+        self._connections.begin()
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
         self._open = True
@@ -133,7 +134,7 @@ class PullConsumer(QueueCalls):
         self._check_open()
         wanted = filter_of(expression, sql)
         if not self._share.subscriptions:
-            if self._polled.queues:
+            if self._queues.reading:
                 raise InvalidRequest("This consumer has assigned queues: assign([]) ends that.")
             if not self._share.is_started:
                 self._queues.become_member()

@@ -14,7 +14,7 @@ from typing import Self
 from cometmq.client.connections import Connections
 from cometmq.client.group_share import GroupShare
 from cometmq.client.hooks import message_filter
-from cometmq.client.listener import Listener, Work, Workers, check_listener
+from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import Later, MessageModel
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
@@ -146,6 +146,7 @@ class PushConsumer:
         return calls
 
     async def __aenter__(self) -> Self:
+        self._connections.begin()
         if self._offset_file is not None:
             self._offset_file.read()
         if self._is_broadcasting and not self._options.retry_in_place:
@@ -201,17 +202,19 @@ class PushConsumer:
         """
         if not self._open:
             raise ClientClosed("The consumer is not open.")
-        await self._share.subscribe(check_topic(topic), filter_of(expression, sql))
+        await self._share.subscribe(
+            check_topic(topic), filter_of(expression, sql), waits=not in_listener.get()
+        )
 
     async def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more: listener calls with its messages end, what they did is
-        committed, and other members get its queues. A topic that is not read is no error. Raises
-        TopicNameInvalid, ClientClosed.
+        committed, and other members get its queues. A listener does not wait for that: its own call
+        is one of them. A topic that is not read is no error. Raises TopicNameInvalid, ClientClosed.
         """
         if not self._open:
             raise ClientClosed("The consumer is not open.")
         if check_topic(topic) != self._retries:
-            await self._share.unsubscribe(topic)
+            await self._share.unsubscribe(topic, waits=not in_listener.get())
 
     def suspend(self) -> None:
         """No listener call begins before :meth:`resume`; those that run go on. Queues are kept, and

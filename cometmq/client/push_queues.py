@@ -83,7 +83,9 @@ class PushQueues:
         loop, self._loop = self._loop, None
         if loop is not None:
             await stop_all([loop])
-        await self.revoke(list(self._assigned))
+        rest, self._assigned = self._assigned, {}
+        self._leaving += rest.values()  # beside those that a rebalance was about to give up
+        await self._give_up(list(self._leaving))
 
     @property
     def reading(self) -> Collection[QueueRef]:
@@ -145,10 +147,12 @@ class PushQueues:
 
     async def revoke(self, queues: Collection[QueueRef]) -> None:
         """Drains the queues together, then commits what was done there."""
-        self._leaving += [self._assigned.pop(q) for q in queues if q in self._assigned]
-        leaving = list(self._leaving)
-        if not leaving:
-            return
+        leaving = [self._assigned.pop(q) for q in queues if q in self._assigned]
+        if leaving:
+            self._leaving += leaving
+            await self._give_up(leaving)
+
+    async def _give_up(self, leaving: list[AssignedQueue]) -> None:
         await asyncio.gather(*(assigned.revoke() for assigned in leaving))
         await self._commit(leaving)
         self._leaving = [assigned for assigned in self._leaving if assigned not in leaving]

@@ -9,6 +9,7 @@ from typing import Any
 
 from cometmq.errors import InvalidRequest
 from cometmq.model import QueueRef
+from cometmq.rpc.tasks import is_cancelled
 from cometmq.telemetry import fields, logger
 
 _log = logger(__name__)
@@ -52,7 +53,9 @@ class QueueEvents:
                     await method(queues)
                 else:
                     await asyncio.to_thread(method, queues)
-        except Exception as error:  # the application's: whatever it raises
+        except (Exception, asyncio.CancelledError) as error:  # whatever the application's raises
+            if is_cancelled(error):
+                raise
             _log.error(
                 "queue listener failed",
                 extra=fields(method=method.__name__, queue_count=len(queues), error=repr(error)),

@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from cometmq.client import producer, pull, push
 from cometmq.client.listener import Listener
-from cometmq.client.messages import ReceivedMessage, SendReceipt
+from cometmq.client.messages import PullBatch, ReceivedMessage, SendReceipt
 from cometmq.client.offsets import Bounds
 from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushConsumerOptions
 from cometmq.client.positions import OffsetStore
@@ -36,6 +36,8 @@ class _Sync(Generic[Client]):
 
     def __enter__(self) -> Self:
         _check_no_loop()
+        if self._loop is not None:
+            raise InvalidRequest("The client is open: make another one for another block.")
         started = threading.Event()
         run = partial(asyncio.run, self._serve(started))
         self._thread = threading.Thread(target=run, name="cometmq", daemon=True)
@@ -168,6 +170,10 @@ class PushConsumer(_Sync[push.PushConsumer]):
         """Listener calls begin again."""
         self._wait(_call(self._client.resume))
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """So many listener calls at a time from now on."""
+        self._wait(_call(partial(self._client.set_concurrency, concurrency)))
+
     def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``
         says.
@@ -178,6 +184,11 @@ class PushConsumer(_Sync[push.PushConsumer]):
     def assigned(self) -> list[QueueRef]:
         """The queues that this consumer reads now."""
         return self._wait(_call(lambda: self._client.assigned))
+
+    @property
+    def pullhold(self) -> str | None:
+        """Address of the pullhold where queues without messages wait; None: they are polled."""
+        return self._wait(_call(lambda: self._client.pullhold))
 
 
 class PullConsumer(_Sync[pull.PullConsumer]):
@@ -233,6 +244,23 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     def assigned(self) -> list[QueueRef]:
         """The queues that this consumer reads now."""
         return self._wait(_call(lambda: self._client.assigned))
+
+    def pull(
+        self,
+        queue: QueueRef,
+        position: Position,
+        *,
+        count_max: int | None = None,
+        bytes_max: int | None = None,
+        tags: Collection[str] = (),
+        sql: str | None = None,
+    ) -> PullBatch:
+        """One pull, answered at once."""
+        return self._wait(
+            self._client.pull(
+                queue, position, count_max=count_max, bytes_max=bytes_max, tags=tags, sql=sql
+            )
+        )
 
     def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
         """Messages of one assigned queue as soon as there are some; none when the time is over."""

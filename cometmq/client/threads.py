@@ -31,9 +31,9 @@ class ListenerThreads:
     def _call(self, messages: list[ReceivedMessage]) -> object:
         try:
             return self._function(messages)
-        except StopIteration as error:
-            # A future cannot hold it: nobody would learn that the call has ended.
-            raise RuntimeError("the listener raised StopIteration") from error
+        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+            # A future cannot hold the first one. The others end a thread, and not the event loop.
+            raise RuntimeError(f"the listener raised {type(error).__name__}") from error
 
     def close(self) -> None:
         """No call begins any more. A call that runs goes on to its end; its result is forgotten."""

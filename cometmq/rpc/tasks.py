@@ -83,6 +83,14 @@ async def stop_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
         raise cancelled
 
 
+def is_cancelled(error: BaseException) -> bool:
+    """Whether the present task was cancelled. Else the error is of something that it waited for:
+    code of an application may raise a CancelledError of its own.
+    """
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 async def race(
     *work: Coroutine[Any, Any, object], name: str | None = None, timeout_s: float | None = None
 ) -> bool:

@@ -250,3 +250,17 @@ async def test_a_subscription_is_understood_or_refused(
         with pytest.raises(error, match=words):
             await consumer.subscribe(*arguments)
         await consumer.subscribe("T", ["tags that no expression, can name", "b"])
+
+
+async def test_a_client_is_opened_once() -> None:
+    """The second time nothing would send or read, and nobody would say so."""
+    for client in (
+        Producer(NAMESRV),
+        PullConsumer(NAMESRV, "G"),
+        PushConsumer(NAMESRV, "G", listener),
+    ):
+        async with client:
+            with pytest.raises(InvalidRequest, match="opened once"):
+                await client.__aenter__()
+        with pytest.raises(InvalidRequest, match="opened once"):
+            await client.__aenter__()

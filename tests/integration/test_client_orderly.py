@@ -219,3 +219,32 @@ async def test_a_consumer_that_was_away_for_a_lease_calls_its_listener_no_more(
         position = await broker.committed("G", "T", 0)
         assert position is not None
         assert position.offset == 3
+
+
+async def test_a_topic_is_read_again_while_a_call_holds_another_one_up(tmp_path: Path) -> None:
+    """Who gives up one topic neither waits for the other nor touches its locks."""
+    begun, go_on, got = asyncio.Event(), asyncio.Event(), list[bytes]()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+        if messages[0].topic == "U":
+            begun.set()
+            await go_on.wait()
+
+    async with cluster(tmp_path) as (namesrv, broker):
+        await broker.put_topic("U", 1)
+        await broker.send("U", 0, b"u")
+        async with consumer(namesrv, listener, drain_timeout_ms=60_000) as one:
+            await one.subscribe("T")
+            await one.subscribe("U")
+            await begun.wait()
+            await until(lambda: len(one.assigned) > QUEUES)
+            leaving = asyncio.create_task(one.unsubscribe("U"))
+            await asyncio.sleep(0.05)
+            await asyncio.wait_for(one.unsubscribe("T"), 20)
+            await one.subscribe("T")
+            await until(lambda: [q.topic for q in one.assigned].count("T") == QUEUES)
+            go_on.set()
+            await leaving
+            await broker.send("T", 0, b"t")
+            await until(lambda: b"t" in got)

@@ -411,3 +411,18 @@ async def test_a_blocking_listener_is_suspended_and_gets_more_threads() -> None:
         with pytest.raises(ClientClosed):
             consuming.set_concurrency(3)
     assert sorted(got) == [b"%05d" % n for n in range(6)]
+
+
+async def test_a_listener_unsubscribes_without_waiting_for_its_own_call() -> None:
+    left = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        await push.unsubscribe("T")
+        left.set()
+
+    async with fake_cluster() as (namesrv, [broker]):
+        await fill(namesrv, 1)
+        async with consumer(namesrv, listener, drain_timeout_ms=60_000) as push:
+            await push.subscribe("T")
+            await asyncio.wait_for(left.wait(), 10)
+            await until(lambda: sum(committed(broker).values()) == 1)

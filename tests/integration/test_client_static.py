@@ -345,3 +345,24 @@ async def test_offsets_at_the_broker_are_for_a_broadcasting_consumer_with_a_name
 ) -> None:
     with pytest.raises(ConfigInvalid, match="broadcast_offsets_at_broker"):
         PushConsumer("127.0.0.1:1", "G", ignore, options=PushConsumerOptions(**options))
+
+
+async def test_who_was_replaced_does_not_join_a_broker_that_does_not_know_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would put out the one that has replaced it."""
+    async with cluster(tmp_path) as (namesrv, _), pod(namesrv, "pod") as older:
+        await older.subscribe("T")
+        await until(lambda: len(older.assigned) == QUEUES)
+        async with pod(namesrv, "pod") as newer:
+            await newer.subscribe("T")
+            await until(lambda: len(newer.assigned) == QUEUES and not older.assigned)
+            options = {"broker_group": "g2", "namesrv": (namesrv,)}
+            async with running_broker(tmp_path / "2", **options) as broker:
+                await broker.put_topic("T", QUEUES)
+                await until(lambda: len(newer.assigned) == 2 * QUEUES)
+                await until(lambda: "g2" in older._share._membership._joined)
+                await asyncio.sleep(0.3)
+                assert len(newer.assigned) == 2 * QUEUES
+    events = [record.getMessage() for record in caplog.records]
+    assert len([event for event in events if event.startswith("no member any more")]) == 1

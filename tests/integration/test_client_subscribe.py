@@ -307,3 +307,71 @@ async def test_a_store_without_its_methods_is_refused() -> None:
         puller("127.0.0.1:1", store=object())
     with pytest.raises(InvalidRequest):
         puller("127.0.0.1:1", listener=object())
+
+
+async def test_cancellations_of_the_application_end_no_loop(tmp_path: Path) -> None:
+    """A store or a listener may wait for something that is cancelled, a driver's task say."""
+
+    class Cancelled(Store):
+        def _fail(self) -> None:
+            if self.failures:
+                self.failures -= 1
+                raise asyncio.CancelledError
+
+    class Surprised(QueueListener):
+        async def on_assigned(self, queues: Sequence[QueueRef]) -> None:
+            raise asyncio.CancelledError
+
+    store = Cancelled()
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        await broker.send("T", 0, b"0")
+        store.failures = 1
+        options = {"commit_interval_ms": 20}
+        async with puller(namesrv, store=store, listener=Surprised(), **options) as one:
+            await one.subscribe("T")
+            assert len(await one.poll()) == 1
+            store.failures = 1
+            await one.poll(timeout_ms=1)
+            await until(lambda: store.history)
+            assert not store.failures
+
+
+async def test_what_is_assigned_no_more_is_not_fetched_though_a_poll_waits(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        puller(namesrv) as one,
+    ):
+        await broker.put_topic("T", QUEUES)
+        await one.assign(await one.queues("T"))
+        polling = asyncio.create_task(one.poll(timeout_ms=300))
+        await until(lambda: len(one._polled._fetching) == QUEUES)
+        await one.assign([])
+        assert await polling == []
+        assert not one._polled._fetching
+
+
+async def test_who_unsubscribes_and_does_not_wait_can_subscribe_again(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    class Slow(QueueListener):
+        async def on_revoked(self, queues: Sequence[QueueRef]) -> None:
+            await go_on.wait()
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+        puller(namesrv, listener=Slow()) as one,
+    ):
+        await broker.put_topic("T", 1)
+        await one.subscribe("T")
+        await until(lambda: one.assigned)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(one.unsubscribe("T"), 0.05)
+        await one.subscribe("T")
+        go_on.set()
+        await until(lambda: one.assigned)

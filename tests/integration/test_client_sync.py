@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cometmq.client import Message, PushConsumerOptions, QueueRef, ReceivedMessage
+from cometmq import client
+from cometmq.client import Message, PushConsumerOptions, QueueRef, ReceivedMessage, sync
 from cometmq.client.sync import Producer, PullConsumer, PushConsumer
 from cometmq.errors import BodyTooLarge, ClientClosed, InvalidRequest, PropertyReserved
 from tests.support.cluster.fake_cluster import FakeBroker, fake_cluster
@@ -95,3 +97,16 @@ async def test_inside_an_event_loop_it_would_block_it() -> None:
     with pytest.raises(InvalidRequest, match="An event loop runs here"):
         Producer("127.0.0.1:1").__enter__()
     assert not [thread for thread in threading.enumerate() if thread.name == "cometmq"]
+
+
+@pytest.mark.parametrize("name", ["Producer", "PushConsumer", "PullConsumer"])
+def test_each_method_is_there_with_its_parameters(name: str) -> None:
+    def public(module: Any) -> dict[str, list[str]]:
+        members = inspect.getmembers(getattr(module, name))
+        return {
+            member: list(inspect.signature(value).parameters) if callable(value) else []
+            for member, value in members
+            if not member.startswith("_")
+        }
+
+    assert public(sync) == public(client)

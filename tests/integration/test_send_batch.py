@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,13 @@ async def test_a_batch_is_sent_again_as_a_whole_and_hooks_see_each_message() -> 
     assert [context.receipt for context in hook.decided[:20]] == receipts
     assert all(isinstance(context.error, BodyTooLarge) for context in hook.decided[20:])
     assert len(hook.decided) == 22
+
+
+async def test_each_error_of_a_batch_counts_as_seen(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_cluster() as (namesrv, [broker]), Producer(namesrv.address) as producer:
+        await producer.send_and_wait(Message("T", b"before"))
+        broker.refuse = [InvalidRequest("by order")]
+        with pytest.raises(InvalidRequest):
+            await producer.send_batch(batch(3))
+    gc.collect()
+    assert "never retrieved" not in caplog.text

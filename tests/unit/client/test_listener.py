@@ -51,9 +51,9 @@ def message(offset: int) -> ReceivedMessage:
 
 @asynccontextmanager
 async def workers(
-    listener: Listener, concurrency: int = 2, batch_count: int = 1
+    listener: Listener, concurrency: int = 2, batch_count: int = 1, timeout_s: float = 60.0
 ) -> AsyncIterator[Workers]:
-    made = Workers(listener, concurrency, batch_count, BackoffPolicy(0.001, 0.001), 60.0)
+    made = Workers(listener, concurrency, batch_count, BackoffPolicy(0.001, 0.001), timeout_s)
     tasks = Tasks("test")
     made.start(tasks)
     yield made
@@ -216,3 +216,57 @@ async def test_no_call_begins_while_calls_are_suspended() -> None:
         made.push(second.work())
         await second.done.wait()
     assert got == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_worker_outlives_what_is_no_exception(plain: bool) -> None:
+    """Of a plain function also SystemExit: it would end the event loop, and not only a thread."""
+
+    def fail(messages: list[ReceivedMessage]) -> None:
+        if messages[0].attempt == 1:
+            raise SystemExit if plain else BaseException
+
+    async def fail_too(messages: list[ReceivedMessage]) -> None:
+        fail(messages)
+
+    queue = FakeQueue(3)
+    async with workers(fail if plain else fail_too, concurrency=1) as made:
+        made.push(queue.work())
+        await asyncio.wait_for(queue.done.wait(), 10)
+
+
+async def test_a_late_call_tells_its_queue_that_it_has_ended() -> None:
+    """Who gives the queue up waits for that, and would wait for drain_timeout_ms."""
+    go_on = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        await go_on.wait()
+
+    queue, sent_back = FakeQueue(1), asyncio.Event()
+    async with workers(listener, timeout_s=0.02) as made:
+        made.send_back = lambda work, start, stop, level: sent_back.set()
+        made.push(queue.work())
+        await sent_back.wait()
+        assert not queue.finished
+        go_on.set()
+        await until(lambda: queue.finished == [(0, 0)])
+        assert queue.running == 0
+
+
+async def test_what_fails_behind_a_reset_is_not_sent_back() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> ConsumeResult:
+        begun.set()
+        await go_on.wait()
+        return ConsumeResult.LATER
+
+    queue, sent_back = FakeQueue(4), list[tuple[int, int]]()
+    async with workers(listener, batch_count=4) as made:
+        made.not_done = lambda work, start, stop, later: sent_back.append((start, stop))
+        made.push(queue.work())
+        await begun.wait()
+        queue.progress.rewind(Position(1, 3))
+        go_on.set()
+        await until(lambda: queue.finished)
+    assert sent_back == [(0, 3)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,31 @@ async def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(
     assert await there(path, ORDERS) == Position(3, 7)
     await file.store({BILLS: Position(1, 1)})
     assert await there(path, ORDERS) == Position(3, 9)
+
+
+async def test_a_write_that_was_cancelled_does_not_meet_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A consumer that closes cancels the loop that commits; its thread goes on."""
+    path, replace = tmp_path / "offsets.json", offset_file._replace
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        if not running.is_set():
+            running.set()
+            go_on.wait(10)
+        replace(path, data)
+
+    monkeypatch.setattr(offset_file, "_replace", slow)
+    file = opened(path)
+    first = asyncio.create_task(file.store({ORDERS: Position(1, 1)}))
+    await asyncio.to_thread(running.wait)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(file.store({ORDERS: Position(1, 2)}))
+    await asyncio.sleep(0.1)
+    go_on.set()
+    await second
+    await asyncio.to_thread(file._writing.acquire)  # no thread writes any more
+    assert await there(path, ORDERS) == Position(1, 2)
+    assert not caplog.records
