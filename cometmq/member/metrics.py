@@ -148,6 +148,10 @@ class MemberMetrics:
         self._known = counter(
             "cometmq_messages_known", "Messages that were sent again, and were stored already."
         )
+        self._forgotten = counter(
+            "cometmq_senders_forgotten",
+            "Senders that were forgotten for newer ones: what they send again is stored again.",
+        )
         self._append_s = seconds(
             "cometmq_append_seconds", "Time of checking, writing and dispatching one batch."
         )
@@ -193,6 +197,10 @@ class MemberMetrics:
     def known(self, count: int) -> None:
         """So many messages of a batch that came again were stored already."""
         self._known.inc(count)
+
+    def sender_forgotten(self) -> None:
+        """The table of senders is full: the one that was silent for longest has left."""
+        self._forgotten.inc()
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         """A run of messages was stored."""

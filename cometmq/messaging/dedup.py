@@ -134,17 +134,22 @@ class StreamTable:
             raise LookupError(ids)
         return None
 
-    def add(self, ids: Ids, log_offset: int, now_s: float) -> None:
-        """A batch that is new was stored at ``log_offset``."""
-        stream = self._streams.get(ids.stream)
+    def add(self, ids: Ids, log_offset: int, now_s: float) -> bool:
+        """A batch that is new was stored at ``log_offset``. Whether another stream had to leave for
+        it: what that one sends again is stored again.
+        """
+        stream, is_full = self._streams.get(ids.stream), False
         if stream is None:
             stream = self._streams[ids.stream] = Stream()
-            self._limit()
+            is_full = len(self._streams) > STREAMS_MAX
+            if is_full:
+                self._drop(next(iter(self._streams)))
         else:
             self._streams.move_to_end(ids.stream)
         stream.used_s = now_s
         stream.add(StoredRun(ids.first, ids.id_count, log_offset))
         self._unwritten[ids.stream] = self._unwritten.get(ids.stream, 0) + 1
+        return is_full
 
     def expire(self, now_s: float) -> None:
         """Forget streams that were idle for 15 minutes."""
@@ -155,10 +160,6 @@ class StreamTable:
                 self._drop(name)
             else:
                 stream.used_s = now_s
-
-    def _limit(self) -> None:
-        while len(self._streams) > STREAMS_MAX:
-            self._drop(next(iter(self._streams)))
 
     def _drop(self, name: bytes) -> None:
         del self._streams[name]

@@ -57,6 +57,7 @@ class ProduceObserver(Protocol):
     def acknowledged(self, seconds: float) -> None: ...
     def late(self) -> None: ...
     def known(self, count: int) -> None: ...
+    def sender_forgotten(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +227,9 @@ class ProduceHandler:
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
-        if ids is not None:
-            self._keeper.state.streams.add(ids, ticket.appended.log_offset, came_s)
+        streams = self._keeper.state.streams
+        if ids is not None and streams.add(ids, ticket.appended.log_offset, came_s):
+            self._observer.sender_forgotten()
         appended_s = self._clock.monotonic_s() - came_s
         self._observer.appended(appended_s)
         if ticket.acked is None:

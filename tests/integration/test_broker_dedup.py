@@ -7,12 +7,15 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from cometmq.client import Message, Producer, ProducerOptions, SendReceipt
 from cometmq.errors import BatchOutsideWindow
 from cometmq.format.record import Record
 from cometmq.messaging import dedup
 from cometmq.v1 import broker_pb2 as pb
-from tests.support.cluster.broker import numbered, running_broker, running_namesrv
+from tests.support.cluster.broker import STREAM, numbered, running_broker, running_namesrv
+from tests.support.cluster.pullhold import sample
 
 
 async def test_a_batch_that_comes_again_has_its_place(tmp_path: Path) -> None:
@@ -68,6 +71,21 @@ async def test_a_batch_that_is_too_old_is_refused(tmp_path: Path) -> None:
             await lane.exchange(*numbered(n, b"%d" % n))
         assert isinstance(await lane.refused(*numbered(0, b"0")), BatchOutsideWindow)
         assert (await lane.exchange(*numbered(1, b"1"))).stored_count == 1
+
+
+async def test_senders_above_the_limit_are_forgotten_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "STREAMS_MAX", 1)
+    records, segments = numbered(0, b"0")
+    other = records.replace(STREAM.encode(), b"F" * len(STREAM))
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        lane = await broker.lane()
+        for some in (records, records, other, records):
+            assert not (await lane.exchange(some, segments)).HasField("error")
+        assert len(await broker.read_queue("T", 0)) == 3
+        assert await sample(broker.metrics_address, "cometmq_senders_forgotten_total") == 2
 
 
 async def test_without_dedup_a_batch_is_stored_again(tmp_path: Path) -> None:

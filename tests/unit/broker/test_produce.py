@@ -50,6 +50,9 @@ class Counter:
     def known(self, count: int) -> None:
         self.again += count
 
+    def sender_forgotten(self) -> None:
+        raise AssertionError("no test here has so many senders")
+
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> HeldFlush:
