@@ -21,7 +21,7 @@ from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.group_policy import RetryPolicy
 from cometmq.messaging.groups import GroupSettings
-from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, TOPIC_NAME
+from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, TOPIC_NAME
 
 FIRST_LEVEL = 3
 DEAD = -1  # the delay level that asks for the dead letters at once
@@ -91,7 +91,7 @@ def retry_properties(source: Record, level: int, topic: str, queue_id: int, orig
 
 
 def dead_properties(source: Record, origin: str) -> bytes:
-    """Of a dead letter."""
+    """Of a dead letter. Where there is no room for its origin, it has those of the source alone."""
     found = source.properties
     first = properties.encode(
         {
@@ -99,7 +99,10 @@ def dead_properties(source: Record, origin: str) -> bytes:
             DLQ_ORIGIN_MESSAGE_ID: found.get(ORIGIN_MESSAGE_ID, origin),
         }
     )
-    return first + with_origin(source, origin)
+    whole = first + with_origin(source, origin)
+    if len(whole) <= PROPERTIES_BYTES_MAX:
+        return whole
+    return with_properties(source.raw_properties, b"", delayed.PROPERTIES)
 
 
 def resent_properties(dead: Record) -> bytes:

@@ -88,12 +88,12 @@ class BrokerServiceStub:
     """
     SendBack: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
-    `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+    `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
     as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
     yet is made when one of the messages is. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-    gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
+    gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
     """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -179,12 +179,12 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     SendBack: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendBackRequest, _broker_pb2.SendBackResponse]  # type: ignore[assignment]
     """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
-    `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+    `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
     as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
     yet is made when one of the messages is. Errors:
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-    gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
+    gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
     """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -315,12 +315,12 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.SendBackResponse, _abc.Awaitable[_broker_pb2.SendBackResponse]]:
         """Sends messages back that a group could not consume: each comes again in `%RETRY%group` after a delay, or goes to
-        `%DLQ%group` when its tries are used up. Each item is decided on its own, and answered when what became of it is as safe
+        `%DLQ%group` when its tries are used up, or its properties leave no room for what a retry adds. Each item is decided on its own, and answered when what became of it is as safe
         as a message. Idempotent: a message that was sent back twice for the same try is stored once. A group that is not there
         yet is made when one of the messages is. Errors:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
-        gone), DELAY_LEVEL_INVALID, PROPERTIES_TOO_LARGE, STORE_DAMAGED. Deadline 3 s.
+        gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

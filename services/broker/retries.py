@@ -19,7 +19,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
 from cometmq.messaging.groups import GroupSettings, MemberTable
 from cometmq.messaging.retry import Attempt
-from cometmq.model import DLQ_PREFIX, RETRY_PREFIX, Position
+from cometmq.model import DLQ_PREFIX, PROPERTIES_BYTES_MAX, RETRY_PREFIX, Position
 from cometmq.replication.watermarks import DurabilityClass
 from cometmq.store.log.commitlog import Span
 
@@ -196,15 +196,17 @@ class RetryService:
         level = retry.level_after(times, item.delay_level, times_max, settings.policy.retry)
         origin = offset_id(original.store_host, original.log_offset)
         host = self._relays.host
-        if level is None:
+        topic = retry.retry_topic(settings.name)
+        queue_id = retry.queue_id_of(settings, original)
+        if level is not None:
+            properties = retry.retry_properties(original, level, topic, queue_id, origin)
+        # One that has no room for what a retry adds must not be handed out for ever.
+        if level is None or len(properties) > PROPERTIES_BYTES_MAX:
             properties = retry.dead_properties(original, origin)
             topic = retry.dlq_topic(settings.name)
             return relay(
                 original, topic, 0, host, properties=properties, reconsume_times=times + 1
             ), 0
-        topic = retry.retry_topic(settings.name)
-        queue_id = retry.queue_id_of(settings, original)
-        properties = retry.retry_properties(original, level, topic, queue_id, origin)
         made = relay(
             original,
             SCHEDULE_TOPIC,

@@ -24,11 +24,12 @@ from cometmq.errors import (
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.member.read import records
 from cometmq.messaging.state import STATE_TOPIC
+from cometmq.model import PROPERTIES_BYTES_MAX
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker import retries
-from tests.support.cluster.broker import BrokerClient, numbered, refusal, running_broker
+from tests.support.cluster.broker import BrokerClient, encoded, numbered, refusal, running_broker
 from tests.support.waiting import until, until_async
 
 RETRY, DLQ = "%RETRY%G", "%DLQ%G"
@@ -128,6 +129,23 @@ async def test_a_wrong_item_is_refused_alone(
         assert (first, last) == (3, 3)
         assert isinstance(refused, error | PositionFenced)
         assert (await broker.status(SCHEDULE_TOPIC, 2)).appended_offset == 2
+
+
+async def test_a_message_without_room_for_what_a_retry_adds_is_a_dead_letter(
+    tmp_path: Path,
+) -> None:
+    """Else it would come to the listener for ever."""
+    async with running_broker(tmp_path) as broker:
+        await prepare(broker, b"0")
+        properties = b"k\x01" + b"v" * (PROPERTIES_BYTES_MAX - 3) + b"\x02"
+        records = encoded("T", 0, b"large", properties=properties)
+        segment = pb.Segment(topic="T", queue_id=0, count=1)
+        await (await broker.lane()).exchange(records, [segment])
+        assert len(await broker.read_queue("T", 0)) == 2
+        assert await send_back(broker, item(1), item(0), item(1)) == [0, 3, 0]
+        await until_async(lambda: ends(broker, DLQ, 1))
+        [dead] = await broker.read_queue(DLQ, 0)
+        assert (dead.body, dead.raw_properties) == (b"large", properties)
 
 
 async def test_a_message_that_is_gone_cannot_be_sent_back(tmp_path: Path) -> None:
