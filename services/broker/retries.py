@@ -198,6 +198,7 @@ class RetryService:
         host = self._relays.host
         topic = retry.retry_topic(settings.name)
         queue_id = retry.queue_id_of(settings, original)
+        properties = b""
         if level is not None:
             properties = retry.retry_properties(original, level, topic, queue_id, origin)
         # One that has no room for what a retry adds must not be handed out for ever.
