@@ -319,7 +319,7 @@ async def group_delete(
     yes: bool,
     broker_groups: tuple[str, ...],
 ) -> list[DeletedGroupView]:
-    """Delete group NAME, its committed offsets and its retry topic.
+    """Delete group NAME, its offsets and its retry topic.
 
     Refused while the group has members, static ones that are away included. Its dead letters stay,
     unless there are none or --dead-letters says so. Broker groups count a group idle since their

@@ -57,9 +57,9 @@ async def dlq_show(connection: Connection, group: str, place: str) -> MessageVie
 @click.argument("group")
 @_sql_option
 async def dlq_export(connection: Connection, group: str, sql: str) -> list[MessageView]:
-    """Print the dead letters of GROUP, whole; with --output json as one document.
+    """Print the dead letters of GROUP, whole.
 
-    mqadmin has no such verb.
+    With --output json they are one document. mqadmin has no such verb.
     """
     found = dead_letters.read_dead_letters(connection, group, sql=sql)
     return [message async for _, message in found]
@@ -86,7 +86,7 @@ async def dlq_resend(
     again: bool,
     rate: float,
 ) -> ResentView:
-    """Send dead letters of GROUP to it again, as if they had never been tried.
+    """Send dead letters to GROUP again, as if never tried.
 
     Names one by one, --sql chooses some, --all takes all. Only this group gets them. What was sent
     again once is left out, unless --again. mqadmin has no such verb.

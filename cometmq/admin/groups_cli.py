@@ -43,7 +43,7 @@ def add_commands(group: click.Group) -> None:
         settings: broker_pb2.GroupSettings,
         broker_groups: tuple[str, ...],
     ) -> list[GroupSettingsView]:
-        """Change settings of group NAME; what is not given stays as it is.
+        """Change the given settings of group NAME; the others stay.
 
         With --no-consume members keep their progress and get nothing more; --consume ends that.
         A step of --retry-policy waits for the nearest delay level that is not shorter. --orderly,
@@ -56,7 +56,7 @@ def add_commands(group: click.Group) -> None:
     @cluster_command(group, "members", disagreement)
     @click.argument("name")
     async def group_members(connection: Connection, name: str) -> list[GroupMemberView]:
-        """Show the live members of group NAME, what they read, and how they divide the queues.
+        """Show the live members of group NAME and what they read.
 
         mqadmin: consumerConnection.
         """
@@ -74,7 +74,7 @@ def add_commands(group: click.Group) -> None:
     @cluster_command(group, "status", lambda found: found.disagreement)
     @click.argument("name")
     async def group_status(connection: Connection, name: str) -> GroupReportView:
-        """Show group NAME at a glance: members, agreement, lag by topic, settings.
+        """Show group NAME at a glance: members, lag, settings.
 
         Ends with exit code 3 when members do not agree. `group progress` has every queue.
         mqadmin: consumerStatus, consumerProgress.

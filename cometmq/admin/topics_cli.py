@@ -249,7 +249,7 @@ def _add_allocate(group: click.Group) -> None:
     async def topic_allocate(
         connection: Connection, name: str, client_ids: tuple[str, ...], allocation: str
     ) -> list[AllocatedQueueView]:
-        """Show which of these clients would read which queue of NAME.
+        """Show which client would read which queue of NAME.
 
         Nothing changes. mqadmin: allocateMQ.
         """

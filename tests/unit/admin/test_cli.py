@@ -41,6 +41,13 @@ def test_the_help_lists_every_command_in_one_section() -> None:
         assert re.search(rf"^{title}:\n(  .*\n)*  {names[-1]} ", shown, re.M)
 
 
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_what_a_command_does_fits_the_line_of_its_name(name: str) -> None:
+    lines = run(name, "--help").output.partition("Commands:")[2].splitlines()
+    assert lines
+    assert not [line for line in lines if line.endswith("...")]
+
+
 def test_the_commands_are_these() -> None:
     assert sorted(" ".join(path) for path in COMMANDS) == [
         "broker checksum",
