@@ -14,6 +14,7 @@ from cometmq.admin.connection import (
     call,
     each_that_knows,
 )
+from cometmq.admin.groups import group_settings
 from cometmq.admin.pacing import Pace
 from cometmq.admin.topic_reader import open_reader
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
@@ -30,8 +31,13 @@ PREVIEW_CHARACTERS = 60
 async def read_dead_letters(
     connection: Connection, group: str, *, sql: str = "", broker_group: str = ""
 ) -> AsyncIterator[tuple[DeadLetterView, MessageView]]:
-    """The dead letters of a group that are there now, by store time. TopicNotFound: it has none."""
-    reader = await open_reader(connection, DLQ_PREFIX + group, sql=sql, broker_group=broker_group)
+    """The dead letters of a group that are there now, by store time. Raises GroupNotFound."""
+    topic = DLQ_PREFIX + group
+    try:
+        reader = await open_reader(connection, topic, sql=sql, broker_group=broker_group)
+    except TopicNotFound:  # the group has none, if there is such a group
+        await group_settings(connection, group)
+        return
     resent = await _resent(connection, group)
     while messages := await reader.read():
         for message in messages:

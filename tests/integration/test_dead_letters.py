@@ -121,14 +121,16 @@ async def test_what_is_no_dead_letter_is_refused(tmp_path: Path) -> None:
         assert isinstance(await refusal(broker.admin.ResendDeadLetters(none)), GroupNotFound)
 
 
-async def test_a_group_without_dead_letters_says_so(tmp_path: Path) -> None:
+async def test_a_group_without_dead_letters_has_an_empty_list(tmp_path: Path) -> None:
     async with (
         running_namesrv(tmp_path) as namesrv,
         running_broker(tmp_path, namesrv=(namesrv,)) as broker,
         Connection(namesrv) as connection,
     ):
         await broker.put_topic("T", 1)
-        with pytest.raises(TopicNotFound):
+        with pytest.raises(GroupNotFound):
             await listed(connection)
+        await broker.commit("G", ("T", 0, 0, 0))
+        assert await listed(connection) == []
         with pytest.raises((TopicNotFound, MessageNotFound)):
             await dead_letters.purge(connection, "G")
