@@ -122,7 +122,16 @@ OPTIONAL = {
     "resent": {"n"},
     "group-policy": {"rs", "re", "q", "d", "f", "a"},
 }
+
+
 # Kind → field → is it of the right type; fields in the order in which they must stand.
+def _is_attempts(value: object) -> bool:
+    match value:
+        case [str(group), int(times), list(sources)]:
+            return _is_name(group) and times > 0 and _is_list_of(_offset)(sources)
+    return False
+
+
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
     "topic-reserve": {"n": _is_name, "t": _count},
@@ -159,6 +168,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "reset": {"r": _number(1, 2**63 - 1), "o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
+    "attempts": {"a": _is_list_of(_is_attempts)},
     "resent": {
         "t": _is_name,
         "q": _count,
@@ -239,7 +249,8 @@ class State:
     delays: dict[int, int] = field(default_factory=dict)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
     # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
-    attempts: dict[tuple[str, int, int], None] = field(default_factory=dict)
+    # What groups sent back; in a state snapshot further than the changes before it, too.
+    attempts: dict[tuple[str, int, int], None] = field(default_factory=dict, compare=False)
     resets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     locks: dict[tuple[str, str, int], tuple[str, int]] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.

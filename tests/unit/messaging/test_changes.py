@@ -52,6 +52,7 @@ from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.model import FlushMode, MessageType, Position, TopicConfig
+from tests.support.independent import state
 from tests.unit.messaging.strategies import CHANGES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "format"
@@ -142,6 +143,10 @@ GOLDEN: dict[str, Change] = {
 
 def test_each_kind_has_a_golden_form() -> None:
     assert {type(change) for change in GOLDEN.values()} == set(get_args(Change))
+
+
+def test_the_independent_reader_knows_each_kind() -> None:
+    assert {json.loads(text)["k"] for text in GOLDEN} == set(state.KINDS)
 
 
 @pytest.mark.parametrize("text", GOLDEN)
