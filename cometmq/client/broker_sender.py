@@ -325,11 +325,8 @@ class BrokerSender:
         for batch in batches:
             if batch.may_be_stored and batch.deadline_s - now_s > patience_s:
                 self.window.push(batch)
-                continue
-            free, pinned = batch.split({n for n, s in enumerate(batch.segments) if not s.pinned})
-            for part in pinned:
-                self.window.push(part)
-            moving += free
+            else:
+                moving.append(batch)
         return moving
 
 

@@ -453,19 +453,33 @@ class Producer:
 
     def _move_from(self, sender: BrokerSender) -> None:
         """The sender's broker group has no writer: what waits there goes to other groups, if the
-        topic has any.
+        topic has any. A batch is split only for what moves: the parts of one with many topics are
+        small, and each would travel alone.
         """
         for batch in sender.evacuate(self._clock.monotonic_s()):
-            for topic in {segment.queue.topic for segment in batch.segments}:
-                moving, _ = batch.split(
-                    {n for n, s in enumerate(batch.segments) if s.queue.topic == topic}
-                )
-                writer = self._partitioners[topic].choose()
-                for part in moving:
-                    if writer is None or writer.sender is sender:
-                        sender.window.push(part)
-                    else:
-                        writer.sender.batcher.adopt(part, writer)
+            free = {segment.queue.topic for segment in batch.segments if not segment.pinned}
+            writers = {topic: self._partitioners[topic].choose() for topic in free}
+            moving: dict[str, QueueWriter] = {
+                topic: writer
+                for topic, writer in writers.items()
+                if writer is not None and writer.sender is not sender
+            }
+            if not moving:
+                sender.window.push(batch)
+                continue
+            goes = {
+                n for n, s in enumerate(batch.segments) if not s.pinned and s.queue.topic in moving
+            }
+            going, staying = batch.split(goes)
+            for part in staying:
+                sender.window.push(part)
+            for part in going:
+                for topic in {segment.queue.topic for segment in part.segments}:
+                    some, _ = part.split(
+                        {n for n, s in enumerate(part.segments) if s.queue.topic == topic}
+                    )
+                    for one in some:
+                        moving[topic].sender.batcher.adopt(one, moving[topic])
 
 
 def _look_at(future: Future[SendReceipt]) -> None:
