@@ -467,19 +467,21 @@ class Producer:
             if not moving:
                 sender.window.push(batch)
                 continue
-            goes = {
-                n for n, s in enumerate(batch.segments) if not s.pinned and s.queue.topic in moving
-            }
-            going, staying = batch.split(goes)
+            for topic, writer in moving.items():
+                parts, _ = batch.split(
+                    {
+                        n
+                        for n, s in enumerate(batch.segments)
+                        if not s.pinned and s.queue.topic == topic
+                    }
+                )
+                for part in parts:
+                    writer.sender.batcher.adopt(part, writer)
+            staying, _ = batch.split(
+                {n for n, s in enumerate(batch.segments) if s.pinned or s.queue.topic not in moving}
+            )
             for part in staying:
                 sender.window.push(part)
-            for part in going:
-                for topic in {segment.queue.topic for segment in part.segments}:
-                    some, _ = part.split(
-                        {n for n, s in enumerate(part.segments) if s.queue.topic == topic}
-                    )
-                    for one in some:
-                        moving[topic].sender.batcher.adopt(one, moving[topic])
 
 
 def _look_at(future: Future[SendReceipt]) -> None:
