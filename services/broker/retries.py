@@ -196,25 +196,23 @@ class RetryService:
         level = retry.level_after(times, item.delay_level, times_max, settings.policy.retry)
         origin = offset_id(original.store_host, original.log_offset)
         host = self._relays.host
-        topic = retry.retry_topic(settings.name)
-        queue_id = retry.queue_id_of(settings, original)
-        properties = b""
         if level is not None:
+            topic = retry.retry_topic(settings.name)
+            queue_id = retry.queue_id_of(settings, original)
             properties = retry.retry_properties(original, level, topic, queue_id, origin)
-        # One that has no room for what a retry adds must not be handed out for ever.
-        if level is None or len(properties) > PROPERTIES_BYTES_MAX:
-            properties = retry.dead_properties(original, origin)
-            topic = retry.dlq_topic(settings.name)
-            return relay(
-                original, topic, 0, host, properties=properties, reconsume_times=times + 1
-            ), 0
-        made = relay(
-            original,
-            SCHEDULE_TOPIC,
-            delayed.queue_id_of(level),
-            host,
-            properties=properties,
-            reconsume_times=times + 1,
-            delay_ms=delayed.delay_ms(level),
-        )
-        return made, level
+            if len(properties) <= PROPERTIES_BYTES_MAX:
+                made = relay(
+                    original,
+                    SCHEDULE_TOPIC,
+                    delayed.queue_id_of(level),
+                    host,
+                    properties=properties,
+                    reconsume_times=times + 1,
+                    delay_ms=delayed.delay_ms(level),
+                )
+                return made, level
+        # Also one that has no room for what a retry adds: else it comes to its listener for ever.
+        topic = retry.dlq_topic(settings.name)
+        properties = retry.dead_properties(original, origin)
+        made = relay(original, topic, 0, host, properties=properties, reconsume_times=times + 1)
+        return made, 0
