@@ -74,6 +74,13 @@ secret_option = click.option(
     show_envvar=True,
     help="File with the cluster's secret. Default: the local cluster's, if it is the one.",
 )
+again_option = click.option("--again", is_flag=True, help="Also those that were sent again before.")
+rate_option = click.option(
+    "--rate",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Messages a second; 0 = as fast as it goes.",
+)
 broker_groups_option = click.option(
     "--broker-group",
     "broker_groups",

@@ -5,7 +5,13 @@ from __future__ import annotations
 import click
 
 from cometmq.admin import dead_letters
-from cometmq.admin.commandline import Group, broker_groups_option, cluster_command
+from cometmq.admin.commandline import (
+    Group,
+    again_option,
+    broker_groups_option,
+    cluster_command,
+    rate_option,
+)
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
 from cometmq.errors import MessageNotFound
@@ -70,13 +76,8 @@ async def dlq_export(connection: Connection, group: str, sql: str) -> list[Messa
 @click.argument("places", nargs=-1, metavar="[BROKER_GROUP/OFFSET]...")
 @click.option("--all", "everything", is_flag=True, help="All that were not sent again before.")
 @_sql_option
-@click.option("--again", is_flag=True, help="Also those that were sent again before.")
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    help="Messages a second; 0 = as fast as it goes.",
-)
+@again_option
+@rate_option
 async def dlq_resend(
     connection: Connection,
     group: str,

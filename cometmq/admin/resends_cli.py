@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cometmq.admin import messages, resends, search
-from cometmq.admin.commandline import cluster_command
+from cometmq.admin.commandline import again_option, cluster_command, rate_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.resends import Resending
 from cometmq.admin.search_cli import COUNT_MAX, Time
@@ -35,14 +35,9 @@ def add_to(message_group: click.Group) -> None:
     @click.option("--end", "end_ms", type=Time(), metavar="TIME", help="Not stored after.")
     @click.option("--all", "everything", is_flag=True, help="All of the topic.")
     @click.option("--group", default="", help="Only this group gets them. Default: the topic.")
-    @click.option("--again", is_flag=True, help="Also those that were sent again before.")
+    @again_option
     @click.option("--dry-run", "dry", is_flag=True, help="Only count them.")
-    @click.option(
-        "--rate",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        help="Messages a second; 0 = as fast as it goes.",
-    )
+    @rate_option
     async def message_resend(
         connection: Connection, topic: str | None, **options: Any
     ) -> MessagesResentView:
