@@ -22,7 +22,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, TextIO
 
 from cometmq import native
@@ -45,6 +44,8 @@ _ESCAPES |= {0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 def version() -> str:
     """The program's version, as installed."""
+    from importlib import metadata  # 10 ms that a client does without
+
     return metadata.version("cometmq")
 
 

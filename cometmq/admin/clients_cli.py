@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from cometmq.admin import clients
-from cometmq.admin.commandline import Group, cluster_command
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import Group
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import ClientView
 

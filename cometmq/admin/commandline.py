@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import click
 from click.core import ParameterSource
 
-from cometmq.admin import local, render
-from cometmq.admin.connection import Connection
-from cometmq.clock import SystemClock
+from cometmq.admin import forms
 from cometmq.errors import CometError
-from cometmq.rpc.secret import open_secret
 
 EXIT_FAULTY = 3  # what was asked was found out, and is not as it should be
 EXIT_INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
@@ -41,8 +36,8 @@ def or_before(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
 output_option = click.option(
     "--output",
     callback=or_before,
-    type=click.Choice(render.FORMS),
-    default=render.TABLE,
+    type=click.Choice(forms.FORMS),
+    default=forms.TABLE,
     show_default=True,
     help="Form of the result, and of errors.",
 )
@@ -97,7 +92,9 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except CometError as error:
-            render.show_error(error, ctx.params.get("output", render.TABLE))
+            from cometmq.admin import render  # loads rich, which a help page does without
+
+            render.show_error(error, ctx.params.get("output", forms.TABLE))
             ctx.exit(1)
         except KeyboardInterrupt:  # how --follow ends
             ctx.exit(EXIT_INTERRUPTED)
@@ -108,80 +105,47 @@ class Group(click.Group):
 
 
 class SectionedGroup(Group):
-    """The root: its help lists the commands by what they are for."""
+    """The root: its help lists the groups of commands by what they are for. The module of a group,
+    which has it as ``NAME_group``, is imported when the group is used.
+    """
 
     sections: ClassVar = {
-        "Messaging": ("topic", "group", "client", "message", "dlq"),
-        "Cluster": ("cluster", "broker", "offsets"),
-        "This machine": ("local", "store"),
+        "Messaging": {
+            "topic": ("topics_cli", "Topics: settings, routes and queues."),
+            "group": ("groups_cli", "Consumer groups: members, progress, resets, clean-up."),
+            "client": ("clients_cli", "Clients: members of groups, producers."),
+            "message": ("messages_cli", "Send, read and look up messages."),
+            "dlq": ("dead_letters_cli", "Dead letters: messages that a group gave up."),
+        },
+        "Cluster": {
+            "cluster": ("cluster_cli", "Broker groups and their members at a glance."),
+            "broker": (
+                "brokers_cli",
+                "Members of broker groups: roles, logs, hand-over, election.",
+            ),
+            "offsets": ("offsets_cli", "Offsets of all queues and groups, for the lag job."),
+        },
+        "This machine": {
+            "local": ("local_cli", "A cluster of real processes on this machine."),
+            "store": ("store_cli", "A store's folder, without a broker: look, verify, repair."),
+        },
     }
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for groups in self.sections.values() for name in groups]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        for groups in self.sections.values():
+            if name in groups:
+                module = import_module(f"cometmq.admin.{groups[name][0]}")
+                command: click.Command = getattr(module, f"{name}_group")
+                return command
+        return None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in self.sections.items():
+        for title, groups in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(70)) for name in names]
-                )
-
-
-def cluster_command(
-    group: click.Group,
-    name: str,
-    doubt: Callable[[Any], str] = lambda _: "",
-    *,
-    has_more: bool = False,
-) -> Decorator:
-    """Make a command of a coroutine function that takes a Connection and answers views. ``doubt``
-    tells what is wrong with an answer, if anything is: then the command ends with EXIT_FAULTY.
-    ``has_more``: its table has columns that --wide shows.
-    """
-
-    more: Decorator = wide_option if has_more else lambda command: command
-
-    def decorate(work: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-        @group.command(name)
-        @namesrv_option
-        @secret_option
-        @output_option
-        @more
-        @functools.wraps(work)
-        def command(
-            namesrv: str | None,
-            secret_file: Path | None,
-            output: str,
-            wide: bool = False,
-            **arguments: Any,
-        ) -> None:
-            async def run() -> Any:
-                async with connection_to(namesrv, secret_file) as connection:
-                    return await work(connection, **arguments)
-
-            answer = asyncio.run(run())
-            render.show(answer, render.WIDE if wide and output == render.TABLE else output)
-            if wrong := doubt(answer):
-                render.show_warning(wrong, output)
-                click.get_current_context().exit(EXIT_FAULTY)
-
-        return command
-
-    return decorate
-
-
-def connection_to(namesrv: str | None, secret_file: Path | None) -> Connection:
-    """The way to the cluster that was named, else to the local one, else a usage error. The local
-    cluster's secret goes with its name servers, however they were named.
-    """
-    cluster = local.status(Path(os.environ.get("COMETMQ_LOCAL_DIR") or DEFAULT_DIRECTORY))
-    own = list(filter(None, cluster.namesrv.split(";"))) if cluster else []
-    if not namesrv and not own:
-        raise click.UsageError(
-            "no name server is known: give --namesrv HOST:PORT or set COMETMQ_NAMESRV,"
-            " or start a cluster here with: cometmq local up"
-        )
-    namesrv = namesrv or ";".join(own)
-    if cluster is not None and secret_file is None and not set(own).isdisjoint(namesrv.split(";")):
-        secret_file = cluster.secret_file
-    return Connection(namesrv, open_secret(secret_file, SystemClock()))
+                formatter.write_dl([(name, help_) for name, (_, help_) in groups.items()])
 
 
 def pairs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -5,13 +5,8 @@ from __future__ import annotations
 import click
 
 from cometmq.admin import dead_letters
-from cometmq.admin.commandline import (
-    Group,
-    again_option,
-    broker_groups_option,
-    cluster_command,
-    rate_option,
-)
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import Group, again_option, broker_groups_option, rate_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import DeadLetterView, MessageView, PurgedView, ResentView
 from cometmq.errors import MessageNotFound

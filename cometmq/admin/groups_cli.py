@@ -1,15 +1,25 @@
-"""``cometmq group create``, ``update``, ``info``, ``members`` and ``status``."""
+"""``cometmq group``: members, progress, settings, clean-up."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from cometmq.admin import groups, ops
-from cometmq.admin.commandline import broker_groups_option, cluster_command
+from cometmq.admin import groups, ops, resets_cli
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import Group, broker_groups_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.group_settings_cli import settings_options
 from cometmq.admin.groups import disagreement
-from cometmq.admin.views import GroupMemberView, GroupReportView, GroupSettingsView
+from cometmq.admin.views import (
+    DeletedGroupView,
+    GroupMemberView,
+    GroupProgressView,
+    GroupReportView,
+    GroupSettingsView,
+    GroupView,
+)
 from cometmq.v1 import broker_pb2
 
 
@@ -80,3 +90,82 @@ def add_commands(group: click.Group) -> None:
         mqadmin: consumerStatus, consumerProgress.
         """
         return await groups.group_report(connection, name)
+
+
+@click.group("group", cls=Group)
+def group_group() -> None:
+    """Consumer groups: members, progress, resets, clean-up."""
+
+
+add_commands(group_group)
+resets_cli.add_commands(group_group)
+
+
+@cluster_command(group_group, "list")
+@click.option(
+    "--idle-hours",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Only groups with neither a member nor a commit for so long.",
+)
+async def group_list(connection: Connection, idle_hours: float) -> list[GroupView]:
+    """List all groups: live members, queues, idle time.
+
+    mqadmin: consumerProgress, without a group.
+    """
+    return await ops.list_groups(connection, idle_ms=round(idle_hours * 3_600_000))
+
+
+@cluster_command(group_group, "delete")
+@click.argument("name", required=False)
+@click.option(
+    "--idle-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Instead of NAME: all groups with neither a member nor a commit for so long.",
+)
+@click.option("--dead-letters", is_flag=True, help="Its dead letters too.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_groups_option
+async def group_delete(
+    connection: Connection,
+    name: str | None,
+    idle_hours: float | None,
+    dead_letters: bool,
+    yes: bool,
+    broker_groups: tuple[str, ...],
+) -> list[DeletedGroupView]:
+    """Delete group NAME, its offsets and its retry topic.
+
+    Refused while the group has members, static ones that are away included. Its dead letters stay,
+    unless there are none or --dead-letters says so. Broker groups count a group idle since their
+    writer's start at most.
+
+    mqadmin: deleteSubGroup.
+    """
+    if (name is None) == (idle_hours is None):
+        raise click.UsageError("take one of NAME and --idle-hours")
+    names = [name] if name is not None else []
+    if idle_hours is not None:
+        idle_ms = max(1, round(idle_hours * 3_600_000))
+        names = [one.group for one in await ops.list_groups(connection, idle_ms=idle_ms)]
+        if not names:
+            return []
+    if not yes:
+        also = ", their dead letters" if dead_letters else ""
+        text = f"Delete {', '.join(names)}: committed offsets{also} and retry topics?"
+        click.confirm(text, abort=True, err=True)
+    options: Any = {"broker_groups": broker_groups, "dead_letters": dead_letters}
+    if name is not None:
+        return await ops.delete_group(connection, name, **options)
+    return await ops.delete_idle_groups(connection, names, **options)
+
+
+@cluster_command(group_group, "progress")
+@click.argument("name")
+@click.option("--topic", default="", help="Only this topic.")
+async def group_progress(connection: Connection, name: str, topic: str) -> GroupProgressView:
+    """Show members, committed offsets and lag of group NAME.
+
+    mqadmin: consumerProgress.
+    """
+    return await ops.group_progress(connection, name, topic=topic)

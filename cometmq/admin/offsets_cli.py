@@ -10,14 +10,9 @@ from pathlib import Path
 
 import click
 
-from cometmq.admin import offsets, render
-from cometmq.admin.commandline import (
-    Group,
-    connection_to,
-    namesrv_option,
-    or_before,
-    secret_option,
-)
+from cometmq.admin import forms, offsets
+from cometmq.admin.cluster_command import connection_to
+from cometmq.admin.commandline import Group, namesrv_option, or_before, secret_option
 from cometmq.admin.offsets import Snapshot
 from cometmq.clock import SystemClock
 
@@ -53,8 +48,8 @@ def offsets_group() -> None:
     "--form",
     "output",
     callback=or_before,
-    type=click.Choice(render.FORMS),
-    default=render.TABLE,
+    type=click.Choice(forms.FORMS),
+    default=forms.TABLE,
     show_default=True,
     help="Form of the answer, and of errors.",
 )
@@ -95,7 +90,7 @@ def _show(directory: Path, snapshot: Snapshot, form: str) -> None:
     for group in snapshot.failed:
         print(f"{group.broker_group} is missing: {group.error} {group.message}", file=sys.stderr)
     folder = directory / f"snapshot={snapshot.snapshot_id}"
-    if form == render.JSON:
+    if form == forms.JSON:
         print(json.dumps({**asdict(snapshot), "folder": str(folder)}, indent=2))
         return
     print(f"{folder}: {len(snapshot.exported)} of {len(snapshot.expected)} broker groups")

@@ -13,12 +13,8 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from cometmq.admin import tables, views
+from cometmq.admin.forms import JSON, TABLE, WIDE
 from cometmq.errors import CometError
-
-TABLE = "table"
-JSON = "json"
-FORMS = (TABLE, JSON)
-WIDE = "wide"  # a table with every column
 
 Column = tuple[str, Callable[[Any], object]]
 

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from cometmq.admin import messages, resends, search
-from cometmq.admin.commandline import again_option, cluster_command, rate_option
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import again_option, rate_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.resends import Resending
 from cometmq.admin.search_cli import COUNT_MAX, Time

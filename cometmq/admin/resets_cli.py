@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from cometmq.admin import resets
-from cometmq.admin.commandline import Decorator, broker_groups_option, cluster_command
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import Decorator, broker_groups_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.search_cli import Time
 from cometmq.admin.views import QueueResetView

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cometmq.admin import search
-from cometmq.admin.commandline import cluster_command
+from cometmq.admin.cluster_command import cluster_command
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import MessageView, QueueTimeView
 from cometmq.v1 import broker_pb2
@@ -36,8 +36,8 @@ class Time(click.ParamType[int]):
             self.fail(f"{value!r} is neither milliseconds nor like 2026-01-31T23:59:59", param, ctx)
 
 
-def add_to(message_group: click.Group, topic_group: click.Group) -> None:
-    """Make the commands."""
+def add_query(message_group: click.Group) -> None:
+    """Make the command ``query``."""
 
     @cluster_command(message_group, "query")
     @click.option("--topic", required=True)
@@ -76,6 +76,10 @@ def add_to(message_group: click.Group, topic_group: click.Group) -> None:
         return await search.query_messages(
             connection, topic, key=key, unique_id=unique_id, **limits
         )
+
+
+def add_offset_by_time(topic_group: click.Group) -> None:
+    """Make the command ``offset-by-time``."""
 
     @cluster_command(topic_group, "offset-by-time")
     @click.argument("name")

@@ -1,4 +1,4 @@
-"""``cometmq topic update``, ``order``, ``shrink`` and ``allocate``."""
+"""``cometmq topic``: settings, routes and queues."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from typing import Any
 
 import click
 
-from cometmq.admin import ops, topic_order, topics
-from cometmq.admin.commandline import broker_groups_option, cluster_command
+from cometmq.admin import ops, search_cli, topic_order, topics
+from cometmq.admin.cluster_command import cluster_command
+from cometmq.admin.commandline import Group, broker_groups_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.convert import permission_bits
+from cometmq.admin.forms import TABLE
 from cometmq.admin.group_settings_cli import QuotaType
-from cometmq.admin.render import TABLE
 from cometmq.admin.views import (
     AllocatedQueueView,
     CreatedTopicView,
+    DeletedTopicView,
     OrderView,
+    QueueView,
+    RouteView,
     ShrunkTopicView,
+    TopicView,
 )
 from cometmq.messaging.order import parse
 from cometmq.model import FlushMode, MessageType, ReplicationMode
@@ -254,3 +259,58 @@ def _add_allocate(group: click.Group) -> None:
         Nothing changes. mqadmin: allocateMQ.
         """
         return await topics.allocate_queues(connection, name, client_ids, allocation)
+
+
+@click.group("topic", cls=Group)
+def topic_group() -> None:
+    """Topics: settings, routes and queues."""
+
+
+add_commands(topic_group)
+search_cli.add_offset_by_time(topic_group)
+
+
+@cluster_command(topic_group, "delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@broker_groups_option
+async def topic_delete(
+    connection: Connection, name: str, yes: bool, broker_groups: tuple[str, ...]
+) -> list[DeletedTopicView]:
+    """Delete topic NAME with its messages and offsets.
+
+    mqadmin: deleteTopic.
+    """
+    if not yes:
+        click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+    return await ops.delete_topic(connection, name, broker_groups=broker_groups)
+
+
+@cluster_command(topic_group, "list")
+@click.option("--system", is_flag=True, help="The system's own topics, too.")
+async def topic_list(connection: Connection, system: bool) -> list[TopicView]:
+    """List all topics and their settings.
+
+    mqadmin: topicList, topicClusterList.
+    """
+    return await ops.list_topics(connection, system=system)
+
+
+@cluster_command(topic_group, "route")
+@click.argument("name")
+async def topic_route(connection: Connection, name: str) -> list[RouteView]:
+    """Show where clients send and read topic NAME.
+
+    mqadmin: topicRoute.
+    """
+    return await ops.topic_route(connection, name)
+
+
+@cluster_command(topic_group, "status")
+@click.argument("name")
+async def topic_status(connection: Connection, name: str) -> list[QueueView]:
+    """Show bounds and last store time of every queue of NAME.
+
+    mqadmin: topicStatus.
+    """
+    return await ops.topic_status(connection, name)

@@ -1,49 +1,91 @@
 """The SDK: send and receive messages with asyncio. docs/client.md, docs/reference/client.md.
 
 Everything that applications use is here, and without asyncio in ``cometmq.client.sync``; all other
-modules of the package are private.
+modules of the package are private. A name is imported when it is used first: who only produces does
+not load the consumers.
 """
 
 from __future__ import annotations
 
-from cometmq.client.hooks import (
-    ConsumeContext,
-    ConsumeHook,
-    FilterHook,
-    SendContext,
-    SendHook,
-)
-from cometmq.client.messages import (
-    ConsumeFrom,
-    ConsumeResult,
-    Later,
-    MessageModel,
-    PullBatch,
-    PullOutcome,
-    ReceivedMessage,
-    SendReceipt,
-)
-from cometmq.client.offsets import Bounds
-from cometmq.client.options import (
-    ProducerOptions,
-    PullConsumerOptions,
-    PushConsumerOptions,
-)
-from cometmq.client.positions import OffsetStore
-from cometmq.client.producer import Producer
-from cometmq.client.pull import PullConsumer
-from cometmq.client.push import PushConsumer
-from cometmq.client.queue_listener import QueueListener
-from cometmq.client.rebalance import (
-    Allocation,
-    ByConfig,
-    ByMachineRoom,
-    MachineRoomNearby,
-    Strategy,
-)
-from cometmq.client.selectors import at_random, by_hash
-from cometmq.format.compression import Compression
-from cometmq.model import Message, Position, QueueRef, SendStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cometmq.client.hooks import (
+        ConsumeContext,
+        ConsumeHook,
+        FilterHook,
+        SendContext,
+        SendHook,
+    )
+    from cometmq.client.messages import (
+        ConsumeFrom,
+        ConsumeResult,
+        Later,
+        MessageModel,
+        PullBatch,
+        PullOutcome,
+        ReceivedMessage,
+        SendReceipt,
+    )
+    from cometmq.client.offsets import Bounds
+    from cometmq.client.options import (
+        ProducerOptions,
+        PullConsumerOptions,
+        PushConsumerOptions,
+    )
+    from cometmq.client.positions import OffsetStore
+    from cometmq.client.producer import Producer
+    from cometmq.client.pull import PullConsumer
+    from cometmq.client.push import PushConsumer
+    from cometmq.client.queue_listener import QueueListener
+    from cometmq.client.rebalance import (
+        Allocation,
+        ByConfig,
+        ByMachineRoom,
+        MachineRoomNearby,
+        Strategy,
+    )
+    from cometmq.client.selectors import at_random, by_hash
+    from cometmq.format.compression import Compression
+    from cometmq.model import Message, Position, QueueRef, SendStatus
+
+_MODULES = {
+    "Allocation": "cometmq.client.rebalance",
+    "Bounds": "cometmq.client.offsets",
+    "ByConfig": "cometmq.client.rebalance",
+    "ByMachineRoom": "cometmq.client.rebalance",
+    "Compression": "cometmq.format.compression",
+    "ConsumeContext": "cometmq.client.hooks",
+    "ConsumeFrom": "cometmq.client.messages",
+    "ConsumeHook": "cometmq.client.hooks",
+    "ConsumeResult": "cometmq.client.messages",
+    "FilterHook": "cometmq.client.hooks",
+    "Later": "cometmq.client.messages",
+    "MachineRoomNearby": "cometmq.client.rebalance",
+    "Message": "cometmq.model",
+    "MessageModel": "cometmq.client.messages",
+    "OffsetStore": "cometmq.client.positions",
+    "Position": "cometmq.model",
+    "Producer": "cometmq.client.producer",
+    "ProducerOptions": "cometmq.client.options",
+    "PullBatch": "cometmq.client.messages",
+    "PullConsumer": "cometmq.client.pull",
+    "PullConsumerOptions": "cometmq.client.options",
+    "PullOutcome": "cometmq.client.messages",
+    "PushConsumer": "cometmq.client.push",
+    "PushConsumerOptions": "cometmq.client.options",
+    "QueueListener": "cometmq.client.queue_listener",
+    "QueueRef": "cometmq.model",
+    "ReceivedMessage": "cometmq.client.messages",
+    "SendContext": "cometmq.client.hooks",
+    "SendHook": "cometmq.client.hooks",
+    "SendReceipt": "cometmq.client.messages",
+    "SendStatus": "cometmq.model",
+    "Strategy": "cometmq.client.rebalance",
+    "at_random": "cometmq.client.selectors",
+    "by_hash": "cometmq.client.selectors",
+}
 
 __all__ = [
     "Allocation",
@@ -81,3 +123,14 @@ __all__ = [
     "at_random",
     "by_hash",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

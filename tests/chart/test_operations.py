@@ -37,9 +37,10 @@ def test_values_render(values: Object, tmp_path: Path) -> None:
 def test_commands_are_known(line: str) -> None:
     """Each word leads to a command; what follows are options that it has."""
     words = shlex.split(line)[1:]
-    command: click.Command = cli
+    command: click.Command | None = cli
     while isinstance(command, click.Group) and words:
-        command = command.commands[words.pop(0)]
+        command = command.get_command(click.Context(command), words.pop(0))
+    assert command is not None
     known = {name for option in command.params for name in option.opts}
     assert {word for word in words if word.startswith("--")} <= known
 

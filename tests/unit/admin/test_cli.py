@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from cometmq.admin import commandline, local
+from cometmq.admin import cluster_command, commandline, local
 from cometmq.admin.cli import cli
 from cometmq.errors import ClusterRunning
 
@@ -24,8 +24,9 @@ def run(*arguments: str, **environment: str) -> Result:
 
 def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
-    for name, command in group.commands.items():
-        here = (*path, name)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        here, command = (*path, name), group.get_command(context, name)
         found += all_commands(command, here) if isinstance(command, click.Group) else [here]
     return found
 
@@ -33,15 +34,26 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[s
 COMMANDS = all_commands(cli)
 
 
-def test_the_help_lists_every_command_in_one_section() -> None:
+GROUPS = cli.list_commands(click.Context(cli))
+
+
+def test_the_help_lists_every_group_in_its_section() -> None:
     assert isinstance(cli, commandline.SectionedGroup)
-    assert sorted(sum(cli.sections.values(), ())) == sorted(cli.commands)
     shown = run("--help").output
-    for title, names in cli.sections.items():
-        assert re.search(rf"^{title}:\n(  .*\n)*  {names[-1]} ", shown, re.M)
+    for title, groups in cli.sections.items():
+        assert re.search(rf"^{title}:\n(  .*\n)*  {list(groups)[-1]} ", shown, re.M)
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_help_of_a_group_is_its_own(name: str) -> None:
+    assert isinstance(cli, commandline.SectionedGroup)
+    (shown,) = [groups[name][1] for groups in cli.sections.values() if name in groups]
+    group = cli.get_command(click.Context(cli), name)
+    assert group is not None
+    assert group.help == shown
+
+
+@pytest.mark.parametrize("name", GROUPS)
 def test_what_a_command_does_fits_the_line_of_its_name(name: str) -> None:
     lines = run(name, "--help").output.partition("Commands:")[2].splitlines()
     assert lines
@@ -173,8 +185,8 @@ def test_the_local_clusters_name_servers_are_the_default(nowhere: Path) -> None:
     folder.mkdir()
     process = {"name": "namesrv-1", "kind": "namesrv", "pid": 1, "start_ticks": 1, "address": "h:1"}
     (folder / "local.json").write_text(json.dumps({"options": {}, "processes": [process]}))
-    assert commandline.connection_to(None, None)._namesrvs == ("h:1",)
-    assert commandline.connection_to("other:2", None)._namesrvs == ("other:2",)
+    assert cluster_command.connection_to(None, None)._namesrvs == ("h:1",)
+    assert cluster_command.connection_to("other:2", None)._namesrvs == ("other:2",)
 
 
 def test_a_refusal_is_exit_code_1_with_advice() -> None:
@@ -329,12 +341,12 @@ def test_the_local_clusters_secret_goes_with_its_name_servers(nowhere: Path) -> 
     process = {"name": "namesrv-1", "kind": "namesrv", "pid": 1, "start_ticks": 1, "address": "h:1"}
     options = {"internal_secret_file": str(secret)}
     (folder / "local.json").write_text(json.dumps({"options": options, "processes": [process]}))
-    assert commandline.connection_to(None, None)._secret is not None
+    assert cluster_command.connection_to(None, None)._secret is not None
     observed = run("local", "status", "--dir", str(folder)).stdout
     assert f"export COMETMQ_INTERNAL_SECRET_FILE='{secret}'" in observed
-    assert commandline.connection_to("h:1", None)._secret is not None, "the same, by its name"
-    assert commandline.connection_to("other:2", None)._secret is None, "another cluster's"
-    assert commandline.connection_to("other:2", secret)._secret is not None
+    assert cluster_command.connection_to("h:1", None)._secret is not None, "the same, by its name"
+    assert cluster_command.connection_to("other:2", None)._secret is None, "another cluster's"
+    assert cluster_command.connection_to("other:2", secret)._secret is not None
 
 
 def test_a_secret_that_is_no_good_is_told(nowhere: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cometmq.admin import render, views
+from cometmq.admin import forms, render, views
 from cometmq.errors import TopicNotFound
 
 MESSAGE = views.MessageView(
@@ -60,38 +60,38 @@ def test_every_view_has_its_columns() -> None:
 
 @pytest.mark.parametrize("view", [TOPIC, MESSAGE], ids=["topic", "message"])
 def test_json_has_every_field(view: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    render.show(view, render.JSON)
+    render.show(view, forms.JSON)
     assert json.loads(capsys.readouterr().out) == dataclasses.asdict(view)
 
 
 def test_json_of_a_list_is_an_array(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([TOPIC, TOPIC], render.JSON)
+    render.show([TOPIC, TOPIC], forms.JSON)
     assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(TOPIC)] * 2
-    render.show([], render.JSON)
+    render.show([], forms.JSON)
     assert json.loads(capsys.readouterr().out) == []
 
 
 def test_a_message_of_a_stream_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show_message(MESSAGE, render.JSON)
+    render.show_message(MESSAGE, forms.JSON)
     assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_a_table_is_not_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     long = "N" * 127
-    render.show([dataclasses.replace(TOPIC, topic=long)], render.TABLE)
+    render.show([dataclasses.replace(TOPIC, topic=long)], forms.TABLE)
     out = capsys.readouterr().out
     assert long in out
     assert "async" in out
 
 
 def test_an_empty_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([], render.TABLE)
+    render.show([], forms.TABLE)
     assert capsys.readouterr().out == "(none)\n"
 
 
 def test_contents_are_neither_markup_nor_control(capsys: pytest.CaptureFixture[str]) -> None:
     evil = dataclasses.replace(MESSAGE, tag="\x1b[2J", body_text="[red]\x07\nnext")
-    render.show(evil, render.TABLE)
+    render.show(evil, forms.TABLE)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "\\x1b[2J" in out
@@ -99,26 +99,26 @@ def test_contents_are_neither_markup_nor_control(capsys: pytest.CaptureFixture[s
 
 
 def test_markup_in_a_table_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([views.GroupView("[bold]x[/bold]", ["g1"])], render.TABLE)
+    render.show([views.GroupView("[bold]x[/bold]", ["g1"])], forms.TABLE)
     assert "[bold]x[/bold]" in capsys.readouterr().out
 
 
 def test_a_body_that_is_not_text_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show(dataclasses.replace(MESSAGE, body_text=None), render.TABLE)
+    render.show(dataclasses.replace(MESSAGE, body_text=None), forms.TABLE)
     assert "5 bytes, not text" in capsys.readouterr().out
 
 
 def test_progress_shows_members_queues_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     member = views.GroupMemberView("c1", {"T": [], "U": ["a", "b"]}, "clustering", "average", 3)
     queue = views.QueueProgressView("T", "g1", 0, 1, None, None, 0, 1500, None)
-    render.show(views.GroupProgressView("G", [member], [queue], 1234), render.TABLE)
+    render.show(views.GroupProgressView("G", [member], [queue], 1234), forms.TABLE)
     out = capsys.readouterr().out
     for text in ("T [*]", "U [a || b]", "1,500", "–", "lag 1,234"):
         assert text in out
 
 
 def test_errors_go_to_stderr_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show_error(TopicNotFound("no topic [x]"), render.TABLE)
+    render.show_error(TopicNotFound("no topic [x]"), forms.TABLE)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "TOPIC_NOT_FOUND (2000)" in captured.err
@@ -127,7 +127,7 @@ def test_errors_go_to_stderr_with_advice(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show_error(TopicNotFound("no x"), render.JSON)
+    render.show_error(TopicNotFound("no x"), forms.JSON)
     error = json.loads(capsys.readouterr().err)["error"]
     assert (error["code"], error["name"], error["message"]) == (2000, "TOPIC_NOT_FOUND", "no x")
     assert error["advice"]
@@ -140,11 +140,11 @@ def test_never_is_a_dash() -> None:
 
 
 def test_messages_of_a_list_are_shown_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([MESSAGE, MESSAGE], render.TABLE)
+    render.show([MESSAGE, MESSAGE], forms.TABLE)
     shown = capsys.readouterr().out
-    render.show(MESSAGE, render.TABLE)
+    render.show(MESSAGE, forms.TABLE)
     assert shown == capsys.readouterr().out * 2
-    render.show([MESSAGE, MESSAGE], render.JSON)
+    render.show([MESSAGE, MESSAGE], forms.JSON)
     assert json.loads(capsys.readouterr().out) == [dataclasses.asdict(MESSAGE)] * 2
 
 
@@ -168,7 +168,7 @@ HEALTHY = views.GroupStatusView(
 
 
 def test_a_group_is_seen_at_a_glance(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([HEALTHY], render.TABLE)
+    render.show([HEALTHY], forms.TABLE)
     table, _, observed = capsys.readouterr().out.partition("g1: ")
     for text in ("ok", "0 1 (min 2)", "0 1 2", "1,500"):
         assert text in table
@@ -181,7 +181,7 @@ def test_a_group_in_trouble_says_what_to_do(capsys: pytest.CaptureFixture[str]) 
     lost = dataclasses.replace(
         HEALTHY, status="no writer", writer=None, troubles=troubles, advice="mend it"
     )
-    render.show([lost], render.TABLE)
+    render.show([lost], forms.TABLE)
     observed = capsys.readouterr().out.splitlines()[-4:]
     assert observed == [
         "g1: no writer",
@@ -206,7 +206,7 @@ MEMBER = views.MemberView(
 
 
 def test_a_member_is_shown_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show([MEMBER, dataclasses.replace(MEMBER, member_id=8)], render.TABLE)
+    render.show([MEMBER, dataclasses.replace(MEMBER, member_id=8)], forms.TABLE)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "g1" in line]
     assert [row[:2] for row in rows] == [["g1", "7"], ["g1", "8"]]
 
@@ -217,13 +217,13 @@ def test_a_member_is_shown_by_its_number(capsys: pytest.CaptureFixture[str]) -> 
 def test_why_a_member_tells_nothing_is_shown(
     error: str | None, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    render.show([dataclasses.replace(MEMBER, error=error)], render.TABLE)
+    render.show([dataclasses.replace(MEMBER, error=error)], forms.TABLE)
     assert f"follower ({shown})" in capsys.readouterr().out
 
 
 def test_a_warning_is_json_where_errors_are(capsys: pytest.CaptureFixture[str]) -> None:
-    render.show_warning("it is not", render.JSON)
-    render.show_warning("it is not", render.TABLE)
+    render.show_warning("it is not", forms.JSON)
+    render.show_warning("it is not", forms.TABLE)
     document, line = capsys.readouterr().err.splitlines()
     assert json.loads(document) == {"warning": "it is not"}
     assert line == "warning: it is not"
@@ -289,7 +289,7 @@ def shown_in(width: int | None, kind: type, form: str, shown: Any) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "_width", lambda stream: width)
         patch.setattr(render, "_time", lambda ms: "2026-12-31 23:59:59.123")
-        render._print_table([row, row], wide=form == render.WIDE)
+        render._print_table([row, row], wide=form == forms.WIDE)
     return str(shown.readouterr().out)
 
 
@@ -298,7 +298,7 @@ def test_tables_are_as_they_were_looked_at(capsys: pytest.CaptureFixture[str]) -
     parts = {
         f"=== {kind.__name__}, {form}, {width} columns": shown_in(width, kind, form, capsys)
         for kind in TABLES
-        for form in (render.TABLE, *((render.WIDE,) if kind in render._WIDE_ONLY else ()))
+        for form in (forms.TABLE, *((forms.WIDE,) if kind in render._WIDE_ONLY else ()))
         for width in WIDTHS
     }
     if os.environ.get("TEST_ACCEPT"):
@@ -311,10 +311,10 @@ def test_tables_are_as_they_were_looked_at(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("kind", TABLES, ids=lambda kind: kind.__name__)
 def test_a_terminal_shows_what_a_pipe_gets(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
     """Every word of every cell, whatever the width: none is broken, none is missing."""
-    whole = shown_in(None, kind, render.WIDE, capsys).splitlines()
+    whole = shown_in(None, kind, forms.WIDE, capsys).splitlines()
     assert len(whole) == 4, "a pipe gets a line a row"
     for width in (1, 20, *WIDTHS, 4000):
-        words = shown_in(width, kind, render.WIDE, capsys).split()
+        words = shown_in(width, kind, forms.WIDE, capsys).split()
         assert not set(whole[-1].split()) - set(words), width
 
 
@@ -350,5 +350,5 @@ def test_times_that_no_calendar_has_are_numbers(
     time_ms: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A damaged record has one."""
-    render.show_message(dataclasses.replace(MESSAGE, store_time_ms=time_ms), render.TABLE)
+    render.show_message(dataclasses.replace(MESSAGE, store_time_ms=time_ms), forms.TABLE)
     assert str(time_ms) in capsys.readouterr().out
