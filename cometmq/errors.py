@@ -270,7 +270,7 @@ class BodyCompressionInvalid(RequestError):
 
     code = 1021
     advice = (
-        "Look at the message's producer; `message.record.body` has the bytes as stored. Bodies of "
+        "Look at the message's producer; `message.stored_body` has the bytes as stored. Bodies of "
         "LZ4 and Zstandard need the packages of `cometmq[compression]`."
     )
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         MessageModel,
         PullBatch,
         PullOutcome,
-        ReceivedMessage,
         SendReceipt,
     )
     from cometmq.client.offsets import Bounds
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         MachineRoomNearby,
         Strategy,
     )
+    from cometmq.client.received import ReceivedMessage
     from cometmq.client.selectors import at_random, by_hash
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
@@ -77,7 +77,7 @@ _MODULES = {
     "PushConsumerOptions": "cometmq.client.options",
     "QueueListener": "cometmq.client.queue_listener",
     "QueueRef": "cometmq.model",
-    "ReceivedMessage": "cometmq.client.messages",
+    "ReceivedMessage": "cometmq.client.received",
     "SendContext": "cometmq.client.hooks",
     "SendHook": "cometmq.client.hooks",
     "SendReceipt": "cometmq.client.messages",

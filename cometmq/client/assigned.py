@@ -5,6 +5,7 @@ drains when revoked.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from cometmq.client.fetcher import Fetcher
 from cometmq.client.listener import Work, Workers
@@ -12,6 +13,7 @@ from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions
 from cometmq.client.progress import Progress, Run
+from cometmq.client.received import ReceivedMessage
 from cometmq.errors import CometError, OffsetReset, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import Tasks, stop_all
@@ -20,6 +22,16 @@ from cometmq.telemetry import fields, logger
 PASS_FILTERED_S_MAX = 1.0
 
 _log = logger(__name__)
+
+
+def _offsets(messages: Sequence[ReceivedMessage]) -> Sequence[int]:
+    """Their queue offsets, which rise: mostly one by one."""
+    if not messages:
+        return ()
+    first, last = messages[0].queue_offset, messages[-1].queue_offset
+    if last - first == len(messages) - 1:
+        return range(first, last + 1)
+    return [message.queue_offset for message in messages]
 
 
 class AssignedQueue:
@@ -92,9 +104,8 @@ class AssignedQueue:
             progress.rewind(batch.next_position)
             return
         messages = batch.messages
-        offsets = [message.record.queue_offset for message in messages]
-        size = sum([message.record.size for message in messages])
-        run = progress.add(offsets, batch.next_position, size)
+        size = sum([message.size for message in messages])
+        run = progress.add(_offsets(messages), batch.next_position, size)
         if messages:
             self._push(Work(self, run, messages))
 

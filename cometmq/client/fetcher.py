@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import PullBatch, PullOutcome, ReceivedMessage
+from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.offsets import (
     BrokerCalls,
@@ -18,8 +18,8 @@ from cometmq.client.offsets import (
     position_to_proto,
 )
 from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.client.received import decode_received
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
-from cometmq.format.record import decode_all
 from cometmq.model import Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
@@ -87,14 +87,10 @@ def batch_of(
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
         raise InternalError(f"The broker answered a pull with status {response.status}.")
-    records = decode_all(response.records)
-    if calls.namespace.name:
-        unwrap = calls.namespace.shown
-        messages = [ReceivedMessage(record, queue, unwrap) for record in records]
-    else:
-        messages = [ReceivedMessage(record, queue) for record in records]
+    shown_name = calls.namespace.shown if calls.namespace.name else None
+    messages = decode_received(response.records, queue, shown_name)
     if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
-        messages = [message for message in messages if message.record.tag in wanted.tags]
+        messages = [message for message in messages if message.tag in wanted.tags]
     if calls.keep is not None:
         messages = calls.keep(messages)
     return PullBatch(
@@ -208,7 +204,7 @@ class Fetcher:
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             return position
         if batch.messages:
-            return Position(batch.next_position.generation, batch.messages[0].record.queue_offset)
+            return Position(batch.next_position.generation, batch.messages[0].queue_offset)
         return batch.next_position
 
     async def _look(self, position: Position) -> PullBatch:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage, SendReceipt
+from cometmq.client.messages import ConsumeResult, Later, SendReceipt
+from cometmq.client.received import ReceivedMessage
 from cometmq.clock import SystemClock
 from cometmq.model import Message, QueueRef
 from cometmq.telemetry import fields, logger

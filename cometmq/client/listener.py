@@ -17,9 +17,10 @@ from contextvars import ContextVar
 from typing import Protocol, TypeGuard, cast
 
 from cometmq.client.hooks import ConsumeHook, with_consume_hooks
-from cometmq.client.messages import ConsumeResult, Later, ReceivedMessage
+from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.names import of
 from cometmq.client.progress import Run
+from cometmq.client.received import ReceivedMessage
 from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX

@@ -1,16 +1,13 @@
-"""What applications get back: receipts of sent messages, received messages, verdicts. Light and
-lazy by design.
+"""What applications get back: receipts of sent messages, answers to pulls, verdicts. Light and lazy
+by design.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from cometmq.format.compression import SYS_FLAG_COMPRESSED
-from cometmq.format.properties import RETRY_TOPIC, SHARDING_KEY
-from cometmq.format.record import Record
+from cometmq.client.received import ReceivedMessage
 from cometmq.model import Position, QueueRef, SendStatus
 
 
@@ -87,100 +84,6 @@ class SendReceipt:
 
     def __repr__(self) -> str:
         return f"SendReceipt({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"
-
-
-class ReceivedMessage:
-    """A message as an application reads it. Properties are parsed when first asked for.
-
-    ``attempt`` counts this process's deliveries to the listener, from 1; ``reconsume_times`` how
-    often the group sent the message back before.
-    """
-
-    __slots__ = ("_name", "attempt", "queue", "record")
-
-    def __init__(
-        self, record: Record, queue: QueueRef, name: Callable[[str], str] | None = None
-    ) -> None:
-        self.record = record
-        self.queue = queue
-        self.attempt = 1
-        self._name = name  # of a topic without its namespace; None: there is none
-
-    @property
-    def topic(self) -> str:
-        """The topic that it was sent to, also when it comes again from the group's retry topic."""
-        topic = self.queue.topic
-        if not topic.startswith("%"):
-            return topic
-        sent_to = self.properties.get(RETRY_TOPIC, topic)
-        return sent_to if self._name is None else self._name(sent_to)
-
-    @property
-    def reconsume_times(self) -> int:
-        """How often the group sent it back; 0 = it comes for the first time."""
-        return self.record.reconsume_times
-
-    @property
-    def body(self) -> bytes:
-        """The payload as it was sent; ``record.body`` is as it was stored. Raises
-        BodyCompressionInvalid when its producer's compression cannot be undone.
-        """
-        record = self.record
-        return record.plain_body if record.sys_flag & SYS_FLAG_COMPRESSED else record.body
-
-    @property
-    def queue_offset(self) -> int:
-        return self.record.queue_offset
-
-    @property
-    def tag(self) -> str:
-        """Empty = none."""
-        return self.record.tag
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.record.keys)
-
-    @property
-    def sharding_key(self) -> str:
-        """Empty = none."""
-        return self.properties.get(SHARDING_KEY, "")
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """All properties, the system's included; a copy is not made."""
-        return self.record.properties
-
-    @property
-    def flag(self) -> int:
-        return self.record.flag
-
-    @property
-    def message_id(self) -> str:
-        """``<broker group>/<log offset>``."""
-        return f"{self.queue.broker_group}/{self.record.log_offset}"
-
-    @property
-    def unique_id(self) -> str:
-        """The producer's UNIQ_KEY; the same for every copy of a message that was stored twice.
-        Empty = none.
-        """
-        return self.record.unique_id
-
-    @property
-    def born_time_ms(self) -> int:
-        """When the producer made it, by the producer's clock; milliseconds since 1970-01-01 UTC."""
-        return self.record.born_time_ms
-
-    @property
-    def store_time_ms(self) -> int:
-        """When the broker stored it, by the broker's clock; milliseconds since 1970-01-01 UTC."""
-        return self.record.store_time_ms
-
-    def __repr__(self) -> str:
-        return (
-            f"ReceivedMessage({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"
-        )
 
 
 class ConsumeResult(Enum):

@@ -10,8 +10,8 @@ from typing import TypeVar
 import grpc
 
 from cometmq.client.connections import Connections
-from cometmq.client.messages import ReceivedMessage
 from cometmq.client.namespaces import Namespace
+from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
 from cometmq.client.sources import Sources

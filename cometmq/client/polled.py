@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Collection
 
 from cometmq.client.fetcher import Fetcher
-from cometmq.client.messages import PullBatch, ReceivedMessage
+from cometmq.client.messages import PullBatch
+from cometmq.client.received import ReceivedMessage
 from cometmq.errors import QueueNotFound
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.tasks import stop_all

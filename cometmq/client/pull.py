@@ -13,7 +13,6 @@ from typing import Self
 
 from cometmq.client.group_share import GroupShare
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import ReceivedMessage
 from cometmq.client.names import (
     check_position,
     check_queues,
@@ -27,6 +26,7 @@ from cometmq.client.positions import OffsetStore, check_store, may_pass
 from cometmq.client.pull_queues import PullQueues
 from cometmq.client.queue_calls import QueueCalls, good
 from cometmq.client.queue_listener import QueueListener
+from cometmq.client.received import ReceivedMessage
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff

@@ -15,11 +15,12 @@ from typing import Any, Generic, Self, TypeVar
 
 from cometmq.client import producer, pull, push
 from cometmq.client.listener import Listener
-from cometmq.client.messages import PullBatch, ReceivedMessage, SendReceipt
+from cometmq.client.messages import PullBatch, SendReceipt
 from cometmq.client.offsets import Bounds
 from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushConsumerOptions
 from cometmq.client.positions import OffsetStore
 from cometmq.client.queue_listener import QueueListener
+from cometmq.client.received import ReceivedMessage
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
 

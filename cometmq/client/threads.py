@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from cometmq.client.messages import ReceivedMessage
 from cometmq.client.options import CONCURRENCY_MAX
+from cometmq.client.received import ReceivedMessage
 
 
 class ListenerThreads:

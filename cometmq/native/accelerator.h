@@ -32,5 +32,6 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
 PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
+int received_add(PyObject *module);
 
 #endif

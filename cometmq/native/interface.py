@@ -55,6 +55,7 @@ class Accelerator(Protocol):
 
     CRC32: str  # how it computes CRCs: "pclmulqdq" or "tables"
     SharedOffsets: type[SharedOffsets]
+    ReceivedMessage: type[object]  # the hot part of ``cometmq.client.received.ReceivedMessage``
 
     def crc32(self, data: Buffer, /) -> int:
         """``zlib.crc32(data)``."""

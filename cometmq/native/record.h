@@ -19,6 +19,7 @@
 #define BORN_HOST_V6 0x10u /* bits of SYSFLAG */
 #define STORE_HOST_V6 0x20u
 #define HOSTS_V6 (BORN_HOST_V6 | STORE_HOST_V6)
+#define COMPRESSED 0x1u
 #define COMPRESSION 0x301u /* compressed or not, and the four kinds */
 #define TRANSACTION 0x0cu
 #define ROLLBACK 0x0cu

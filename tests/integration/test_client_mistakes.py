@@ -32,9 +32,11 @@ from cometmq.errors import (
     InvalidRequest,
     TopicNameInvalid,
 )
+from cometmq.format.record import encode
 
 NAMESRV = "127.0.0.1:1"
 QUEUE = QueueRef("T", 0, "g1")
+RECORD = encode(b"T", 0, b"", b"", born_time_ms=1, born_host=bytes(8), store_host=bytes(8))
 
 
 def any_of(kind: Any) -> Any:
@@ -178,7 +180,7 @@ def test_clients_are_made_rightly_or_not_at_all(
         (None, "not NoneType"),
         ([Message("T", b"")], "not list"),
         ({"topic": "T", "body": b""}, "not dict"),
-        (any_of(ReceivedMessage)(None, QUEUE), "not ReceivedMessage"),
+        (ReceivedMessage(RECORD, QUEUE), "not ReceivedMessage"),
     ],
 )
 async def test_a_producer_sends_messages_alone(given: Any, words: str) -> None:

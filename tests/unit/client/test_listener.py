@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cometmq.client.listener import Listener, Work, Workers
-from cometmq.client.messages import ConsumeResult, ReceivedMessage
+from cometmq.client.messages import ConsumeResult
 from cometmq.client.progress import Progress, Run
-from cometmq.format.record import decode, encode
+from cometmq.client.received import ReceivedMessage
+from cometmq.format.record import encode
 from cometmq.model import Position, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 from cometmq.rpc.tasks import Tasks
@@ -46,7 +47,7 @@ def message(offset: int) -> ReceivedMessage:
     record = encode(
         b"T", 0, b"", b"", born_time_ms=1, born_host=HOST, store_host=HOST, queue_offset=offset
     )
-    return ReceivedMessage(decode(record), QUEUE)
+    return ReceivedMessage(record, QUEUE)
 
 
 @asynccontextmanager

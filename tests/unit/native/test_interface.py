@@ -12,10 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cometmq import native
+from cometmq.client import received
 from cometmq.errors import CometError
 from cometmq.format import batch, indexfile, indexkeys, properties, record, scan, taghash
 from cometmq.format.batch import BatchLimits, SegmentClaim
 from cometmq.messaging import pull
+from cometmq.model import QueueRef
 from cometmq.native.interface import Accelerator
 from tests.unit.format import naive, strategies
 
@@ -92,6 +94,34 @@ def test_decoding_is_the_same(chunk: bytes) -> None:
     plain, fast = both(lambda: record.decode_all(chunk))
     assert fast == plain
     assert [type(one) for one in fast] == [type(one) for one in plain]
+
+
+# What a received message reads from its bytes by itself.
+RECEIVED_FIELDS = (
+    "size",
+    "flag",
+    "queue_offset",
+    "log_offset",
+    "sys_flag",
+    "born_time_ms",
+    "store_time_ms",
+    "reconsume_times",
+    "raw_properties",
+)
+
+
+@needs_native
+@given(chunks)
+def test_received_messages_have_the_fields_of_their_records(chunk: bytes) -> None:
+    plain, _ = both(lambda: record.decode_all(chunk))
+    _, messages = both(lambda: received.decode_received(chunk, QueueRef("T", 0), None))
+    if isinstance(plain, tuple):
+        assert messages == plain
+        return
+    assert [message.record for message in messages] == plain
+    assert [message.stored_body for message in messages] == [one.body for one in plain]
+    for name in RECEIVED_FIELDS:
+        assert [getattr(m, name) for m in messages] == [getattr(one, name) for one in plain]
 
 
 @needs_native
