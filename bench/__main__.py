@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import failover, filters, groups, holds, messaging, replication, stage
+from bench import failover, filters, groups, holds, latency, messaging, replication, stage
 from bench.processes import Child, Line
 from bench.report import (
     BARE_DISK,
@@ -41,6 +41,7 @@ OTHERS = {
     "filters": filters.main,
     "messaging": messaging.main,
     "groups": groups.main,
+    "latency": latency.runs,
 }
 
 

@@ -1,5 +1,9 @@
 """End-to-end latency at a fixed rate: from when a message was due to when the listener has it.
 
+``python -m bench latency`` starts a cluster with a pull-hold and prints percentiles and the cores
+of each process. With ``--explain`` it takes the flight recorders' rings when a message is later
+than 20 ms, and names the stage of each (:mod:`bench.explain`).
+
 Two roles, each a process: ``consume`` waits for ``count`` messages and says percentiles,
 ``produce`` sends one message every 1/rate seconds. The schedule is open-loop: a message that
 goes out late because something stalled counts from when it was due; none goes out before. Both
@@ -11,28 +15,71 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import struct
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-import uvloop
-
+from bench import stage
 from bench.alarm import Alarm
-from bench.processes import Line, say
+from bench.explain import Sent, Trace, table
+from bench.processes import Child, Line, Meter, say
 from bench.stats import summarise_latency
 from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
+from cometmq.flight_recorder import TRACE_PATH, Entry, Stage, parse, recorder
+from cometmq.model import FlushMode
+from cometmq.rpc.recorded_loop import RecordedLoop
 
+LATE_MS = 20.0
+TRACE_PAUSE_S = 1.0  # between two looks into the rings, each of which costs some milliseconds
 DUE = struct.Struct(">qi")  # due time in ns; 1 = counts, 0 = warm-up
 WARM_UP_MESSAGES = 500
 WAIT_S_MAX = 120.0
 
 
-class Stopwatch:
-    """The listener: notes how late each counting message is."""
+class Rings:
+    """The flight recorders of other processes, by their roles, and of this one."""
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, role: str, addresses: Mapping[str, str]) -> None:
+        self._role = role
+        self._addresses = addresses
+        self.found: dict[str, set[Entry]] = {name: set() for name in (role, *addresses)}
+        self._looking: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """Takes what the rings have, unless that is under way."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        self.found[self._role].update(recorder.entries())
+        for name, address in self._addresses.items():
+            text = await asyncio.to_thread(_fetched, f"http://{address}{TRACE_PATH}")
+            self.found[name].update(parse(text)[0])
+        await asyncio.sleep(TRACE_PAUSE_S)
+
+    def rows(self) -> dict[str, list[tuple[int, ...]]]:
+        return {name: [tuple(entry) for entry in some] for name, some in self.found.items()}
+
+
+def _fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+class Stopwatch:
+    """The listener: notes how late each counting message is. ``rings`` are looked at when one is
+    later than LATE_MS.
+    """
+
+    def __init__(self, expected: int, rings: Rings | None = None) -> None:
         self._expected = expected
+        self._rings = rings
+        self.late: list[tuple[int, int, int]] = []  # queue id, queue offset, when it was seen
         self.latencies_ms: list[float] = []
         self.complete = asyncio.Event()
 
@@ -41,19 +88,27 @@ class Stopwatch:
         for message in messages:
             due_ns, counts = DUE.unpack_from(message.body)
             if counts:
-                self.latencies_ms.append((now_ns - due_ns) / 1e6)
+                late_ms = (now_ns - due_ns) / 1e6
+                self.latencies_ms.append(late_ms)
+                if late_ms > LATE_MS and self._rings is not None:
+                    self.late.append((message.queue.queue_id, message.queue_offset, now_ns))
+                    self._rings.look()
         if len(self.latencies_ms) >= self._expected:
             self.complete.set()
 
 
 async def consume(arguments: argparse.Namespace) -> Line:
     """Says ``ready`` first."""
-    stopwatch = Stopwatch(arguments.count)
+    pairs = (one.split("=", 1) for one in arguments.ring)
+    rings = Rings("consumer", dict(pairs)) if arguments.trace else None
+    stopwatch = Stopwatch(arguments.count, rings)
     async with PushConsumer(arguments.namesrv, arguments.group, stopwatch) as consumer:
         await consumer.subscribe(arguments.topic)
         say({"ready": 1})
         async with asyncio.timeout(WAIT_S_MAX):
             await stopwatch.complete.wait()
+    if rings is not None:
+        _keep(arguments.trace, {"late": stopwatch.late, "rings": rings.rows()})
     return asdict(summarise_latency(stopwatch.latencies_ms))
 
 
@@ -64,14 +119,99 @@ async def produce(arguments: argparse.Namespace) -> Line:
     with Alarm() as alarm:
         async with Producer(arguments.namesrv) as producer:
             start_ns = time.monotonic_ns() + interval_ns
-            receipts = []
+            receipts, sent_ns = [], []
+            rings = Rings("producer", {})
             for number in range(WARM_UP_MESSAGES + arguments.count):
                 due_ns = start_ns + number * interval_ns
                 await alarm.until(due_ns)
                 body = DUE.pack(due_ns, number >= WARM_UP_MESSAGES) + padding
                 receipts.append(await producer.send(Message(arguments.topic, body)))
+                sent_ns.append(time.monotonic_ns())
+                if sent_ns[-1] - due_ns > LATE_MS * 1e6 and arguments.trace:
+                    rings.look()
             await producer.flush()
+    if arguments.trace:
+        dues = range(start_ns, start_ns + len(receipts) * interval_ns, interval_ns)
+        found = [receipt.result() for receipt in receipts]
+        places = [
+            (r.queue.queue_id, r.queue_offset, int(r.message_id.split("/")[1])) for r in found
+        ]
+        sent = [(due, at, *place) for due, at, place in zip(dues, sent_ns, places, strict=True)]
+        _keep(arguments.trace, {"sent": sent, "rings": rings.rows()})
     return {"acked": len([receipt.result() for receipt in receipts])}
+
+
+def _keep(path: Path, found: dict[str, object]) -> None:
+    path.write_text(json.dumps(found))
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain: bool) -> Line:
+    """One run on a cluster of its own: percentiles in ms, cores by process; prints the late
+    messages with ``explain``.
+    """
+    count = int(seconds * rate)
+    with stage.cluster(folder / "cluster", [(body_bytes, FlushMode.ASYNC)], pullholds=1) as bench:
+        servers = {
+            "namesrv": bench.cluster.of_kind("namesrv")[0],
+            "broker": bench.cluster.brokers[0],
+        }
+        servers |= {"pullhold": bench.cluster.pullholds[0]}
+        topic = stage.topic_name(body_bytes, FlushMode.ASYNC)
+        common: dict[str, str | int] = {"namesrv": bench.namesrv, "topic": topic, "count": count}
+        traces = {role: folder / f"{role}.json" for role in ("consume", "produce")}
+        rings = [f"--ring={name}={one.metrics_address}" for name, one in servers.items()]
+        keep = {r: [f"--trace={traces[r]}", *rings] if explain else [] for r in traces}
+        with Child("bench.latency", "consume", *keep["consume"], **common) as receiver:
+            receiver.read()
+            more = {"rate": rate, "body_bytes": body_bytes}
+            with Child("bench.latency", "produce", *keep["produce"], **common, **more) as sender:
+                pids = {name: one.pid for name, one in servers.items()}
+                pids |= {"consumer": receiver.pid, "producer": sender.pid}
+                time.sleep(WARM_UP_MESSAGES / rate + 1.0)
+                meter = Meter(pids)
+                time.sleep(max(seconds - 1.5, 0.1))
+                cores = meter.stop(1)
+                line = receiver.read()
+                sender.read()
+        spent = {name: float(cores[f"cpu_us_{name}"]) / 1e6 for name in pids}
+        line |= {f"cores_{name}": cpu_s / float(cores["seconds"]) for name, cpu_s in spent.items()}
+        line["cores"] = sum(spent.values()) / float(cores["seconds"])
+        line["other_cores"] = cores["other_cores"]
+        if explain:
+            print(_explained(traces["produce"], traces["consume"]), flush=True)
+    return line
+
+
+def _explained(produced: Path, consumed: Path) -> str:
+    sender, receiver = json.loads(produced.read_text()), json.loads(consumed.read_text())
+    rings = receiver["rings"] | sender["rings"]
+    entries = {name: [Entry(Stage(e[0]), *e[1:]) for e in some] for name, some in rings.items()}
+    trace = Trace(entries)
+    by_place = {
+        (sent.queue_id, sent.queue_offset): sent for sent in map(Sent._make, sender["sent"])
+    }
+    return table([trace.explain(by_place[q, n], seen_ns) for q, n, seen_ns in receiver["late"]])
+
+
+def runs(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench latency", description=__doc__)
+    parser.add_argument("--runs", type=int, default=3, help="runs in turn")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each run")
+    parser.add_argument("--rate", type=float, default=500.0, help="messages a second")
+    parser.add_argument("--body_bytes", type=int, default=1024)
+    parser.add_argument("--explain", action="store_true", help="name the stage of late messages")
+    parser.add_argument("--folder", type=Path, default=Path("data/bench-latency"))
+    arguments = parser.parse_args(argv)
+    folder: Path = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in range(1, arguments.runs + 1):
+        line = measure(
+            folder, arguments.seconds, arguments.rate, arguments.body_bytes, arguments.explain
+        )
+        print(f"run {run}: " + ", ".join(f"{k} {float(v):,.2f}" for k, v in line.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,9 +223,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=2000, help="messages that count")
     parser.add_argument("--rate", type=float, default=500.0, help="produce: messages a second")
     parser.add_argument("--body_bytes", type=int, default=1024, help="produce: 12 or more")
+    parser.add_argument("--trace", type=Path, help="write what is known of late messages there")
+    parser.add_argument(
+        "--ring", action="append", default=[], metavar="ROLE=ADDRESS", help="whose ring to look at"
+    )
     arguments = parser.parse_args(argv)
+    recorder.watch_collector()
     role = produce if arguments.role == "produce" else consume
-    say(uvloop.run(role(arguments)))
+    with asyncio.Runner(loop_factory=RecordedLoop) as runner:
+        say(runner.run(role(arguments)))
 
 
 if __name__ == "__main__":

@@ -74,10 +74,12 @@ class Bench:
 
 
 @contextmanager
-def cluster(folder: Path, topics: Sequence[tuple[int, FlushMode]]) -> Iterator[Bench]:
-    """One name server, one broker and the topics; all of it is gone afterwards."""
+def cluster(
+    folder: Path, topics: Sequence[tuple[int, FlushMode]], *, pullholds: int = 0
+) -> Iterator[Bench]:
+    """One name server, one broker, the topics and perhaps pull-holds; gone afterwards."""
     asyncio.run(local.down(folder, purge=True))  # what an interrupted run may have left
-    running = asyncio.run(local.up(folder, broker_count=1))
+    running = asyncio.run(local.up(folder, broker_count=1, slave_count=0, pullhold_count=pullholds))
     try:
         for body_bytes, flush in topics:
             asyncio.run(_create_topic(running.namesrv, topic_name(body_bytes, flush), flush))

@@ -52,6 +52,7 @@ class LatencySummary:
 
     p50_ms: float
     p99_ms: float
+    p999_ms: float
     max_ms: float
     count: int
 
@@ -60,6 +61,7 @@ def summarise_latency(latencies_ms: Sequence[float]) -> LatencySummary:
     return LatencySummary(
         percentile(latencies_ms, 0.5),
         percentile(latencies_ms, 0.99),
+        percentile(latencies_ms, 0.999),
         max(latencies_ms),
         len(latencies_ms),
     )

@@ -32,3 +32,9 @@ class SystemClock:
 
     def boottime_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+monotonic_ns = time.monotonic_ns
+"""Nanoseconds of the clock of :meth:`Clock.monotonic_s`, for what is too short or too frequent to
+have its clock handed in.
+"""

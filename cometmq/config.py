@@ -103,6 +103,16 @@ class ServiceConfig:
     log_level: LogLevel = field(
         default=LogLevel.INFO, metadata=about("Least level that is logged.")
     )
+    trace_limit_ms: int = field(
+        default=500,
+        metadata=about(
+            "A turn of the event loop, a sync of the log or the answer to a hold that takes longer "
+            "keeps the flight recorder's ring, for `cometmq broker trace`; 0 = none does.",
+            unit="ms",
+            minimum=0,
+            maximum=60_000,
+        ),
+    )
 
     # --- clients that do not read, on each port ---
     calls_per_connection_max: int = field(

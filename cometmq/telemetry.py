@@ -21,7 +21,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from cometmq import native
@@ -30,6 +30,8 @@ from cometmq.config import LogForm, LogLevel
 from cometmq.errors import CometError, ConfigInvalid
 
 if TYPE_CHECKING:  # slow to import: a process answers health checks before that
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
     from prometheus_client.registry import RestrictedRegistry
@@ -242,12 +244,20 @@ class MetricsServer:
     """Serves a registry over HTTP in a thread of its own; ``port`` is the bound port."""
 
     def __init__(
-        self, registry: CollectorRegistry, host: str, port: int, labels: Mapping[str, str]
+        self,
+        registry: CollectorRegistry,
+        host: str,
+        port: int,
+        labels: Mapping[str, str],
+        pages: Mapping[str, Callable[[], str]],
     ) -> None:
         from prometheus_client import start_http_server
 
         labelled = _Labelled(registry, labels)
         self._server, self._thread = start_http_server(port, addr=host, registry=labelled)
+        app = self._server.get_app()
+        assert app is not None
+        self._server.set_app(_with_pages(app, pages))
         self._host = host
         self.port: int = self._server.server_port
 
@@ -264,17 +274,34 @@ class MetricsServer:
 
 
 def start_metrics_server(
-    registry: CollectorRegistry, *, host: str, port: int, labels: Mapping[str, str] | None = None
+    registry: CollectorRegistry,
+    *,
+    host: str,
+    port: int,
+    labels: Mapping[str, str] | None = None,
+    pages: Mapping[str, Callable[[], str]] | None = None,
 ) -> MetricsServer:
     """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
+    ``pages``: JSON for other paths, made when it is wanted, in the server's thread.
 
     ``labels`` go on every sample that has no label of that name itself, so that each series of the
     interpreter and of the process names its process, too.
     """
     try:
-        return MetricsServer(registry, host, port, labels or {})
+        return MetricsServer(registry, host, port, labels or {}, pages or {})
     except OSError as error:
         raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+
+
+def _with_pages(app: WSGIApplication, pages: Mapping[str, Callable[[], str]]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        page = pages.get(environ["PATH_INFO"])
+        if page is None:
+            return app(environ, start_response)
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [page().encode()]
+
+    return answer
 
 
 class _Labelled:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cometmq.admin import brokers, group_status
+from cometmq.admin import brokers, group_status, render, trace
 from cometmq.admin.cluster_command import cluster_command
-from cometmq.admin.commandline import Group
+from cometmq.admin.commandline import Group, output_option
 from cometmq.admin.connection import Connection
 from cometmq.admin.views import (
     BrokerMemberView,
@@ -98,3 +98,23 @@ async def broker_clean(connection: Connection, names: tuple[str, ...]) -> list[C
     mqadmin: cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog.
     """
     return await brokers.clean(connection, names)
+
+
+@broker_group.command("trace")
+@click.argument("address")
+@click.option("--kept", is_flag=True, help="The ring as it was when something took too long.")
+@click.option(
+    "--longer-than", metavar="MS", type=click.FloatRange(0), default=1.0, show_default=True,
+    help="Stages that took at least so long.",
+)  # fmt: skip
+@output_option
+def broker_trace(address: str, kept: bool, longer_than: float, output: str) -> None:
+    """Show what a process did in the last seconds.
+
+    ADDRESS is the metrics address, host:port, of a broker, a haslave, a name server or a pull-hold.
+    Their flight recorders note loop turns, syncs, garbage collections and more; the option
+    trace_limit_ms says when a process keeps its ring, and so does the signal USR2.
+
+    mqadmin has no such verb.
+    """
+    render.show(trace.read(address, kept=kept, longer_than_ms=longer_than), output)

@@ -18,8 +18,8 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
+from cometmq.rpc.addresses import parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.rpc.channels import parse_addresses
 from cometmq.rpc.interceptors import error_from
 from cometmq.rpc.secret import SharedSecret
 from cometmq.v1 import (

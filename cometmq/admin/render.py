@@ -428,6 +428,12 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("log offset", lambda v: v.log_end_offset),
         ("epoch", lambda v: v.epoch),
     ),
+    views.TraceEntryView: (
+        ("begin ms", lambda v: f"{v.begin_ms:.3f}"),
+        ("stage", lambda v: v.stage),
+        ("took ms", lambda v: f"{v.duration_ms:.3f}"),
+        ("number", lambda v: v.number),
+    ),
     views.LogChecksumView: (
         ("broker group", lambda v: v.broker_group),
         ("member", lambda v: v.member_id),

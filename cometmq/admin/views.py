@@ -109,6 +109,16 @@ class HandoverView:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceEntryView:
+    """A stage that a process's flight recorder noted."""
+
+    stage: str
+    begin_ms: float  # CLOCK_MONOTONIC: the processes of a machine line up
+    duration_ms: float
+    number: int  # what it means depends on the stage
+
+
+@dataclass(frozen=True, slots=True)
 class LogChecksumView:
     """A member's log, compared with that of the group's other members."""
 

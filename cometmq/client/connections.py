@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from cometmq.errors import ConfigInvalid, InvalidRequest
+from cometmq.rpc.addresses import Resolver, parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.rpc.channels import Resolver, parse_addresses
 from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
 
 NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from cometmq import native, reexec
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid
+from cometmq.flight_recorder import TRACE_PATH, recorder
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
@@ -251,7 +252,13 @@ class MemberApp(ABC):
         host = self._config.listen_host
         port = self._config.metrics_port
         labels = self._metrics.process_labels
-        metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
+        metrics = start_metrics_server(
+            self._registry,
+            host=host,
+            port=port,
+            labels=labels,
+            pages={TRACE_PATH: recorder.as_json},
+        )
         self._stack.callback(metrics.close)
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)

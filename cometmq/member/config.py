@@ -24,7 +24,7 @@ from cometmq.model import (
     FlushMode,
     ReplicationMode,
 )
-from cometmq.rpc.channels import parse_addresses
+from cometmq.rpc.addresses import parse_addresses
 
 # One is being written, the next is ready, one is left to read: below that a quota would be full
 # whatever went.

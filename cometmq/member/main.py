@@ -19,7 +19,7 @@ from cometmq.errors import ConfigInvalid
 from cometmq.member.config import MemberConfig
 from cometmq.member.listen import new_ports
 from cometmq.reexec import RoleChange
-from cometmq.rpc.process import StopSignal
+from cometmq.rpc.process import StopSignal, settle
 
 if TYPE_CHECKING:
     from cometmq.member.app import MemberApp
@@ -48,6 +48,7 @@ async def live(stop: StopSignal, load_app: Callable[[], type[MemberApp]]) -> Rol
         if stop.is_set:
             return None
         async with app_class(config, ports, before=before, stop=stop) as app:
+            settle(config.trace_limit_ms)
             return await app.until(stop)
     finally:
         await ports.stop(0)

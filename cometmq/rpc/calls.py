@@ -18,6 +18,7 @@ import grpc
 
 from cometmq.clock import Clock
 from cometmq.errors import AnswersUnread, InvalidRequest
+from cometmq.flight_recorder import Stage, recorder
 from cometmq.rpc.hangup import hang_up
 from cometmq.rpc.memory import give_back_freed, resident_bytes
 from cometmq.rpc.unread import Account, Ledger, Peer, UnreadLimits, Waiter
@@ -172,10 +173,12 @@ class Call:
         elif more_bytes < 0:
             ledger.give_back(account, -more_bytes)
         ledger.owe(account, self._clock.monotonic_s())
+        begun_ns = recorder.now_ns()
         try:
             await self._context.write(raw)
         finally:
             ledger.settle(account)
+        recorder.note(Stage.GRPC_WRITE, begun_ns, len(raw))
         if account.held_bytes:
             ledger.read(account, self._clock.monotonic_s())
 

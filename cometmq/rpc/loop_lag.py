@@ -7,9 +7,11 @@ import asyncio
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from cometmq.clock import Clock
+from cometmq.flight_recorder import Stage, recorder
 from cometmq.rpc.gate import Gate
 
 INTERVAL_S = 0.1
+NOTED_S = 0.002  # less is the timer's own inaccuracy
 _LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -38,7 +40,9 @@ class LoopLagMonitor:
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            before_s = self._clock.monotonic_s()
+            begun_ns, before_s = recorder.now_ns(), self._clock.monotonic_s()
             await asyncio.sleep(INTERVAL_S)
             late_s = self._clock.monotonic_s() - before_s - INTERVAL_S
             self._lag_s.observe(max(0.0, late_s))
+            if late_s > NOTED_S:
+                recorder.note_limited(Stage.TIMER_LATE, begun_ns + int(INTERVAL_S * 1e9))

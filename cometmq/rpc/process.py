@@ -5,6 +5,7 @@ change into another role when the loop has ended.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -15,10 +16,20 @@ from typing import Any
 
 from cometmq import reexec
 from cometmq.errors import CometError
+from cometmq.flight_recorder import name_threads, recorder
 from cometmq.reexec import STOP_SIGNALS, RoleChange
 from cometmq.rpc.descriptors import raise_limit
 from cometmq.rpc.memory import keep_freed
 from cometmq.rpc.polling import poll_in_one_thread
+
+
+def settle(trace_limit_ms: int) -> None:
+    """The start is over: what it made stays, and the collector need not look at it again and again.
+    The flight recorder compares with the limit from now on.
+    """
+    gc.freeze()
+    recorder.limit_ms = trace_limit_ms
+    name_threads()
 
 
 class StopSignal:
@@ -72,10 +83,11 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     raise_limit()
     keep_freed()
     poll_in_one_thread()
+    recorder.watch_collector()
     try:
-        import uvloop
+        from cometmq.rpc.recorded_loop import RecordedLoop
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=RecordedLoop) as runner:
             change = runner.run(_bound(main, stop))
     except (CometError, ExceptionGroup) as error:
         return _report(error)
@@ -90,9 +102,12 @@ async def _bound(
     main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]], stop: StopSignal
 ) -> RoleChange | None:
     stop.bind()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR2, recorder.keep, "SIGUSR2")
     try:
         return await main(stop)
     finally:
+        loop.remove_signal_handler(signal.SIGUSR2)
         stop.unbind()
 
 

@@ -21,8 +21,9 @@ import grpc
 
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError, StaleEpoch
+from cometmq.rpc.addresses import follow_addresses, parse_addresses
 from cometmq.rpc.authorized import ProvenChannel
-from cometmq.rpc.channels import follow_addresses, open_channel, parse_addresses
+from cometmq.rpc.channels import open_channel
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret

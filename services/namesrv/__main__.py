@@ -9,7 +9,7 @@ import os
 import sys
 
 from cometmq.config import load
-from cometmq.rpc.process import StopSignal, run
+from cometmq.rpc.process import StopSignal, run, settle
 from services.namesrv.config import NamesrvConfig
 
 
@@ -27,6 +27,7 @@ async def main(stop: StopSignal) -> None:
 
         setup_logging(level=config.log_level, form=config.log_form)
         async with App(config, server):
+            settle(config.trace_limit_ms)
             await stop.wait()
     finally:
         await server.stop(0)

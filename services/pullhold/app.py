@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
+from cometmq.flight_recorder import TRACE_PATH, recorder
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RpcMetrics
 from cometmq.rpc.process import announce
@@ -106,6 +107,7 @@ class App:
             host=config.listen_host,
             port=config.metrics_port,
             labels={"cluster": config.cluster, "node_type": "pullhold"},
+            pages={TRACE_PATH: recorder.as_json},
         )
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(config.listen_host, metrics.port)

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
+from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -239,6 +240,8 @@ class Link:
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
             self._answers.found(hold, response)
+            end = queue_end(hold.key.queue_id, response.next_position.offset)
+            recorder.note_limited(Stage.HOLD_ANSWERED, batch.begun_ns, end)
         else:
             position = response.next_position
             self.pulls.advance(hold, position.generation, position.offset)

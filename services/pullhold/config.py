@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cometmq.config import MIB, PORT_MAX, ServiceConfig, about
-from cometmq.rpc.channels import parse_addresses
+from cometmq.rpc.addresses import parse_addresses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, PeerUnavailable, RouteNotFound
+from cometmq.rpc.addresses import Resolver
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.rpc.channels import Resolver
 from cometmq.rpc.failure_backoff import FailureBackoff
 from cometmq.rpc.interceptors import wire_errors
 from cometmq.rpc.retry import BackoffPolicy

@@ -6,6 +6,7 @@ The pull-hold reports to the broker afterwards what consumers got, for the broke
 from __future__ import annotations
 
 from cometmq.filters import sql
+from cometmq.flight_recorder import recorder
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2
 from services.pullhold.model import Hold, PullLimits
@@ -15,6 +16,7 @@ class InlineBatch:
     """The messages that came with one arrival, as pulls read them."""
 
     def __init__(self, generation: int, inline_messages: InlineMessages) -> None:
+        self.begun_ns = recorder.now_ns()  # when it came
         self._generation = generation
         self._inline_messages = inline_messages
         self._responses: dict[

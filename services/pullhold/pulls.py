@@ -11,6 +11,7 @@ from functools import partial
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
+from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.messaging.pull import BYTES_MAX
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2
@@ -117,6 +118,7 @@ class Pulls:
         request: broker_pb2.PullRequest = hold.request
         request.position.generation, request.position.offset = hold.generation, hold.offset
         self._metrics.pulls.inc()
+        begun_ns = recorder.now_ns()
         try:
             response = await peer.pull(request)
         except CometError as error:
@@ -128,6 +130,8 @@ class Pulls:
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
             self._answers.found(hold, response)
+            end = queue_end(hold.key.queue_id, response.next_position.offset)
+            recorder.note_limited(Stage.HOLD_ANSWERED, begun_ns, end)
         else:
             position = response.next_position
             self.advance(hold, position.generation, position.offset)

@@ -167,3 +167,16 @@ def test_no_series_tell_when_others_were_made() -> None:
     registry = new_registry("broker", SystemClock())
     Counter("cometmq_tests", "Tests.", registry=registry).inc()
     assert "_created" not in generate_latest(registry).decode()
+
+
+def test_other_pages_are_served_beside_the_metrics() -> None:
+    registry = new_registry("test", SystemClock())
+    pages = {"/page": lambda: '{"a": 1}'}
+    server = start_metrics_server(registry, host="127.0.0.1", port=0, pages=pages)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/page", timeout=5) as answer:
+            assert answer.read() == b'{"a": 1}'
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+            assert b"cometmq_build_info" in answer.read()
+    finally:
+        server.close()

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from cometmq.errors import InvalidRequest
+from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.group_progress import GroupReads
 from cometmq.member.rpc import convert
@@ -104,7 +105,7 @@ class ArrivalsServicer:
     def _next(self, watch: Watch) -> list[member_pb2.Arrival]:
         """As many as one message takes."""
         arrivals: list[member_pb2.Arrival] = []
-        size_bytes = 0
+        size_bytes, begun_ns = 0, recorder.now_ns()
         while (
             len(arrivals) < ARRIVALS_PER_MESSAGE_MAX and size_bytes < INLINE_BYTES_PER_MESSAGE_MAX
         ):
@@ -112,6 +113,7 @@ class ArrivalsServicer:
             if arrival is None:
                 break
             arrivals.append(_arrival_proto(arrival))
+            recorder.note(Stage.ARRIVAL, begun_ns, queue_end(arrival.key[1], arrival.max_offset))
             if arrival.inline_messages is not None:
                 size_bytes += len(arrival.inline_messages.records)
         assert len(arrivals) <= ARRIVALS_PER_MESSAGE_MAX

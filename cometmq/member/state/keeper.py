@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
+from cometmq.flight_recorder import Stage, recorder
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import (
@@ -389,6 +390,7 @@ class StateKeeper:
 
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
+        begun_ns = recorder.now_ns()
         # The next writer looks at the log behind the snapshot only.
         self._write_progress()
         bounds = self._storage.store.queue_bounds
@@ -397,6 +399,7 @@ class StateKeeper:
                 self._in_flight, next_offset_of=lambda *queue: bounds(*queue)[1]
             )
         )
+        recorder.note(Stage.STATE_SNAPSHOT, begun_ns)
 
     async def _commit(self, *changes: Change, until_s: float = 0.0) -> None:
         """Write the changes, wait until they are safe, apply them. In its turn."""

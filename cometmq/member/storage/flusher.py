@@ -21,6 +21,7 @@ from typing import Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import Shortage
+from cometmq.flight_recorder import Stage, name_thread, recorder
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Flusher:
         # The thread, from the first sync to `close`. A queue and `call_soon_threadsafe` cost a
         # fraction of an executor: no future, no task, no lock in Python.
         self._thread: threading.Thread | None = None
-        self._loops: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
+        self._loops: SimpleQueue[tuple[asyncio.AbstractEventLoop, int] | None] = SimpleQueue()
         # From the first `run` to `close`: nanoseconds of each sync without the interpreter lock, as
         # int64. The thread never waits for room in it: numbers that find none are lost.
         self._read_fd = self._write_fd = -1
@@ -173,7 +174,7 @@ class Flusher:
         if self._thread is None:
             self._thread = threading.Thread(target=self._sync, name="flush", daemon=True)
             self._thread.start()
-        self._loops.put(asyncio.get_running_loop())
+        self._loops.put((asyncio.get_running_loop(), recorder.now_ns()))
 
     def _delay_s(self) -> float | None:
         now_s = self._clock.monotonic_s()
@@ -191,10 +192,14 @@ class Flusher:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._plan)
 
     def _sync(self) -> None:
-        """The thread: each loop in the queue asks for one sync. The thread begins the next one by
-        itself when it is demanded already, so that it does not wait for a busy loop.
+        """The thread: each loop in the queue asks for one sync, and says since when. The thread
+        begins the next one by itself when it is demanded already, so that it does not wait for a
+        busy loop.
         """
-        while (loop := self._loops.get()) is not None:
+        name_thread("flush")
+        while (asked := self._loops.get()) is not None:
+            loop, asked_ns = asked
+            recorder.note(Stage.THREAD_WAIT, asked_ns)
             goes_on = True
             while goes_on:
                 result: float | Exception | None = None
@@ -218,6 +223,8 @@ class Flusher:
 
     def _synced(self, seconds: float) -> None:
         self._last_sync_s = self._clock.monotonic_s()
+        begun_ns = recorder.now_ns() - int(seconds * 1e9)
+        recorder.note_limited(Stage.FLUSH, begun_ns, self._store.flushed_offset)
         # Not where that sync began: the loop may have heard of a later one before.
         self._on_flushed(self._store.flushed_offset, seconds)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
+from cometmq.flight_recorder import Stage, name_thread, recorder
 from cometmq.format.relay import Relayed
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
@@ -95,6 +96,11 @@ class Notifier:
             self._events.discard(event)
 
 
+def one_thread(name: str) -> ThreadPoolExecutor:
+    """An executor with one thread of that name."""
+    return ThreadPoolExecutor(1, name, initializer=name_thread, initargs=(name,))
+
+
 class AckQueue:
     """Acknowledgements of one durability class in log order, each released when the position of the
     class reaches its end.
@@ -147,7 +153,7 @@ class IndexThread:
 
     def __init__(self, store: BaseStore) -> None:
         self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
+        self._thread = one_thread("index")
         self._closing = threading.Event()
 
     async def run(self) -> None:
@@ -206,8 +212,8 @@ class BaseStorage:
         # Queue files are synced and log files built beside the flush thread, so that an
         # acknowledgement never waits for them; one thread each, because a log file takes long to
         # build.
-        self._queue_thread = ThreadPoolExecutor(1, thread_name_prefix="flush-queues")
-        self._build_thread = ThreadPoolExecutor(1, thread_name_prefix="build-file")
+        self._queue_thread = one_thread("flush-queues")
+        self._build_thread = one_thread("build-file")
         self._index = IndexThread(store)
 
     def _synced(self, position: int, seconds: float) -> None:
@@ -259,8 +265,10 @@ class BaseStorage:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(interval_s)
+            begun_ns = recorder.now_ns()
             with contextlib.suppress(Shortage):  # what is not synced yet stays noted
                 await loop.run_in_executor(self._queue_thread, self.store.flush_queues)
+            recorder.note(Stage.QUEUE_FLUSH, begun_ns)
 
     async def _commit(self, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -275,6 +283,7 @@ class BaseStorage:
         loop = asyncio.get_running_loop()
         while True:
             if self.store.next_file_wanted:
+                begun_ns = recorder.now_ns()
                 # The append that needs the file reports a shortage; here it is tried again soon.
                 try:
                     await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
@@ -283,6 +292,7 @@ class BaseStorage:
                 except DescriptorsExhausted:
                     pass
                 else:
+                    recorder.note(Stage.FILE_GROWTH, begun_ns)
                     self.look_wanted.set()
             await asyncio.sleep(BUILD_LOOK_S)
 
@@ -354,11 +364,13 @@ class MemberStorage(BaseStorage):
             RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms, s.needs_key)
             for s in segments
         ]
+        begun_ns = recorder.now_ns()
         try:
             appended = self.store.append(records, runs, born_host=born_host, store_host=store_host)
         except DiskFull:
             self.note_no_space()
             raise
+        recorder.note(Stage.APPEND, begun_ns, appended.end_offset)
         keys = [(segment.topic, segment.queue_id) for segment in segments]
         maxima = [
             first + segment.count

@@ -10,10 +10,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from prometheus_client import CollectorRegistry
 
 from cometmq.admin import cluster_command, commandline, local
 from cometmq.admin.cli import cli
 from cometmq.errors import ClusterRunning
+from cometmq.flight_recorder import FlightRecorder, Stage
+from cometmq.telemetry import start_metrics_server
 
 SILENT = "127.0.0.1:1"
 
@@ -67,6 +70,7 @@ def test_the_commands_are_these() -> None:
         "broker elect",
         "broker status",
         "broker step-down",
+        "broker trace",
         "client list",
         "cluster members",
         "cluster status",
@@ -159,7 +163,7 @@ def test_every_command_has_help_and_output(path: tuple[str, ...]) -> None:
     result = run(*path, "--help")
     assert result.exit_code == 0
     assert "--output" in result.output
-    remote = path[0] not in ("local", "store")
+    remote = path[0] not in ("local", "store") and path != ("broker", "trace")
     assert ("--namesrv " in result.output) == remote
 
 
@@ -355,3 +359,30 @@ def test_a_secret_that_is_no_good_is_told(nowhere: Path) -> None:
     assert result.exit_code == 1
     assert "internal_secret_file" in result.stderr
     assert "too short" not in result.stderr
+
+
+def test_a_trace_is_read_over_the_port_of_the_metrics() -> None:
+    recorder = FlightRecorder()
+    recorder.note(Stage.GC_PAUSE, recorder.now_ns() - 5_000_000, 2)
+    recorder.note(Stage.APPEND, recorder.now_ns(), 77)
+    pages = {"/trace": recorder.as_json}
+    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, pages=pages)
+    try:
+        address = f"127.0.0.1:{server.port}"
+        [found] = json.loads(run("broker", "trace", address, "--output", "json").output)
+        kept = run("broker", "trace", address, "--kept", "--output", "json").output
+    finally:
+        server.close()
+    assert (found["stage"], found["number"], kept.strip()) == ("gc_pause", 2, "[]")
+    assert run("broker", "trace", address).exit_code == 1
+
+
+@pytest.mark.parametrize("page", ["# HELP", "{}", "[]"])
+def test_a_trace_of_another_program_is_refused(page: str) -> None:
+    pages = {"/trace": lambda: page}
+    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, pages=pages)
+    try:
+        result = run("broker", "trace", f"127.0.0.1:{server.port}")
+    finally:
+        server.close()
+    assert (result.exit_code, "INVALID_REQUEST" in result.output) == (1, True)

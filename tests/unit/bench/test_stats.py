@@ -37,4 +37,6 @@ def test_a_ratio_takes_its_denominator_from_the_same_run() -> None:
 
 def test_latency_summary() -> None:
     summary = stats.summarise_latency([float(n) for n in range(1, 201)])
-    assert summary == stats.LatencySummary(p50_ms=100, p99_ms=198, max_ms=200, count=200)
+    assert summary == stats.LatencySummary(
+        p50_ms=100, p99_ms=198, p999_ms=200, max_ms=200, count=200
+    )

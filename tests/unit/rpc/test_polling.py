@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from cometmq.rpc.polling import poll_in_one_thread
 
 CALLS = 100
 PROGRAM = f"""
 import asyncio, pathlib
+import pytest
+
 from cometmq.rpc.polling import poll_in_one_thread
 poll_in_one_thread() if %r else None
 import grpc
@@ -62,3 +66,9 @@ def test_who_starts_the_process_decides() -> None:
     environ = {"GRPC_EXPERIMENTS": ""}
     assert not poll_in_one_thread(environ)
     assert environ == {"GRPC_EXPERIMENTS": ""}
+
+
+@pytest.mark.parametrize("service", ["namesrv", "broker", "haslave", "pullhold"])
+def test_a_service_decides_before_grpc_is_there(service: str) -> None:
+    program = f"import sys, services.{service}.__main__; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

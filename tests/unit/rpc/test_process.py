@@ -13,7 +13,9 @@ import pytest
 
 from cometmq import reexec
 from cometmq.errors import ConfigInvalid, StoreLocked
+from cometmq.flight_recorder import Stage, recorder
 from cometmq.reexec import STOP_SIGNALS, RoleChange
+from cometmq.rpc import recorded_loop
 from cometmq.rpc.process import StopSignal, announce, run
 
 
@@ -115,3 +117,33 @@ def test_the_announce_file_appears_whole(tmp_path: Path) -> None:
 
 def test_without_a_path_nothing_is_announced() -> None:
     announce(None, address="127.0.0.1:1")
+
+
+def test_a_long_turn_is_noted_and_a_signal_keeps_the_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+
+    def keep(why: str) -> None:
+        kept.append(why)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(recorder, "keep", keep)
+    monkeypatch.setattr(recorded_loop, "NOTED_NS", 0)
+
+    async def main(stop: StopSignal) -> None:
+        read_fd, write_fd = os.pipe()
+        woken = asyncio.Event()
+        asyncio.get_running_loop().add_reader(read_fd, woken.set)
+        os.write(write_fd, b"x")
+        await woken.wait()
+        asyncio.get_running_loop().remove_reader(read_fd)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await stop.wait()
+        os.close(read_fd)
+        os.close(write_fd)
+
+    before = [one for one in recorder.entries() if one.stage is Stage.LOOP_TURN]
+    assert run(main) == 0
+    assert kept == ["SIGUSR2"]
+    assert [one for one in recorder.entries() if one.stage is Stage.LOOP_TURN] > before

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from cometmq.errors import ConfigInvalid
-from cometmq.rpc import channels
-from cometmq.rpc.channels import follow_addresses, parse_addresses, resolve, split_address
+from cometmq.rpc import addresses
+from cometmq.rpc.addresses import follow_addresses, parse_addresses, resolve, split_address
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_bad_addresses_are_refused(text: str) -> None:
 
 def test_too_many_addresses_are_refused() -> None:
     with pytest.raises(ConfigInvalid, match="1 to 64"):
-        parse_addresses([f"host{number}:1" for number in range(channels.ADDRESSES_MAX + 1)])
+        parse_addresses([f"host{number}:1" for number in range(addresses.ADDRESSES_MAX + 1)])
 
 
 @pytest.mark.parametrize(
