@@ -50,6 +50,23 @@ class InlineMessages:
     def __contains__(self, offset: int) -> bool:
         return self.first_offset <= offset < self.end_offset
 
+    def _is_whole(
+        self,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int],
+        program: sql.Program | None,
+    ) -> bool:
+        """Whether a pull gets all of them: the usual case."""
+        return (
+            offset == self.first_offset
+            and program is None
+            and len(self.sizes) <= max_count
+            and len(self.records) <= max_bytes
+            and (not codes or codes.issuperset(self.codes))
+        )
+
     def pull(
         self,
         offset: int,
@@ -62,6 +79,9 @@ class InlineMessages:
         goes on. The limits are those of a request after ``pull.clamp``.
         """
         assert offset in self
+        if self._is_whole(offset, max_count, max_bytes, codes, program):
+            whole = [(0, len(self.records))]
+            return self.records, Choice(whole, len(self.sizes), self.end_offset)
         first = offset - self.first_offset
         starts = [0, *accumulate(self.sizes)]
         if program is not None:

@@ -41,8 +41,8 @@ class SharedOffsets(Protocol):
 
     def sync(self, fd: int, stop: int, write_fd: int, /) -> int:
         """Sync the file behind ``fd`` again and again without the GIL, while somebody waits for
-        what is in it: it holds the log from what is flushed up to ``stop``. Then it stays for a
-        millisecond more, for who comes next.
+        what is in it: it holds the log from what is flushed up to ``stop``. Then it stays for 20
+        milliseconds more, for who comes next.
 
         Each sync covers what was appended before it began; ``write_fd``, a pipe that does not
         block, gets the nanoseconds that it took (int64, the machine's order). Returns how often it

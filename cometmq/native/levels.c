@@ -14,9 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The thread that syncs waits so long for somebody who waits, before it goes back to the interpreter: callers who were
- * just released come again a few microseconds later. */
-#define LINGER_NS (1000 * 1000)
+/* The thread that syncs waits so long for somebody who waits, before it goes back to the interpreter. Callers who were
+ * just released come again a few microseconds later, and small messages that consumers wait for some milliseconds. A
+ * thread that has gone back costs each of them two changes of threads and two waits for the GIL. */
+#define LINGER_NS (20 * 1000 * 1000)
 
 typedef struct {
     PyObject_HEAD

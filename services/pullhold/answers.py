@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1 import broker_pb2, common_pb2, hold_pb2
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
 from services.pullhold.model import Hold, HoldLimits, HoldState, Session
@@ -17,14 +16,31 @@ from services.pullhold.model import Hold, HoldLimits, HoldState, Session
 ANSWERS_MAX = 1_024  # unsent in a call; above it no more requests of the call are read
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one hold: a response or an error."""
+class Reply:
+    """A pull's response, serialized once however many holds it answers. Not to be changed."""
+
+    __slots__ = ("response", "wire")
+
+    def __init__(self, response: broker_pb2.PullResponse) -> None:
+        self.response = response
+        answer = hold_pb2.HoldStreamResponse(response=hold_pb2.HoldResponse(pull=response))
+        self.wire = answer.SerializeToString()  # a HoldStreamResponse that lacks its hold_id
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.wire)
+
+
+class Answer(NamedTuple):
+    """The answer to one hold: a reply or an error."""
 
     hold_id: int
-    response: broker_pb2.PullResponse | None
+    reply: Reply | None
     error: CometError | None
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.reply is None else self.reply.size_bytes
 
 
 class Room(Protocol):
@@ -100,15 +116,14 @@ class Answers:
             or not session.inbox.client_room.has(usual_bytes)
         )
 
-    def found(self, hold: Hold, response: broker_pb2.PullResponse) -> None:
+    def found(self, hold: Hold, reply: Reply) -> None:
         """Ends a hold with its pull's response, or with NOT_FOUND when the client has too much
         unread: the client pulls again later.
         """
         if self._holds.end(hold, self._clock.monotonic_s()):
-            size_bytes = response.ByteSize()
-            self._holds.queues[hold.key].answer_bytes = size_bytes
-            if hold.session.inbox.client_room.has(size_bytes):
-                self._send(hold, FOUND, response=response)
+            self._holds.queues[hold.key].answer_bytes = reply.size_bytes
+            if hold.session.inbox.client_room.has(reply.size_bytes):
+                self._send(hold, FOUND, reply)
             else:
                 self.send_nothing(hold)
 
@@ -124,7 +139,7 @@ class Answers:
 
     def send_error(self, hold: Hold, error: CometError) -> None:
         """Answers a hold that has ended with an error."""
-        self._send(hold, ERROR, error=error)
+        self._send(hold, ERROR, None, error)
 
     def send_nothing(self, hold: Hold) -> None:
         """Answers a hold that has ended with NOT_FOUND and the position to go on at."""
@@ -135,22 +150,17 @@ class Answers:
             next_position=position,
             max_offset=maximum,
         )
-        self._send(hold, NOT_FOUND, response=response)
+        self._send(hold, NOT_FOUND, Reply(response))
 
     def _send(
-        self,
-        hold: Hold,
-        outcome: str,
-        *,
-        response: broker_pb2.PullResponse | None = None,
-        error: CometError | None = None,
+        self, hold: Hold, outcome: str, reply: Reply | None, error: CometError | None = None
     ) -> None:
         assert hold.state is HoldState.DONE
         self._metrics.durations[outcome].observe(self._clock.monotonic_s() - hold.parked_s)
-        size_bytes = 0 if response is None else response.ByteSize()
-        self.unsent_bytes += size_bytes
-        hold.session.inbox.client_room.take(size_bytes)
-        hold.session.inbox.put(Answer(hold.hold_id, response, error, size_bytes))
+        answer = Answer(hold.hold_id, reply, error)
+        self.unsent_bytes += answer.size_bytes
+        hold.session.inbox.client_room.take(answer.size_bytes)
+        hold.session.inbox.put(answer)
         self.finish_if_done(hold.session)
 
     def finish_if_done(self, session: Session) -> None:

@@ -232,14 +232,15 @@ class Link:
 
     def _answer_inline(self, batch: InlineBatch, hold: Hold) -> bool:
         """Answers a hold out of an arrival; False: only a pull can answer it."""
-        response = None if self._answers.full(hold) else batch.response(hold)
-        if response is None:
+        reply = None if self._answers.full(hold) else batch.reply(hold)
+        if reply is None:
             return False
+        response = reply.response
         if response.status == broker_pb2.PULL_STATUS_FOUND:
             self.changes.deliveries.add(hold, response)
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
-            self._answers.found(hold, response)
+            self._answers.found(hold, reply)
             end = queue_end(hold.key.queue_id, response.next_position.offset)
             recorder.note_limited(Stage.HOLD_ANSWERED, batch.begun_ns, end)
         else:

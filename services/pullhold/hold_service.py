@@ -61,7 +61,7 @@ class HoldService:
     def refuse(self, session: Session, hold_id: int, error: CometError) -> None:
         """Answers a hold that cannot be parked."""
         self._metrics.refused.labels(error.name()).inc()
-        session.inbox.put(Answer(hold_id, None, error, 0))
+        session.inbox.put(Answer(hold_id, None, error))
 
     def cancel(self, session: Session, hold_id: int) -> None:
         """The client cancels a hold; one that is answered already is no error."""

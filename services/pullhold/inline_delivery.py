@@ -9,6 +9,7 @@ from cometmq.filters import sql
 from cometmq.flight_recorder import recorder
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.v1 import broker_pb2, common_pb2, member_pb2
+from services.pullhold.answers import Reply
 from services.pullhold.model import Hold, PullLimits
 
 
@@ -19,32 +20,34 @@ class InlineBatch:
         self.begun_ns = recorder.now_ns()  # when it came
         self._generation = generation
         self._inline_messages = inline_messages
-        self._responses: dict[
-            tuple[int, PullLimits, frozenset[int], sql.Program | None], broker_pb2.PullResponse
+        self._replies: dict[
+            tuple[int, PullLimits, frozenset[int], sql.Program | None], Reply
         ] = {}  # many groups may wait for the same
 
-    def response(self, hold: Hold) -> broker_pb2.PullResponse | None:
-        """What a pull for the hold gets, not to be changed; None: only the broker can answer."""
+    def reply(self, hold: Hold) -> Reply | None:
+        """What a pull for the hold gets; None: only the broker can answer."""
         if hold.limits is None or hold.generation not in (0, self._generation):
             return None
         if hold.offset not in self._inline_messages:
             return None
         wanted = (hold.offset, hold.limits, hold.codes, hold.program)
-        response = self._responses.get(wanted)
-        if response is None:
+        reply = self._replies.get(wanted)
+        if reply is None:
             records, choice = self._inline_messages.pull(
                 hold.offset, *hold.limits, hold.codes, hold.program
             )
             position = common_pb2.Position(generation=self._generation, offset=choice.next_offset)
-            response = self._responses[wanted] = broker_pb2.PullResponse(
-                status=broker_pb2.PullStatus.ValueType(choice.status.value),
-                records=records,
-                count=choice.count,
-                next_position=position,
-                min_offset=self._inline_messages.min_offset,
-                max_offset=self._inline_messages.end_offset,
+            reply = self._replies[wanted] = Reply(
+                broker_pb2.PullResponse(
+                    status=broker_pb2.PullStatus.ValueType(choice.status.value),
+                    records=records,
+                    count=choice.count,
+                    next_position=position,
+                    min_offset=self._inline_messages.min_offset,
+                    max_offset=self._inline_messages.end_offset,
+                )
             )
-        return response
+        return reply
 
 
 class Deliveries:

@@ -15,7 +15,7 @@ from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.messaging.pull import BYTES_MAX
 from cometmq.rpc.tasks import stop_all
 from cometmq.v1 import broker_pb2
-from services.pullhold.answers import Answers
+from services.pullhold.answers import Answers, Reply
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Hold, HoldState
@@ -124,12 +124,13 @@ class Pulls:
         except CometError as error:
             self._answers.failed(hold, error)
             return
+        reply = Reply(response)
         if (queue := self._holds.queues.find(hold.key)) is not None:
-            queue.answer_bytes = max(response.ByteSize(), queue.answer_bytes or 0)
+            queue.answer_bytes = max(reply.size_bytes, queue.answer_bytes or 0)
         if hold.state is HoldState.DONE:  # it was due, or cancelled
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
-            self._answers.found(hold, response)
+            self._answers.found(hold, reply)
             end = queue_end(hold.key.queue_id, response.next_position.offset)
             recorder.note_limited(Stage.HOLD_ANSWERED, begun_ns, end)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -16,12 +17,14 @@ from cometmq.messaging.pull import clamp
 from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, hold_pb2, hold_pb2_grpc
+from services.pullhold.answers import Answer
 from services.pullhold.hold_service import HoldService
 from services.pullhold.model import ClusterQueue, HoldSpec, PullLimits, Session
 
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
 BROKER_GROUP_CHARACTERS_MAX = 127
+SPECS_MAX = 1_024  # a client sends the same for each of its holds
 _FORMS = frozenset(broker_pb2.MessageForm.values())
 
 Context = Any  # grpc.aio.ServicerContext of the method's messages
@@ -44,12 +47,7 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
                 while (answer := await session.inbox.take()) is not None:
                     # From here on the call itself counts the answer's bytes.
                     self._service.answers.release(session, answer.size_bytes)
-                    response = hold_pb2.HoldStreamResponse(hold_id=answer.hold_id)
-                    if answer.response is not None:
-                        response.response.pull.CopyFrom(answer.response)
-                    if answer.error is not None:
-                        response.error.CopyFrom(to_proto(answer.error))
-                    await context.write(response)
+                    await context.write(_wire(answer))
                 reading.cancel()
             self._gate.check()
 
@@ -85,9 +83,20 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
             self._service.park(session, 0, spec)
             answer = await session.inbox.take()
         assert answer is not None, "every hold is answered before its inbox is closed"
-        if answer.error is not None:
+        if answer.reply is None:
+            assert answer.error is not None
             raise answer.error
-        return hold_pb2.HoldResponse(pull=answer.response)
+        return hold_pb2.HoldResponse(pull=answer.reply.response)
+
+
+def _wire(answer: Answer) -> bytes:
+    """As a HoldStreamResponse: what is serialized apart is put together by appending."""
+    hold_id = hold_pb2.HoldStreamResponse(hold_id=answer.hold_id)
+    if answer.reply is not None:
+        return hold_id.SerializeToString() + answer.reply.wire
+    assert answer.error is not None
+    hold_id.error.CopyFrom(to_proto(answer.error))
+    return hold_id.SerializeToString()
 
 
 def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
@@ -111,23 +120,30 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         key=ClusterQueue(request.broker_group, pull.queue.topic, pull.queue.queue_id),
         generation=pull.position.generation,
         offset=pull.position.offset,
-        codes=tags.codes(tags.check(pull.filter.tags)),
+        codes=_codes(tuple(pull.filter.tags)),
         hold_s=(request.hold_ms or HOLD_MS_DEFAULT) / 1000,
         request=pull,
-        limits=_limits(pull),
+        limits=_limits(pull.group, pull.form, pull.max_count, pull.max_bytes),
         program=sql.program_of(pull.filter.sql, pull.filter.tags),
     )
 
 
-def _limits(pull: broker_pb2.PullRequest) -> PullLimits | None:
+@lru_cache(SPECS_MAX)
+def _codes(names: tuple[str, ...]) -> frozenset[int]:
+    """FilterInvalid."""
+    return tags.codes(tags.check(names))
+
+
+@lru_cache(SPECS_MAX)
+def _limits(group: str, form: int, max_count: int, max_bytes: int) -> PullLimits | None:
     """The limits of an answer; None: only the broker can answer the pull, or refuse it.
     InvalidRequest.
     """
-    limits = clamp(pull.max_count, pull.max_bytes)
-    if pull.form == broker_pb2.MESSAGE_FORM_MESSAGES:
+    limits = clamp(max_count, max_bytes)
+    if form == broker_pb2.MESSAGE_FORM_MESSAGES:
         return None
     with suppress(GroupNameInvalid):
-        if pull.group:
-            groups.check_name(pull.group)
+        if group:
+            groups.check_name(group)
         return limits
     return None

@@ -96,10 +96,10 @@ class ArrivalsServicer:
         while True:
             await woken.wait()
             woken.clear()
-            await context.room(INLINE_BYTES_PER_MESSAGE_MAX)
-            while arrivals := self._next(watch):
-                await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
+            while watch.is_pending:
                 await context.room(INLINE_BYTES_PER_MESSAGE_MAX)
+                if arrivals := self._next(watch):
+                    await context.write(member_pb2.WatchArrivalsResponse(arrivals=arrivals))
             context.leave_room()
 
     def _next(self, watch: Watch) -> list[member_pb2.Arrival]:

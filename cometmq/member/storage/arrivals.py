@@ -107,6 +107,11 @@ class Watch:
             self._wanted[key] = left - 1
         return left > 0
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are queues to look at."""
+        return bool(self._pending)
+
     def take(self) -> QueueKey | None:
         """The next queue to look at; None: everything was sent."""
         if not self._pending:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cometmq.messaging.inline_messages import InlineMessages
-from cometmq.v1 import broker_pb2, common_pb2
+from cometmq.v1 import broker_pb2, common_pb2, hold_pb2
 from services.pullhold.inline_delivery import Deliveries, InlineBatch
 from services.pullhold.model import ClusterQueue, Hold, HoldSpec, Session
 
@@ -42,6 +42,7 @@ def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullRespon
         (hold(), found(b"r1b22r333", 3, 8)),
         (hold(generation=0), found(b"r1b22r333", 3, 8)),
         (hold(6), found(b"b22r333", 2, 8)),
+        (hold(codes=(RED, BLUE)), found(b"r1b22r333", 3, 8)),
         (hold(codes=(RED,)), found(b"r1r333", 2, 8)),
         (hold(codes=(BLUE,)), found(b"b22", 1, 8)),
         (hold(limits=(1, 1_000)), found(b"r1", 1, 6)),
@@ -51,12 +52,17 @@ def found(records: bytes, count: int, next_offset: int) -> broker_pb2.PullRespon
     ],
 )
 def test_what_a_pull_would_answer(a_hold: Hold, response: broker_pb2.PullResponse) -> None:
-    assert InlineBatch(3, MESSAGES).response(a_hold) == response
+    reply = InlineBatch(3, MESSAGES).reply(a_hold)
+    assert reply is not None
+    assert reply.response == response
+    answer = hold_pb2.HoldStreamResponse(response=hold_pb2.HoldResponse(pull=response))
+    assert hold_pb2.HoldStreamResponse.FromString(reply.wire) == answer
 
 
 def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
-    response = InlineBatch(3, MESSAGES).response(hold(6, codes=(9,)))
-    assert response is not None
+    reply = InlineBatch(3, MESSAGES).reply(hold(6, codes=(9,)))
+    assert reply is not None
+    response = reply.response
     assert response.status == broker_pb2.PULL_STATUS_NO_MATCHED_MESSAGE
     assert (response.count, response.next_position.offset) == (0, 8)
 
@@ -72,14 +78,14 @@ def test_messages_that_do_not_pass_the_filter_move_the_hold_on() -> None:
     ],
 )
 def test_what_only_the_broker_can_answer(a_hold: Hold) -> None:
-    assert InlineBatch(3, MESSAGES).response(a_hold) is None
+    assert InlineBatch(3, MESSAGES).reply(a_hold) is None
 
 
 def test_who_wants_the_same_gets_the_same() -> None:
     batch = InlineBatch(3, MESSAGES)
-    first, second = batch.response(hold(group="a")), batch.response(hold(group="b"))
+    first, second = batch.reply(hold(group="a")), batch.reply(hold(group="b"))
     assert first is second
-    assert batch.response(hold(codes=(RED,))) is not first
+    assert batch.reply(hold(codes=(RED,))) is not first
 
 
 def test_deliveries_are_summed_by_topic_and_group_until_they_are_told() -> None:
