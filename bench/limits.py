@@ -222,9 +222,7 @@ def measure_disk(arguments: argparse.Namespace) -> Line:
 
 
 def fill_with_zeros(descriptor: int) -> None:
-    """Real blocks for the whole file, as the store's log files have them; a sparse file would be
-    slower to sync.
-    """
+    """Real blocks for the whole file: one that nothing was written to is slower to sync."""
     step = zeros(1024 * 1024)
     for place in range(0, DISK_FILE_BYTES, len(step)):
         os.pwrite(descriptor, step, place)

@@ -25,9 +25,6 @@ from cometmq.store.recovery.opening import Approve, OpenedStore, StoreOptions
 from cometmq.store.recovery.recovery import Progress, last_record_before
 from cometmq.store.recovery.replay import LastRecord, Observer, Replay
 
-# Further behind its writer, a follower makes log files without zeros, and when they are needed.
-FAR_BEHIND_BYTES = 64 * 1024 * 1024
-
 
 class FollowerObserver(Observer, Protocol):
     """Hears of what is copied, in the order of the log."""
@@ -42,7 +39,6 @@ class FollowerStore(BaseStore):
     def __init__(self, opened: OpenedStore, options: StoreOptions) -> None:
         super().__init__(opened)
         self._file_bytes = options.commit_log_file_bytes
-        self._log.far_behind = True  # for all that is known
 
     @classmethod
     def open(
@@ -81,10 +77,6 @@ class FollowerStore(BaseStore):
             self._guarded(lambda: self._opened.save_epochs(known))
         self._guarded(self._opened.forget_former_name)
         self.epoch = max(self.epoch, known[-1].number)
-
-    def note_writer_end(self, offset: int) -> None:
-        """The writer's log goes to ``offset``."""
-        self._log.far_behind = offset - self.appended_offset > FAR_BEHIND_BYTES
 
     def append(self, offset: int, data: bytes, observer: FollowerObserver) -> int:
         """Write a chunk of the writer's log: whole records of one file, or a file's end mark alone.

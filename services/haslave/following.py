@@ -255,7 +255,6 @@ class Following:
     async def _take(self, chunk: member_pb2.LogChunk) -> None:
         data = chunk.data  # each time it is asked for it is copied
         self._check_chunk(chunk, data)
-        self._store.note_writer_end(chunk.writer_end_offset)
         if data:
             with self.refusals.counting(Reason.RECORDS):
                 await self._storage.copy(chunk.offset, data)

@@ -118,7 +118,7 @@ def child(store: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen
 
 
 def lose_power(store: Path, disk: Path) -> None:
-    """Leave of the log files what the disk has of them; each was synced full of zeros once."""
+    """Leave of the log files what the disk has of them; nothing else was written but zeros."""
     for path in (store / "commitlog").iterdir():
         kept = disk / path.name
         zeros = bytes(OPTIONS.commit_log_file_bytes)

@@ -111,7 +111,7 @@ def test_units_that_cannot_be_written_end_all_writing(tmp_path: Path) -> None:
     """A full disk kept them in memory; when it failed after that, the next append tried again."""
     disk, fault = DiskModel(random.Random(0)), Fault(Kind.ENOSPC)
     store = open_simulated(tmp_path, disk, fault)
-    fault.at = fault.calls + 2  # the log has room, the queue has none
+    fault.at = fault.calls + 3  # the log has room, and for zeros behind it; the queue has none
     append(store, ("A", 0, [b"1"]))
     assert store.dispatched_offset == 0
     fault.kind, fault.at = Kind.EIO, fault.calls + 1

@@ -36,12 +36,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 StrPath: TypeAlias = str | os.PathLike[str]
 Opened = TypeVar("Opened")
 
-# the most that one call reads or writes while zeros are written or looked for
+# the most that one call reads or writes while zeros are looked for
 CHUNK_BYTES = 1024 * 1024
 SCRATCH_BYTES = 512 * 1024
 PIECES_MAX = 1024  # that one read takes: IOV_MAX of Linux
-# a new log file is synced in steps, so that no other sync waits for a gigabyte
-SYNC_EVERY_BYTES = 32 * CHUNK_BYTES
 ZEROS = bytes(CHUNK_BYTES)
 SYNCS_AT_ONCE = 8
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
@@ -124,8 +122,10 @@ class Files(Protocol):
     def open(self, path: StrPath) -> File:
         """A file that exists already."""
 
-    def create(self, path: StrPath, size: int) -> File:
-        """A new file of ``size`` bytes, all of them a hole."""
+    def create(self, path: StrPath, size: int, *, takes_room: bool = False) -> File:
+        """A new file of ``size`` bytes that all read as zeros. They are a hole, or with
+        ``takes_room`` their room on the disk is taken, all of it or none, and nothing is written.
+        """
 
     def map(self, path: StrPath, size: int) -> Mapping:
         """An existing file of ``size`` bytes as memory; its room on the disk is taken before, all
@@ -378,12 +378,14 @@ class OsFiles:
     def open(self, path: StrPath) -> File:
         return OsFile(self, os.fspath(path))
 
-    def create(self, path: StrPath, size: int) -> File:
+    def create(self, path: StrPath, size: int, *, takes_room: bool = False) -> File:
         with _catalogue("create", path):
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = self._spared(lambda: os.open(path, flags, 0o644))
             try:
                 os.ftruncate(fd, size)
+                if takes_room:
+                    _reserve(fd, size)
             except OSError:
                 os.unlink(path)
                 raise
@@ -590,17 +592,6 @@ def clear(file: File, start: int, end: int) -> int:
                 file.pwrite(ZEROS[:size], chunk)
                 written += size
     return written
-
-
-def write_zeros(file: File, size: int) -> None:
-    """Write ``size`` zeros from the start, synced: later overwriting needs no allocation, so a sync
-    of it is short.
-    """
-    for offset in range(0, size, CHUNK_BYTES):
-        file.pwrite(ZEROS[: min(CHUNK_BYTES, size - offset)], offset)
-        if offset % SYNC_EVERY_BYTES == SYNC_EVERY_BYTES - CHUNK_BYTES:
-            file.sync()
-    file.sync()
 
 
 def replace(files: Files, path: StrPath, content: bytes) -> None:

@@ -19,7 +19,7 @@ from cometmq.errors import DiskFull, MessageNotFound, Shortage, StoreDamaged, St
 from cometmq.format import record
 from cometmq.format.record import BLANK_BYTES
 from cometmq.store import layout
-from cometmq.store.disk.files import ZEROS, Buffer, Files, clear, write_zeros
+from cometmq.store.disk.files import ZEROS, Buffer, Files, clear
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.levels import new_shared_offsets
 from cometmq.store.log.scan import first_damage
@@ -29,6 +29,11 @@ GAP_BYTES_MAX = 16 * 1024  # reading this much in vain is cheaper than a second 
 READ_BYTES_MAX = 8 * 1024 * 1024
 READ_AHEAD_BYTES_MAX = 16 * 1024 * 1024  # more than any kernel reads ahead
 BATCH_ENDS_MAX = 8192
+# A sync of bytes in room that nothing was written to before has to note that, too, in the file
+# system's journal: it takes half as long again. Where syncs are so small, zeros are written behind
+# the log's end, once for many of them.
+SMALL_SYNC_BYTES = 16 * 1024
+ZEROS_AHEAD = memoryview(ZEROS)[: 64 * 1024]
 
 SIZE = struct.Struct(">i")  # TOTALSIZE, the first field of a record
 SIZE_AND_MAGIC = struct.Struct(">ii")
@@ -62,14 +67,12 @@ class CommitLog:
         # check when it is read. Moves on when the disk is read, which reads more than it is asked.
         self.trusted_from = 0
         self.files_max = 0  # that may be made; 0: any number
-        # A copy far behind what it is a copy of: its disk has the log to write, and zeros under it
-        # would be as much again. So none are written, and no file is made ahead of its use.
-        self.far_behind = False
         # From here on nothing but zeros was ever written to the files, as the disk knows too:
         # `extend(offset)` raises it above `offset`. As it is, nobody keeps it.
         self.reach = layout.OFFSET_MAX
         self.extend: Callable[[int], None] | None = None
         self._forgotten = 0  # what is before it is being removed
+        self._ahead_to = 0  # so far zeros were written, or shall not be
         self._files = files
         self._new_path: Path = paths.next_log_file
         self._growing = threading.Lock()  # held while a file is made
@@ -146,10 +149,20 @@ class CommitLog:
                 self.zero_dirty_tail()
             raise
         self._dirty_tail.clear()
+        self._write_ahead(segment, offset + len(batch))
         self._batch_ends.append(offset + len(batch))
         if len(self._batch_ends) > BATCH_ENDS_MAX:
             self._batch_ends = self._batch_ends[BATCH_ENDS_MAX // 2 :]
         self.end = (offset + len(batch), store_time_ms)
+
+    def _write_ahead(self, segment: Segment, end: int) -> None:
+        """Write zeros behind ``end``, where the log is about to end, if its syncs are small."""
+        is_small = end > self._ahead_to and end - self.flushed[0] <= SMALL_SYNC_BYTES
+        if is_small and self._transient is None:
+            zeros = ZEROS_AHEAD[: segment.end - end]
+            self._ahead_to = end + len(zeros)
+            with suppress(Shortage):  # the batch has its room
+                segment.pwrite(end, zeros)
 
     def zero_dirty_tail(self) -> None:
         """Put zeros over what failed appends left, else a shorter batch could end where an old
@@ -253,11 +266,10 @@ class CommitLog:
     @property
     def next_file_wanted(self) -> bool:
         """Less than half a file is left to write to."""
-        left = self.segments.end - self.end[0]
-        return not self.far_behind and left <= self.segments.file_bytes // 2
+        return self.segments.end - self.end[0] <= self.segments.file_bytes // 2
 
     def prepare_next_file(self) -> None:
-        """Make the next file, if it is wanted; takes as long as the disk needs for writing it."""
+        """Make the next file, if it is wanted."""
         with self._growing:
             if self._closed:
                 raise StoreFailed("the store is closed")
@@ -278,15 +290,17 @@ class CommitLog:
         start = self.segments.end
         if 0 < self.files_max <= len(self.segments):
             raise DiskFull(f"the log has the {self.files_max} files that the store's quota allows")
-        # On a full volume a file that is due is made without zeros: else not even a copy of the
-        # state could be written, without which retention must not make room.
+        # Its room is taken now, so that a full disk is met here and not by appends. Nothing is
+        # written: the log's bytes would go to the disk twice. On a full volume a file that is due
+        # is one hole: else not even a copy of the state could be written, without which retention
+        # must not make room.
         size = self.segments.file_bytes
         volume = self._files.usage(self._new_path.parent)
-        is_bare = self.far_behind or (is_due and volume.free_bytes < size)
+        is_hole = is_due and volume.free_bytes < size
         try:
-            new = self._files.create(self._new_path, size)
+            new = self._files.create(self._new_path, size, takes_room=not is_hole)
             try:
-                write_zeros(new, 0 if is_bare else size)
+                new.sync()
             finally:
                 new.close()
             self._files.rename(self._new_path, self.segments.path(start))
@@ -295,6 +309,8 @@ class CommitLog:
             raise
         self._files.sync_directory(self.segments.directory)
         self.segments.add(self._files, start)
+        if is_hole:
+            self._ahead_to = start + size  # what room is left is for batches
 
     # --- flushing: the flush thread ---------------------------------------------------------------
 

@@ -57,9 +57,9 @@ assert START_AT + START.size + SEAL.size <= SECTOR_BYTES, "written whole or not 
 class Checkpoint:
     """Store times in ms since 1970; 0 means that nothing is known to be on the disk.
 
-    ``reach``: log offset from which on nothing was ever written to the log's files, but for the
-    zeros that they were made of; 0: that is not known. ``log_start``: log offset of the oldest byte
-    that nobody removed on purpose; :data:`UNKNOWN_START`: that is not known.
+    ``reach``: log offset from which on nothing but zeros was ever written to the log's files; 0:
+    that is not known. ``log_start``: log offset of the oldest byte that nobody removed on purpose;
+    :data:`UNKNOWN_START`: that is not known.
     """
 
     log_time_ms: int = 0

@@ -14,7 +14,7 @@ from cometmq.errors import StoreForeignFile
 from cometmq.format import record
 from cometmq.native.interface import SharedOffsets
 from cometmq.store import layout
-from cometmq.store.disk.files import Buffer, File, Files, write_zeros
+from cometmq.store.disk.files import Buffer, File, Files
 from cometmq.store.disk.segments import Segment, Segments
 from cometmq.store.log.units import LOST_RECORD_BYTES_MIN, lost_record
 from cometmq.store.metadata.identity import LastOptions
@@ -77,9 +77,8 @@ class Incomplete:
         return self._new
 
     def _made(self) -> File:
-        new = self._files.create(self._new_path, self._size)
+        new = self._files.create(self._new_path, self._size, takes_room=True)
         try:
-            write_zeros(new, self._size)
             for at in range(0, self.there, COPY_BYTES):
                 new.pwrite(self.pread(min(COPY_BYTES, self.there - at), at), at)
         except BaseException:

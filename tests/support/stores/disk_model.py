@@ -23,12 +23,15 @@ SECTOR_BYTES = 512
 
 
 class FileNode:
-    """A file without its name. ``seen`` is what processes read, ``kept`` what is on the disk."""
+    """A file without its name. ``seen`` is what processes read, ``kept`` what is on the disk.
+    ``has_room``: the room for all of it is taken, whether it was written or not.
+    """
 
-    __slots__ = ("_mapped", "allocated", "dirty", "kept", "seen")
+    __slots__ = ("_mapped", "allocated", "dirty", "has_room", "kept", "seen")
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, *, has_room: bool = False) -> None:
         self.seen = bytearray(size)
+        self.has_room = has_room
         self.kept = bytearray()  # a new file's length is not on the disk either
         self.allocated: set[int] = set()  # pages that are no holes
         self.dirty: set[int] = set()  # pages that a sync would write
@@ -44,6 +47,11 @@ class FileNode:
             pages = range(offset // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1)
             self.allocated.update(pages)
             self.dirty.update(pages)
+
+    @property
+    def page_count(self) -> int:
+        """Of the disk, that it takes."""
+        return len(_pages(self.seen)) if self.has_room else len(self.allocated)
 
     def map(self) -> memoryview:
         """All of the file as memory; its room is taken."""
@@ -75,6 +83,7 @@ class FileNode:
         """The power went: only what is on the disk is left."""
         self._write_back(rng, rng.choice([0.0, 0.5, 0.5, 1.0]))
         self.dirty.clear()
+        self.has_room = self.has_room and len(self.kept) == len(self.seen)
         self.seen = bytearray(self.kept)
         self._mapped = None
         self.allocated = {

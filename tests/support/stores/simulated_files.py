@@ -127,11 +127,14 @@ class SimulatedFiles:
     def open(self, path: StrPath) -> File:
         return SimulatedFile(self, str(path), self._relative(path))
 
-    def create(self, path: StrPath, size: int) -> File:
+    def create(self, path: StrPath, size: int, *, takes_room: bool = False) -> File:
         def act() -> None:
             if self.disk.find(self._relative(path)) is not None:
                 raise StoreFailed(f"{path} exists")
-            self.disk.put(self._relative(path), FileNode(size))
+            self.disk.put(self._relative(path), FileNode(size, has_room=takes_room))
+
+        if takes_room and size > self.usage(path).free_bytes:
+            raise DiskFull(f"no space left to create {path}")
 
         self.change("create", path, act)
         return self.open(path)
@@ -139,17 +142,19 @@ class SimulatedFiles:
     def map(self, path: StrPath, size: int) -> Mapping:
         node = self.disk.file(self._relative(path))
         assert len(node.seen) == size, (path, len(node.seen), size)
-        if size > len(node.allocated) * PAGE_BYTES + self.usage(path).free_bytes:
+        if size > node.page_count * PAGE_BYTES + self.usage(path).free_bytes:
             raise DiskFull(f"no space left to map {path}")
         self.change("map", path, lambda: None)
         return SimulatedMapping(self, path, node)
 
     def usage(self, path: StrPath) -> Usage:
-        pages = sum(len(node.allocated) for node in self.disk.files().values())
+        pages = sum(node.page_count for node in self.disk.files().values())
         return Usage(pages * PAGE_BYTES, self.volume_bytes - pages * PAGE_BYTES)
 
     def room_for(self, node: FileNode, size: int, offset: int) -> int:
         """How many of ``size`` bytes at ``offset`` the volume takes."""
+        if node.has_room:
+            return size
         free = self.usage(self.root).free_bytes // PAGE_BYTES
         for page in range(offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES)):
             if page not in node.allocated:

@@ -50,9 +50,11 @@ class WallClock:
 
 
 class FaultyFiles(OsFiles):
-    """Real files on a disk with ``room`` bytes left to write (None: enough), whose syncs may fail,
-    on a machine that restarts when ``boot`` changes. ``full_for`` is a part of the paths that no
-    room is left for, ``sync_fails_for`` of those that cannot be synced."""
+    """Real files on a disk with ``room`` bytes left to write (None: enough), also to where room was
+    taken, as on a disk that copies what is written to. Syncs may fail. The machine restarts when
+    ``boot`` changes. ``full_for`` is a part of the paths that no room is left for,
+    ``sync_fails_for`` of those that cannot be synced.
+    """
 
     def __init__(self, room: int | None = None, boot: str = "boot-1") -> None:
         super().__init__(64)
@@ -66,10 +68,10 @@ class FaultyFiles(OsFiles):
     def open(self, path: StrPath) -> File:
         return FaultyFile(super().open(path), self)
 
-    def create(self, path: StrPath, size: int) -> File:
-        if self.room == 0:
+    def create(self, path: StrPath, size: int, *, takes_room: bool = False) -> File:
+        if self.room is not None and self.room < (size if takes_room else 1):
             raise DiskFull(f"no room to create {path}")
-        return super().create(path, size)
+        return super().create(path, size, takes_room=takes_room)
 
     def usage(self, path: StrPath) -> Usage:
         found = super().usage(path)

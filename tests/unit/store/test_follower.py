@@ -9,7 +9,7 @@ import pytest
 from cometmq.errors import DiskFull, ReplicationBroken, StoreFailed
 from cometmq.format import record
 from cometmq.store.disk.files import OsFiles
-from cometmq.store.follower import FAR_BEHIND_BYTES, FollowerStore
+from cometmq.store.follower import FollowerStore
 from cometmq.store.log.commitlog import CommitLog
 from cometmq.store.metadata import identity
 from cometmq.store.writer import MessageStore
@@ -67,16 +67,6 @@ def test_a_copy_survives_a_crash(tmp_path: Path, writer: MessageStore) -> None:
     assert not again.clean_start
     assert_copied(writer, again)
     again.abandon()
-
-
-def test_files_are_made_ahead_once_the_writer_is_known_to_be_near(tmp_path: Path) -> None:
-    copy = open_copy(tmp_path)
-    wanted = [copy.next_file_wanted]  # unknown: it may be far behind
-    for end in (FAR_BEHIND_BYTES, FAR_BEHIND_BYTES + 1):
-        copy.note_writer_end(end)
-        wanted.append(copy.next_file_wanted)
-    assert wanted == [False, True, False]
-    copy.abandon()
 
 
 def test_a_copy_becomes_a_writer_that_goes_on(tmp_path: Path, writer: MessageStore) -> None:

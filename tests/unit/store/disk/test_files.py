@@ -17,8 +17,8 @@ from cometmq.store.disk.files import (
     clear,
     replace,
     store_error,
-    write_zeros,
 )
+from tests.support.stores.small_disk import small_disk
 from tests.support.stores.small_stores import FaultyFiles
 
 
@@ -148,12 +148,21 @@ def test_clear_leaves_zeros_and_spares_holes(files: OsFiles, tmp_path: Path) -> 
     assert os.stat(tmp_path / "a").st_size == 4 * CHUNK_BYTES
 
 
-def test_write_zeros_allocates(files: OsFiles, tmp_path: Path) -> None:
-    size = CHUNK_BYTES + 1000
-    file = files.create(tmp_path / "a", size)
-    write_zeros(file, size)
-    assert os.stat(tmp_path / "a").st_size == size
-    assert file.pread(size, 0) == bytes(size)
+def test_room_is_taken_and_nothing_written(files: OsFiles, tmp_path: Path) -> None:
+    size = 4 * CHUNK_BYTES
+    file = files.create(tmp_path / "a", size, takes_room=True)
+    found = os.stat(tmp_path / "a")
+    assert found.st_size == size <= found.st_blocks * 512
+    file.sync()
+    assert list(file.data_extents(0, size)) == []
+    assert file.pread(8, size - 8) == bytes(8)
+
+
+def test_room_that_is_not_there_leaves_no_file(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1_000_000) as disk:
+        with pytest.raises(DiskFull):
+            OsFiles().create(disk / "a", 2_000_000, takes_room=True)
+        assert list(disk.iterdir()) == []
 
 
 def test_replace_is_all_or_nothing(

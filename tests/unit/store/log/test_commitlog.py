@@ -12,11 +12,13 @@ from cometmq.store.log.commitlog import CommitLog
 from tests.support.stores.small_stores import FaultyFile, FaultyFiles, append, open_store
 
 SIZE = 4096
+LARGE = 1024 * 1024
+PAGE_BYTES = 4096
 
 
-def opened(root: Path, files: FaultyFiles | None = None) -> CommitLog:
+def opened(root: Path, files: FaultyFiles | None = None, file_bytes: int = SIZE) -> CommitLog:
     (root / "commitlog").mkdir(exist_ok=True)
-    return CommitLog(StorePaths(root), files or FaultyFiles(), SIZE)
+    return CommitLog(StorePaths(root), files or FaultyFiles(), file_bytes)
 
 
 def batch(size: int, fill: bytes = b"x") -> bytes:
@@ -124,20 +126,47 @@ def test_a_disk_without_room_for_a_files_name_takes_it_later(
     assert put(log, 100) == 0
 
 
-def test_far_behind_files_are_made_when_they_are_needed_and_take_no_room(tmp_path: Path) -> None:
+def test_a_file_has_its_room_before_it_is_written_to(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    put(log, 10)
+    found = (tmp_path / "commitlog" / offset_name(0)).stat()
+    assert found.st_blocks * 512 >= found.st_size == SIZE
+
+
+def test_on_a_full_disk_a_file_that_is_due_takes_what_is_left(tmp_path: Path) -> None:
     files = FaultyFiles()
     log = opened(tmp_path, files)
-    log.far_behind = True
     put(log, SIZE - 8)
-    assert not log.next_file_wanted
-    log.prepare_next_file()
-    assert len(log.segments) == 1
     files.room = 8 + 100  # for the end mark and the batch
     assert put(log, 100) == SIZE
     assert (tmp_path / "commitlog" / offset_name(SIZE)).stat().st_size == SIZE
-    log.far_behind, files.room = False, None
-    put(log, SIZE // 2)
-    assert log.next_file_wanted
+
+
+def written_to(log: CommitLog) -> int:
+    """How far the log's first file was written to."""
+    log.flush()
+    return max(end for _, end in log.segments.find(0).file.data_extents(0, LARGE))  # type: ignore[union-attr]
+
+
+def test_ahead_of_small_syncs_zeros_are_written_once_for_many(tmp_path: Path) -> None:
+    log = opened(tmp_path, file_bytes=LARGE)
+    put(log, 5000)
+    ahead = written_to(log)
+    assert ahead >= 5000 + len(commitlog.ZEROS_AHEAD)
+    while log.end[0] + 5000 <= 5000 + len(commitlog.ZEROS_AHEAD):
+        put(log, 5000)
+        assert written_to(log) == ahead
+    put(log, 5000)
+    assert written_to(log) > ahead
+    assert not any(log.segments.pread(log.end[0], 1000))
+    put(log, 100)
+    assert log.read(log.end[0] - 100, 100, nowait=True) == batch(100)
+
+
+def test_ahead_of_large_syncs_no_zeros_are_written(tmp_path: Path) -> None:
+    log = opened(tmp_path, file_bytes=LARGE)
+    put(log, commitlog.SMALL_SYNC_BYTES + 1)
+    assert written_to(log) <= commitlog.SMALL_SYNC_BYTES + PAGE_BYTES
 
 
 def test_what_a_failed_append_did_not_reach_needs_no_room(tmp_path: Path) -> None:

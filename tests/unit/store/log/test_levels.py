@@ -255,10 +255,11 @@ def test_a_file_that_is_closed_is_not_synced(log: CommitLog, pipe: Pipe) -> None
 
 @needs_native
 def test_a_bell_that_nobody_hears_stops_nothing(fd: int, pipe: Pipe) -> None:
+    os.write(pipe.write_fd, bytes(1 << 16))  # it is full
     offsets = new_shared_offsets()
-    for position in range(1, 10_000):
+    for position in (1, 2):
         offsets.append_to(position, position)
         offsets.demand(position)
         assert offsets.sync(fd, 10_000, pipe.write_fd) == 1
-    assert offsets.flushed() == (9_999, 9_999)
-    assert len(pipe.heard()) == (1 << 16) // 8
+    assert offsets.flushed() == (2, 2)
+    assert pipe.heard() == [0] * ((1 << 16) // 8)
