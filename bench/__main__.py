@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import failover, filters, groups, holds, latency, messaging, replication, stage
+from bench import failover, filters, groups, holds, latency, messaging, replication, scale, stage
+from bench.peers import rounds as peers
 from bench.processes import Child, Line
 from bench.report import (
     BARE_DISK,
@@ -42,6 +43,8 @@ OTHERS = {
     "messaging": messaging.main,
     "groups": groups.main,
     "latency": latency.runs,
+    "peers": peers.main,
+    "scale": scale.main,
 }
 
 

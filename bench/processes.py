@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 Line: TypeAlias = dict[str, float | int | str]
 
@@ -81,23 +81,18 @@ def say(line: Line) -> None:
     print(json.dumps(line), flush=True)
 
 
-class Child:
-    """A module run as a program; leaving the ``with`` block ends it."""
+class Program:
+    """A running program; leaving the ``with`` block ends it."""
 
-    def __init__(self, module: str, *arguments: str, **options: str | int | float) -> None:
-        flags = [item for name, value in options.items() for item in (f"--{name}", str(value))]
-        self._name = module
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self._name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, *flags],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=REPOSITORY,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
         )
         self.pid = self._process.pid
         self._lines: queue.SimpleQueue[Line] | None = None
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -148,3 +143,11 @@ class Child:
             )
         line: Line = json.loads(text)
         return line
+
+
+class Child(Program):
+    """A module run as a program."""
+
+    def __init__(self, module: str, *arguments: str, **options: str | int | float) -> None:
+        flags = [item for name, value in options.items() for item in (f"--{name}", str(value))]
+        super().__init__(module, [sys.executable, "-m", module, *arguments, *flags])

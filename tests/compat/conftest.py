@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.maven import JavaMissing
 from tests.compat.listing import COMPARED, rocketmq
-from tests.compat.rocketmq import VERSIONS, RocketMq, RocketMqMissing
+from tests.compat.rocketmq import VERSIONS, RocketMq
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
@@ -11,7 +12,7 @@ def mq(request: pytest.FixtureRequest) -> RocketMq:
     """Each version of RocketMQ."""
     try:
         return rocketmq(request.param)
-    except RocketMqMissing as error:
+    except JavaMissing as error:
         pytest.skip(str(error))
 
 

@@ -7,10 +7,7 @@ Its jars come from Maven (``java/<version>/pom.xml``) and, with the compiled dri
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from cometmq.client import ByConfig, ByMachineRoom, MachineRoomNearby, QueueRef, Strategy
+from scripts.maven import class_path
 
 SOURCES = Path(__file__).parent / "java"
 BUILD = Path(__file__).resolve().parents[2] / "build" / "compat"
 VERSIONS = ("v4", "v5")  # 4.9.8 and 5.5.1
-TOOLS = ("java", "javac", "mvn")
 
-FETCH_S_MAX = 600
 RUN_S_MAX = 60
 HOST = "127.0.0.1 10911"
 JAVA = (
@@ -38,10 +34,6 @@ JAVA = (
 )
 
 Line = dict[str, Any]
-
-
-class RocketMqMissing(Exception):
-    """Java or Maven is not here, or Maven cannot fetch the jars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +191,7 @@ def of_kind(lines: Sequence[Line], kind: str) -> list[Line]:
 def build(version: str) -> str:
     """The class path of one version and its driver; fetched and compiled when something changed."""
     sources = [*sorted(SOURCES.glob("*.java")), SOURCES / version / "Engine.java"]
-    return _build(version, SOURCES / version / "pom.xml", sources)
+    return class_path(version, SOURCES / version / "pom.xml", sources, BUILD)
 
 
 def filter_verdicts(cases: Iterable[tuple[str, dict[str, str]]]) -> list[str]:
@@ -258,7 +250,7 @@ def _queues_text(queues: Iterable[QueueRef]) -> str:
 def _check(name: str, program: str, lines: Sequence[str]) -> list[str]:
     """What a Java program answers, a line for each line."""
     folder = SOURCES / name
-    classpath = _build(name, folder / "pom.xml", [folder / f"{program}.java"])
+    classpath = class_path(name, folder / "pom.xml", [folder / f"{program}.java"], BUILD)
     done = subprocess.run(
         [*JAVA, "-cp", classpath, program],
         input="".join(f"{line}\n" for line in lines),
@@ -270,49 +262,3 @@ def _check(name: str, program: str, lines: Sequence[str]) -> list[str]:
     answers = done.stdout.splitlines()
     assert len(answers) == len(lines), done.stderr
     return answers
-
-
-def _build(name: str, pom: Path, sources: Sequence[Path]) -> str:
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise RocketMqMissing(f"{missing[0]} is missing")
-    jars = BUILD / f"{name}-{_digest([pom])}"
-    classes = BUILD / f"{name}-{_digest([pom, *sources])}.classes"
-    _once(jars, lambda draft: _fetch(pom, draft))
-    classpath = [str(jar) for jar in sorted(jars.glob("*.jar"))]
-    _once(classes, lambda draft: _compile(sources, classpath, draft))
-    return os.pathsep.join([*classpath, str(classes)])
-
-
-def _digest(paths: Sequence[Path]) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
-
-
-def _once(folder: Path, make: Any) -> None:
-    """Let ``make(draft)`` fill the folder, unless it is there."""
-    if folder.exists():
-        return
-    draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    draft.mkdir(parents=True)
-    make(draft)
-    draft.rename(folder)
-
-
-def _fetch(pom: Path, folder: Path) -> None:
-    done = _tool(
-        *("mvn", "--quiet", "--batch-mode", "--file", str(pom), "dependency:copy-dependencies"),
-        *("-DincludeScope=runtime", f"-DoutputDirectory={folder}"),
-    )
-    if done.returncode:
-        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), "")
-        raise RocketMqMissing(f"Maven cannot fetch the jars: {reason[:200]}")
-
-
-def _compile(sources: Sequence[Path], classpath: Sequence[str], folder: Path) -> None:
-    command = ["javac", "-nowarn", "-d", str(folder), "-cp", os.pathsep.join(classpath)]
-    done = _tool(*command, *map(str, sources))
-    assert not done.returncode, done.stderr
-
-
-def _tool(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S_MAX, check=False)

@@ -15,8 +15,9 @@ from cometmq.client import (
     Strategy,
 )
 from cometmq.client.rebalance import allocate
+from scripts.maven import JavaMissing
 from tests.compat.listing import COMPARED
-from tests.compat.rocketmq import RocketMqMissing, allocations
+from tests.compat.rocketmq import allocations
 
 GROUPS = 1_000
 THEIRS = [one for one in Allocation if one is not Allocation.STICKY]
@@ -51,7 +52,7 @@ def test_every_member_gets_the_queues_that_rocketmq_gives_it() -> None:
         cases.append((strategy(random, queues), random.choice(members), members, queues))
     try:
         found = allocations(cases)
-    except RocketMqMissing as error:
+    except JavaMissing as error:
         pytest.skip(str(error))
     for case, theirs in zip(cases, found, strict=True):
         assert allocate(*case) == theirs, case

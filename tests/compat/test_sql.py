@@ -15,8 +15,9 @@ import pytest
 from cometmq.errors import FilterInvalid
 from cometmq.filters import sql
 from cometmq.format import properties
+from scripts.maven import JavaMissing
 from tests.compat.listing import COMPARED
-from tests.compat.rocketmq import RocketMqMissing, filter_verdicts
+from tests.compat.rocketmq import filter_verdicts
 from tests.support import sql_cases, sql_golden
 
 PAIRS = 12_000
@@ -25,7 +26,7 @@ PAIRS = 12_000
 def theirs(cases: list[tuple[str, dict[str, str]]]) -> list[str]:
     try:
         return filter_verdicts(cases)
-    except RocketMqMissing as error:
+    except JavaMissing as error:
         pytest.skip(str(error))
 
 
