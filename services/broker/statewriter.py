@@ -15,6 +15,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
+from cometmq.rpc.tasks import wait_at_most
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 # The next start reads the log from where progress was written last: 0.3 s at most, at 6 ms for each
 # MiB of the smallest messages.
 PROGRESS_BYTES = 32 << 20
-PROGRESS_LOOK_S = 0.1
+PROGRESS_PAUSE_S = 0.1  # between two looks how far the log has grown
 
 
 class StateWriter:
@@ -44,13 +45,17 @@ class StateWriter:
         due, about once a second, until cancelled.
         """
         interval_s = self._config.offset_record_interval_s
-        while True:
-            until_s = self._clock.monotonic_s() + interval_s
-            while (left_s := until_s - self._clock.monotonic_s()) > 0:
-                await asyncio.sleep(min(left_s, PROGRESS_LOOK_S))
-                if self._keeper.progress_bytes >= PROGRESS_BYTES:
-                    break
-            self._write_now()
+        grown = asyncio.Event()
+        with self._storage.moved.subscribed(grown):
+            while True:
+                until_s = self._clock.monotonic_s() + interval_s
+                while (left_s := until_s - self._clock.monotonic_s()) > 0:
+                    grown.clear()
+                    await asyncio.sleep(min(left_s, PROGRESS_PAUSE_S))
+                    if self._keeper.progress_bytes >= PROGRESS_BYTES:
+                        break
+                    await wait_at_most(grown, until_s - self._clock.monotonic_s())
+                self._write_now()
 
     def _write_now(self) -> None:
         try:

@@ -32,15 +32,17 @@ from cometmq.replication.watermarks import (
     Watermarks,
     union,
 )
+from cometmq.rpc.tasks import wait_at_most
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended, MessageStore, RecordRun
 
 INDEX_STEPS = 16  # that are taken on end: a store that closes waits for one of them
-INDEX_IDLE_S = 0.1  # until the index thread looks for what has been synced meanwhile
+INDEX_PAUSE_S = 0.1  # before the index thread takes up what is synced, so that it has more at once
+INDEX_LOOK_S = 10.0  # until it looks anyway: retention may have removed log files
 INDEX_STALLED_S = 1.0  # until it looks whether there is room again
 # About three times what plain Python takes for a key.
 INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
-BUILD_LOOK_S = 0.1  # so often it is looked whether a log file should be built ahead
+BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +158,19 @@ class IndexThread:
         self._thread = one_thread("index")
         self._closing = threading.Event()
 
-    async def run(self) -> None:
-        """Index until cancelled. StoreFailed."""
-        loop = asyncio.get_running_loop()
-        while True:
-            if not await loop.run_in_executor(self._thread, self.take_steps):
-                stalled = self._store.index.status.stalled
-                await asyncio.sleep(INDEX_STALLED_S if stalled else INDEX_IDLE_S)
+    async def run(self, moved: Notifier) -> None:
+        """Index until cancelled. ``moved`` notifies when more of the log is synced. StoreFailed."""
+        loop, more = asyncio.get_running_loop(), asyncio.Event()
+        with moved.subscribed(more):
+            while True:
+                more.clear()
+                if await loop.run_in_executor(self._thread, self.take_steps):
+                    continue
+                if self._store.index.status.stalled:
+                    await asyncio.sleep(INDEX_STALLED_S)
+                else:
+                    await wait_at_most(more, INDEX_LOOK_S)
+                    await asyncio.sleep(INDEX_PAUSE_S)
 
     def take_steps(self) -> bool:
         """In the thread. False: there is nothing more to index now, or the thread is to end."""
@@ -253,7 +261,7 @@ class BaseStorage:
                 tasks.create_task(self.flusher.run(), name="flush-log")
                 tasks.create_task(self._flush_queues(flush_queues_s), name="flush-queues")
                 tasks.create_task(self._build_files(), name="build-files")
-                tasks.create_task(self._index.run(), name="index")
+                tasks.create_task(self._index.run(self.moved), name="index")
                 if commit_s:
                     tasks.create_task(self._commit(commit_s), name="commit-log")
         except* Exception as failures:  # whatever it was, what is on disk is not known any more
@@ -280,21 +288,29 @@ class BaseStorage:
             self.moved.notify()  # followers may copy it
 
     async def _build_files(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if self.store.next_file_wanted:
-                begun_ns = recorder.now_ns()
-                # The append that needs the file reports a shortage; here it is tried again soon.
-                try:
-                    await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
-                except DiskFull:
-                    self.note_no_space()
-                except DescriptorsExhausted:
-                    pass
+        grown = asyncio.Event()
+        with self.moved.subscribed(grown):
+            while True:
+                grown.clear()
+                if self.store.next_file_wanted:
+                    await self._build_file()
                 else:
-                    recorder.note(Stage.FILE_GROWTH, begun_ns)
-                    self.look_wanted.set()
-            await asyncio.sleep(BUILD_LOOK_S)
+                    await grown.wait()
+                await asyncio.sleep(BUILD_PAUSE_S)
+
+    async def _build_file(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun_ns = recorder.now_ns()
+        # The append that needs the file reports a shortage; here it is tried again soon.
+        try:
+            await loop.run_in_executor(self._build_thread, self.store.prepare_next_file)
+        except DiskFull:
+            self.note_no_space()
+        except DescriptorsExhausted:
+            pass
+        else:
+            recorder.note(Stage.FILE_GROWTH, begun_ns)
+            self.look_wanted.set()
 
     def end_threads(self) -> None:
         """Wait for what the threads still do: then nothing here uses the store any more. Blocking,

@@ -15,6 +15,7 @@ from cometmq.member.storage.member_storage import (
     AckQueue,
     IndexThread,
     MemberStorage,
+    Notifier,
     Segment,
     readable_at_start,
 )
@@ -305,13 +306,39 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 async def test_the_index_follows_what_is_on_the_disk(store: MessageStore) -> None:
     thread = IndexThread(store)
-    running = asyncio.create_task(thread.run())
+    moved = Notifier()
+    running = asyncio.create_task(thread.run(moved))
     for _ in range(5):
         end = append_keyed(store, "T", 0, "k", "j k").end_offset
         store.flush_log()
+        moved.notify()
         await until(lambda: store.index.status.position == store.appended_offset)
         assert store.index.status.position == end
     assert store.index.status.entry_count == 15
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    thread.close()
+
+
+async def test_nothing_is_looked_for_while_the_log_rests(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_storage, "INDEX_PAUSE_S", 0.0)
+    thread, moved, looks = IndexThread(store), Notifier(), list[str]()
+
+    def take_steps() -> bool:
+        looks.append("look")
+        return False
+
+    monkeypatch.setattr(thread, "take_steps", take_steps)
+    running = asyncio.create_task(thread.run(moved))
+    for count in (1, 2, 3):
+        await until(lambda: len(looks) == count)  # noqa: B023  it is done in this round
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(looks) == count
+        moved.notify()
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
@@ -330,7 +357,7 @@ async def test_a_disk_that_fails_ends_it(tmp_path: Path) -> None:
     files.sync_directory = refused  # type: ignore[method-assign]
     thread = IndexThread(store)
     with pytest.raises(StoreFailed, match="sync"):
-        await thread.run()
+        await thread.run(Notifier())
     thread.close()
     store.abandon()
 
