@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import failover, filters, groups, holds, latency, messaging, replication, scale, stage
+from bench import (
+    failover,
+    filters,
+    groups,
+    holds,
+    latency,
+    messaging,
+    replication,
+    roundtrip,
+    scale,
+    stage,
+)
 from bench.peers import rounds as peers
 from bench.processes import Child, Line
 from bench.report import (
@@ -43,6 +54,7 @@ OTHERS = {
     "messaging": messaging.main,
     "groups": groups.main,
     "latency": latency.runs,
+    "roundtrip": roundtrip.main,
     "peers": peers.main,
     "scale": scale.main,
 }
