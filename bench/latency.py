@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import struct
 import time
@@ -104,6 +105,7 @@ async def consume(arguments: argparse.Namespace) -> Line:
     stopwatch = Stopwatch(arguments.count, rings)
     async with PushConsumer(arguments.namesrv, arguments.group, stopwatch) as consumer:
         await consumer.subscribe(arguments.topic)
+        gc.freeze()  # as docs/client.md advises
         say({"ready": 1})
         async with asyncio.timeout(WAIT_S_MAX):
             await stopwatch.complete.wait()
@@ -119,6 +121,7 @@ async def produce(arguments: argparse.Namespace) -> Line:
     with Alarm() as alarm:
         async with Producer(arguments.namesrv) as producer:
             start_ns = time.monotonic_ns() + interval_ns
+            gc.freeze()  # as docs/client.md advises
             receipts, sent_ns = [], []
             rings = Rings("producer", {})
             for number in range(WARM_UP_MESSAGES + arguments.count):

@@ -36,22 +36,63 @@ SET_ASIDE = BackoffPolicy(first_s=1.0, max_s=30.0)  # a pullhold that failed
 NONE_THERE = BackoffPolicy(first_s=0.2, max_s=10.0)  # none could be reached
 HOLD_SPREAD = 0.5  # holds last 50 to 100 % of the time: what was parked together ends apart
 
+ANSWERS_MAX = 8  # that a hold may give before it has to be sent again
+LEFT_S = 1.0  # after it a hold that goes on is taken back: its reader has left it
+TEND_S = 1.0  # between two looks at what is overdue or left
+
 HoldStream: TypeAlias = "Stream[hold_pb2.HoldStreamRequest, hold_pb2.HoldStreamResponse]"
-Answer: TypeAlias = "asyncio.Future[broker_pb2.PullResponse | None]"
+QueueOfGroup: TypeAlias = tuple[str, str, int]  # broker group, topic, queue id
+# What a hold got; None: the connection broke first.
+Answer: TypeAlias = "broker_pb2.PullResponse | CometError | None"
 
 _log = logger(__name__)
+
+
+class OpenHold:
+    """A hold, and its answers that nobody has taken yet."""
+
+    __slots__ = ("_answers", "_waiter", "hold_id", "overdue_s", "pull")
+
+    def __init__(self, hold_id: int, pull: broker_pb2.PullRequest) -> None:
+        self.hold_id = hold_id
+        self.pull = pull  # at the position behind the answers that were taken
+        self.overdue_s = 0.0  # when the answer should be there, or the reader have come back
+        self._answers: deque[Answer] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        """Answers that nobody has taken."""
+        return len(self._answers)
+
+    def put(self, answer: Answer) -> None:
+        self._answers.append(answer)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> broker_pb2.PullResponse | None:
+        """The next answer; raises what the hold was refused with."""
+        if not self._answers:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        answer = self._answers.popleft()
+        if isinstance(answer, CometError):
+            raise answer
+        return answer
 
 
 class HoldConnection:
     """One open stream to a pullhold, and the holds that wait on it."""
 
-    def __init__(self, address: str, call: HoldStream) -> None:
+    def __init__(self, address: str, call: HoldStream, clock: Clock) -> None:
         self.address = address
+        self._clock = clock
         self.failed = asyncio.Event()
         self.retiring = False  # takes no more holds; ends with its last one
         self._call = call
         self._numbers = itertools.count(1)
-        self._open: dict[int, Answer] = {}
+        self._open: dict[int, OpenHold] = {}  # that the pullhold still answers
+        # Those that may have more for their queue's reader, whether they are open or not.
+        self._going_on: dict[QueueOfGroup, OpenHold] = {}
         self._unsent: deque[hold_pb2.HoldStreamRequest] = deque()
         self._wake = asyncio.Event()
 
@@ -63,26 +104,59 @@ class HoldConnection:
         self, request: hold_pb2.HoldRequest, timeout_s: float
     ) -> broker_pb2.PullResponse | None:
         """The answer to a hold; None: the connection broke first. Raises what the hold was refused
-        with. A caller that is cancelled takes its hold back.
+        with. A caller that is cancelled takes its hold back. ``request`` is the connection's from
+        now on, if there is an answer.
         """
-        hold_id = next(self._numbers)
-        answer: Answer = asyncio.get_running_loop().create_future()
-        self._open[hold_id] = answer
-        self._send(hold_pb2.HoldStreamRequest(hold_id=hold_id, hold=request))
+        queue = request.pull.queue
+        key = request.broker_group, queue.topic, queue.queue_id
+        hold = self._going_on.pop(key, None)
+        if hold is not None and hold.pull != request.pull:  # its reader goes on elsewhere
+            self._take_back(hold)
+            hold = None
+        if hold is None:
+            hold = OpenHold(next(self._numbers), request.pull)
+            self._open[hold.hold_id] = hold
+            self._send(hold_pb2.HoldStreamRequest(hold_id=hold.hold_id, hold=request))
+        hold.overdue_s = self._clock.monotonic_s() + timeout_s
+        goes_on = False
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            _log.warning(
-                "a hold is not answered", extra=fields(address=self.address, after_s=timeout_s)
-            )
-            self.fail()
-            return None
+            response = await hold.take()
+            goes_on = response is not None and self._goes_on(key, hold, response)
+            return response
         finally:
-            if self._open.pop(hold_id, None) is not None and self.usable:
-                cancel = hold_pb2.CancelHold()
-                self._send(hold_pb2.HoldStreamRequest(hold_id=hold_id, cancel=cancel))
+            if not goes_on:
+                self._take_back(hold)
             self._end_if_retired()
+
+    def _goes_on(
+        self, key: QueueOfGroup, hold: OpenHold, response: broker_pb2.PullResponse
+    ) -> bool:
+        """Whether the hold has more for its reader, who comes back for it soon. Of a queue with two
+        readers, one has it.
+        """
+        has_more = len(hold) or hold.hold_id in self._open
+        if not self.usable or not has_more or key in self._going_on:
+            return False
+        hold.pull.position.CopyFrom(response.next_position)
+        hold.overdue_s = self._clock.monotonic_s() + LEFT_S
+        self._going_on[key] = hold
+        return True
+
+    async def _tend(self) -> None:
+        """Takes back the holds that were left; ends when an answer is overdue."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            now_s = self._clock.monotonic_s()
+            for key in [key for key, hold in self._going_on.items() if hold.overdue_s <= now_s]:
+                self._take_back(self._going_on.pop(key))
+            if any(hold.overdue_s <= now_s for hold in self._open.values()):
+                _log.warning("a hold is not answered", extra=fields(address=self.address))
+                return
+
+    def _take_back(self, hold: OpenHold) -> None:
+        if self._open.pop(hold.hold_id, None) is not None and self.usable:
+            cancel = hold_pb2.CancelHold()
+            self._send(hold_pb2.HoldStreamRequest(hold_id=hold.hold_id, cancel=cancel))
 
     def _send(self, request: hold_pb2.HoldStreamRequest) -> None:
         self._unsent.append(request)
@@ -91,7 +165,14 @@ class HoldConnection:
     def retire(self) -> None:
         """No more holds; end when those that wait are answered."""
         self.retiring = True
+        self._forget_left()
         self._end_if_retired()
+
+    def _forget_left(self) -> None:
+        """Nobody comes back for the holds that go on."""
+        for hold in self._going_on.values():
+            self._open.pop(hold.hold_id, None)
+        self._going_on.clear()
 
     def _end_if_retired(self) -> None:
         if self.retiring and not self._open:
@@ -100,14 +181,14 @@ class HoldConnection:
     def fail(self) -> None:
         """Nothing more comes on this connection."""
         self.failed.set()
+        self._forget_left()
         waiting, self._open = self._open, {}
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_result(None)
+        for hold in waiting.values():
+            hold.put(None)
 
     async def run(self) -> None:
         """Until the stream ends or the connection is given up."""
-        parts = [self._read(), self._write(), self._given_up()]
+        parts = [self._read(), self._write(), self._tend(), self._given_up()]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -127,13 +208,13 @@ class HoldConnection:
             _log.info("pullhold lost", extra=fields(address=self.address, error=error))
 
     def _take(self, response: hold_pb2.HoldStreamResponse) -> None:
-        answer = self._open.pop(response.hold_id, None)
-        if answer is None or answer.done():  # taken back meanwhile
+        hold = self._open.get(response.hold_id)
+        if hold is None:  # taken back meanwhile
             return
-        if response.HasField("error"):
-            answer.set_exception(from_proto(response.error))
-        else:
-            answer.set_result(response.response.pull)
+        if not response.goes_on:
+            del self._open[response.hold_id]
+        is_refused = response.HasField("error")
+        hold.put(from_proto(response.error) if is_refused else response.response.pull)
 
     async def _write(self) -> None:
         try:
@@ -190,7 +271,9 @@ class LongPoller:
         if connection is None or not connection.usable:
             return None
         hold_ms = int(self._hold_ms * self._source.uniform(HOLD_SPREAD, 1.0)) or 1
-        request = hold_pb2.HoldRequest(broker_group=broker_group, pull=pull, hold_ms=hold_ms)
+        request = hold_pb2.HoldRequest(
+            broker_group=broker_group, pull=pull, hold_ms=hold_ms, answers_max=ANSWERS_MAX
+        )
         response = await connection.hold(request, hold_ms / 1000 + OVERDUE_S)
         if response is not None:
             self._backoff.answered(connection.address)
@@ -257,4 +340,4 @@ class LongPoller:
             raise PeerUnavailable("no answer in time") from None
         except grpc.aio.AioRpcError as error:
             raise error_from(error) from None
-        return HoldConnection(address, call)
+        return HoldConnection(address, call, self._clock)

@@ -18,7 +18,7 @@ from cometmq.messaging.pull import Choice
 
 COUNT_MAX = 32
 BYTES_MAX = 16 * 1024
-WANTED_ARRIVALS = 16  # of a queue that come with their messages, each time that they are asked for
+WANTED_ARRIVALS = 32  # of a queue that come with their messages, each time that they are asked for
 
 
 @dataclass(frozen=True, slots=True)

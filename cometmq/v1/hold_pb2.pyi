@@ -27,10 +27,15 @@ class HoldRequest(_message.Message):
     BROKER_GROUP_FIELD_NUMBER: _builtins.int
     PULL_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
+    ANSWERS_MAX_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """The broker group whose queue is read."""
     hold_ms: _builtins.int
     """How long to hold, 1 to 60,000; 0 = 15,000."""
+    answers_max: _builtins.int
+    """How many answers with messages a hold on a stream may give, 1 to 64; 0 = 1. After one that `goes_on` it holds the pull at
+    the position that the answer names, for `hold_ms` again.
+    """
     @_builtins.property
     def pull(self) -> _broker_pb2.PullRequest:
         """The pull that found nothing, as it would be sent to the broker again."""
@@ -41,10 +46,11 @@ class HoldRequest(_message.Message):
         broker_group: _builtins.str = ...,
         pull: _broker_pb2.PullRequest | None = ...,
         hold_ms: _builtins.int = ...,
+        answers_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_max", b"answers_max", "broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,8 +142,11 @@ class HoldStreamResponse(_message.Message):
     HOLD_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
+    GOES_ON_FIELD_NUMBER: _builtins.int
     hold_id: _builtins.int
     """The hold that is answered."""
+    goes_on: _builtins.bool
+    """The hold goes on behind this answer, which has few messages and all that there were. Other answers end the hold."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Why there is no answer; absent = `response` holds."""
@@ -152,10 +161,11 @@ class HoldStreamResponse(_message.Message):
         hold_id: _builtins.int = ...,
         error: _common_pb2.Error | None = ...,
         response: Global___HoldResponse | None = ...,
+        goes_on: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "hold_id", b"hold_id", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "goes_on", b"goes_on", "hold_id", b"hold_id", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

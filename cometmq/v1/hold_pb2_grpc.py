@@ -57,7 +57,7 @@ class HoldServiceServicer:
 
     def HoldStream(self, request_iterator, context):
         """Holds many pulls of one client on one stream. Each hold is answered exactly once, in any order, unless the client
-        takes it back first. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
+        takes it back first, or has asked for more answers. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
         whatever the broker answers to the pull. No deadline: the stream lives as long as the client wants it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

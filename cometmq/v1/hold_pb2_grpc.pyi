@@ -38,7 +38,7 @@ class HoldServiceStub:
     def __new__(cls, channel: _aio.Channel) -> HoldServiceAsyncStub: ...
     HoldStream: _grpc.StreamStreamMultiCallable[_hold_pb2.HoldStreamRequest, _hold_pb2.HoldStreamResponse]
     """Holds many pulls of one client on one stream. Each hold is answered exactly once, in any order, unless the client
-    takes it back first. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
+    takes it back first, or has asked for more answers. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
     whatever the broker answers to the pull. No deadline: the stream lives as long as the client wants it.
     """
     Hold: _grpc.UnaryUnaryMultiCallable[_hold_pb2.HoldRequest, _hold_pb2.HoldResponse]
@@ -56,7 +56,7 @@ class HoldServiceAsyncStub(HoldServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     HoldStream: _aio.StreamStreamMultiCallable[_hold_pb2.HoldStreamRequest, _hold_pb2.HoldStreamResponse]  # type: ignore[assignment]
     """Holds many pulls of one client on one stream. Each hold is answered exactly once, in any order, unless the client
-    takes it back first. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
+    takes it back first, or has asked for more answers. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
     whatever the broker answers to the pull. No deadline: the stream lives as long as the client wants it.
     """
     Hold: _aio.UnaryUnaryMultiCallable[_hold_pb2.HoldRequest, _hold_pb2.HoldResponse]  # type: ignore[assignment]
@@ -77,7 +77,7 @@ class HoldServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_hold_pb2.HoldStreamResponse], _abc.AsyncIterator[_hold_pb2.HoldStreamResponse]]:
         """Holds many pulls of one client on one stream. Each hold is answered exactly once, in any order, unless the client
-        takes it back first. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
+        takes it back first, or has asked for more answers. Errors inside a result: LIMIT_EXCEEDED, PEER_UNAVAILABLE (the broker cannot be reached), and
         whatever the broker answers to the pull. No deadline: the stream lives as long as the client wants it.
         """
 

@@ -13,6 +13,7 @@ from services.pullhold.holds import Holds
 from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
 from services.pullhold.model import Hold, HoldLimits, HoldState, Session
 
+BUSY_COUNT = 32  # messages in an answer: the SDK has the same number
 ANSWERS_MAX = 1_024  # unsent in a call; above it no more requests of the call are read
 
 
@@ -30,13 +31,26 @@ class Reply:
     def size_bytes(self) -> int:
         return len(self.wire)
 
+    @property
+    def is_all(self) -> bool:
+        """Few messages, and all that there were: the hold may go on behind them. A busy queue is
+        pulled without a pull-hold instead.
+        """
+        response = self.response
+        return (
+            response.status == broker_pb2.PULL_STATUS_FOUND
+            and response.count < BUSY_COUNT
+            and response.next_position.offset >= response.max_offset
+        )
+
 
 class Answer(NamedTuple):
-    """The answer to one hold: a reply or an error."""
+    """An answer to one hold: a reply or an error."""
 
     hold_id: int
     reply: Reply | None
     error: CometError | None
+    goes_on: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -57,7 +71,7 @@ class Room(Protocol):
 
 
 class Inbox:
-    """The answers of one call, in their order. Each hold has at most one."""
+    """The answers of one call, in their order."""
 
     def __init__(self, room: Room) -> None:
         self.client_room = room
@@ -117,15 +131,22 @@ class Answers:
         )
 
     def found(self, hold: Hold, reply: Reply) -> None:
-        """Ends a hold with its pull's response, or with NOT_FOUND when the client has too much
-        unread: the client pulls again later.
+        """Answers a hold with its pull's response; it ends, or goes on. Ends it with NOT_FOUND when
+        the client has too much unread: the client pulls again later.
         """
-        if self._holds.end(hold, self._clock.monotonic_s()):
-            self._holds.queues[hold.key].answer_bytes = reply.size_bytes
-            if hold.session.inbox.client_room.has(reply.size_bytes):
-                self._send(hold, FOUND, reply)
-            else:
-                self.send_nothing(hold)
+        if hold.state is HoldState.DONE:
+            return
+        session, now_s = hold.session, self._clock.monotonic_s()
+        self._holds.queues[hold.key].answer_bytes = reply.size_bytes
+        if not session.inbox.client_room.has(reply.size_bytes):
+            self.nothing(hold)
+        elif hold.answers_left > 1 and reply.is_all and not session.inbox.finishing:
+            self._send(hold, FOUND, reply, goes_on=True)
+            position = reply.response.next_position
+            self._holds.go_on(hold, position.generation, position.offset, now_s)
+        else:
+            self._holds.end(hold, now_s)
+            self._send(hold, FOUND, reply)
 
     def failed(self, hold: Hold, error: CometError) -> None:
         """Ends a hold with an error."""
@@ -153,11 +174,17 @@ class Answers:
         self._send(hold, NOT_FOUND, Reply(response))
 
     def _send(
-        self, hold: Hold, outcome: str, reply: Reply | None, error: CometError | None = None
+        self,
+        hold: Hold,
+        outcome: str,
+        reply: Reply | None,
+        error: CometError | None = None,
+        *,
+        goes_on: bool = False,
     ) -> None:
-        assert hold.state is HoldState.DONE
+        assert goes_on == (hold.state is not HoldState.DONE)
         self._metrics.durations[outcome].observe(self._clock.monotonic_s() - hold.parked_s)
-        answer = Answer(hold.hold_id, reply, error)
+        answer = Answer(hold.hold_id, reply, error, goes_on)
         self.unsent_bytes += answer.size_bytes
         hold.session.inbox.client_room.take(answer.size_bytes)
         hold.session.inbox.put(answer)

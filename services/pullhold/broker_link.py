@@ -241,6 +241,7 @@ class Link:
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
             self._answers.found(hold, reply)
+            self.pulls.answered(hold)
             end = queue_end(hold.key.queue_id, response.next_position.offset)
             recorder.note_limited(Stage.HOLD_ANSWERED, batch.begun_ns, end)
         else:

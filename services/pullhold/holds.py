@@ -2,7 +2,8 @@
 time is passed in.
 
 A hold is WAITING, then PULLING whenever there may be something for it, then DONE. The caller of
-:meth:`Holds.end`, or of a method that returns the hold "ended", answers it exactly once.
+:meth:`Holds.end`, or of a method that returns the hold "ended", answers it exactly once. A hold
+that may give several answers goes on after all but the last.
 
 A queue is *known* by its generation and readable maximum, as its broker reported them last on the
 watch. Invariants, which :meth:`Holds.validate` checks:
@@ -15,7 +16,8 @@ watch. Invariants, which :meth:`Holds.validate` checks:
 - The tags that came with an arrival are those of all messages above the maximum known before it: a
   hold that wants none of them moves on without a pull.
 - A hold that has not ended is in its queue, in its session, in the counts of its client, and in the
-  heap of deadlines; while its queue is unknown, in the heap of grace times too.
+  heap of deadlines, at its own or before it; while its queue is unknown, in the heap of grace times
+  too.
 """
 
 from __future__ import annotations
@@ -83,11 +85,27 @@ class Holds:
         self.clients.add(hold)
         queue.holds[hold] = None
         self._deadlines.push(hold.deadline_s, hold, len(self))
+        self._begin(hold, queue)
+        return hold
+
+    def _begin(self, hold: Hold, queue: Queue) -> None:
         if queue.known is None:
             self._give_grace(hold, queue)
         elif hold.may_find(queue.known) or hold.is_above(queue.known):
             hold.state = HoldState.PULLING
-        return hold
+
+    def go_on(self, hold: Hold, generation: int, offset: int, now_s: float) -> None:
+        """The hold, which has been answered and has answers left, waits for what comes from
+        ``offset`` on. PULLING when there may be something at once.
+        """
+        assert hold.state is not HoldState.DONE
+        assert hold.answers_left > 1
+        hold.answers_left -= 1
+        hold.generation, hold.offset, hold.empty_pulls = generation, offset, 0
+        # Its place in the heap stays: `due` moves it when its earlier time comes.
+        hold.parked_s, hold.deadline_s = now_s, now_s + hold.hold_s
+        hold.state = HoldState.WAITING
+        self._begin(hold, self.queues[hold.key])
 
     def end(self, hold: Hold, now_s: float) -> bool:
         """Ends a hold, which is answered or cancelled. False: it had ended already."""
@@ -199,6 +217,9 @@ class Holds:
                 self.end(hold, now_s)
                 yield hold, Due.UNREACHABLE
         for hold in self._deadlines.pop_due(now_s):
+            if hold.deadline_s > now_s:  # it has gone on since
+                self._deadlines.push(hold.deadline_s, hold, len(self))
+                continue
             self.end(hold, now_s)
             yield hold, Due.DEADLINE
 
@@ -227,7 +248,8 @@ class Holds:
             for hold in queue.holds:
                 assert hold.state is not HoldState.DONE
                 assert hold.session.holds[hold.hold_id] is hold
-                assert hold.deadline_s in deadlines[hold]
+                assert min(deadlines[hold]) <= hold.deadline_s
+                assert hold.answers_left >= 1
                 if hold.state is HoldState.WAITING and queue.known is None:
                     assert queue.unknown_since_s + self._grace_s in graces[hold]
                 elif hold.state is HoldState.WAITING:

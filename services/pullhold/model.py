@@ -68,6 +68,7 @@ class HoldSpec:
     request: Any = None  # the pull as it came; opaque here
     limits: PullLimits | None = None
     program: sql.Program | None = None
+    answers_max: int = 1  # with messages
 
 
 class Session:
@@ -88,11 +89,13 @@ class Hold:
     """One held pull."""
 
     __slots__ = (
+        "answers_left",
         "codes",
         "deadline_s",
         "empty_pulls",
         "generation",
         "hold_id",
+        "hold_s",
         "key",
         "limits",
         "offset",
@@ -113,6 +116,8 @@ class Hold:
         self.request = spec.request
         self.limits = spec.limits
         self.program = spec.program
+        self.answers_left = spec.answers_max
+        self.hold_s = spec.hold_s
         self.parked_s = now_s
         self.deadline_s = now_s + spec.hold_s
         self.empty_pulls = 0  # in a row

@@ -86,6 +86,13 @@ class Pulls:
         else:
             self._on_waiting(hold)
 
+    def answered(self, hold: Hold) -> None:
+        """The hold was answered. If it goes on, it pulls again or waits."""
+        if hold.state is HoldState.PULLING:
+            self._queued.append(hold)
+        elif hold.state is HoldState.WAITING:
+            self._on_waiting(hold)
+
     def _pump(self) -> None:
         while self._queued and len(self._running) < self._pulls_max:
             hold = self._queued.popleft()
@@ -131,6 +138,7 @@ class Pulls:
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
             self._answers.found(hold, reply)
+            self.answered(hold)
             end = queue_end(hold.key.queue_id, response.next_position.offset)
             recorder.note_limited(Stage.HOLD_ANSWERED, begun_ns, end)
         else:

@@ -23,6 +23,7 @@ from services.pullhold.model import ClusterQueue, HoldSpec, PullLimits, Session
 
 HOLD_MS_DEFAULT = 15_000
 HOLD_MS_MAX = 60_000
+ANSWERS_PER_HOLD_MAX = 64
 BROKER_GROUP_CHARACTERS_MAX = 127
 SPECS_MAX = 1_024  # a client sends the same for each of its holds
 _FORMS = frozenset(broker_pb2.MessageForm.values())
@@ -91,12 +92,12 @@ class HoldServicer(hold_pb2_grpc.HoldServiceServicer):
 
 def _wire(answer: Answer) -> bytes:
     """As a HoldStreamResponse: what is serialized apart is put together by appending."""
-    hold_id = hold_pb2.HoldStreamResponse(hold_id=answer.hold_id)
+    head = hold_pb2.HoldStreamResponse(hold_id=answer.hold_id, goes_on=answer.goes_on)
     if answer.reply is not None:
-        return hold_id.SerializeToString() + answer.reply.wire
+        return head.SerializeToString() + answer.reply.wire
     assert answer.error is not None
-    hold_id.error.CopyFrom(to_proto(answer.error))
-    return hold_id.SerializeToString()
+    head.error.CopyFrom(to_proto(answer.error))
+    return head.SerializeToString()
 
 
 def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
@@ -116,6 +117,10 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         raise InvalidRequest(f"pull.form: {pull.form} is not known here")
     if not 0 <= request.hold_ms <= HOLD_MS_MAX:
         raise InvalidRequest(f"hold_ms: {request.hold_ms} is not within 0 to {HOLD_MS_MAX}")
+    if not 0 <= request.answers_max <= ANSWERS_PER_HOLD_MAX:
+        raise InvalidRequest(
+            f"answers_max: {request.answers_max} is not within 0 to {ANSWERS_PER_HOLD_MAX}"
+        )
     return HoldSpec(
         key=ClusterQueue(request.broker_group, pull.queue.topic, pull.queue.queue_id),
         generation=pull.position.generation,
@@ -125,6 +130,7 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         request=pull,
         limits=_limits(pull.group, pull.form, pull.max_count, pull.max_bytes),
         program=sql.program_of(pull.filter.sql, pull.filter.tags),
+        answers_max=request.answers_max or 1,
     )
 
 

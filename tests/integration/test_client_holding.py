@@ -37,8 +37,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 class Listener:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.gate = asyncio.Event()  # when cleared, calls wait
+        self.gate.set()
 
     async def __call__(self, messages: list[ReceivedMessage]) -> None:
+        await self.gate.wait()
         self.bodies += [message.body for message in messages]
 
 
@@ -104,6 +107,33 @@ async def test_messages_come_without_polling(tmp_path: Path) -> None:
         assert len(on.listener.bodies) == 6
         assert pullhold.metric("cometmq_hold_duration_seconds_count", outcome="found") == 6
         assert pullhold.safety_finds == 0
+
+
+async def test_a_hold_serves_several_answers_and_is_taken_back_when_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send = long_poller.HoldConnection._send
+
+    def note(connection: Any, request: Any) -> None:
+        sent.append(request.WhichOneof("kind"))
+        send(connection, request)
+
+    monkeypatch.setattr(long_poller.HoldConnection, "_send", note)
+    monkeypatch.setattr(long_poller, "TEND_S", 0.01)
+    async with stage(tmp_path) as on:
+        pullhold = await on.pullhold()
+        await on.consumer(queue_count_max=1)
+        await until(lambda: pullhold.waiting == QUEUES)
+        for number in range(long_poller.ANSWERS_MAX - 1):
+            await on.send(b"a%d" % number, b"b%d" % number)
+            await until(lambda: pullhold.waiting == QUEUES)
+        assert sent == ["hold"] * QUEUES
+        on.listener.gate.clear()  # the consumer has no room for more
+        await on.broker.send("t", 0, b"a")
+        await until(lambda: pullhold.waiting == QUEUES - 1)
+        on.listener.gate.set()
+        await on.send(b"c", b"d")
 
 
 async def test_a_consumer_that_leaves_takes_its_holds_back(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cometmq import errors
 from cometmq.messaging import inline_messages
+from cometmq.messaging.inline_messages import WANTED_ARRIVALS
 from cometmq.rpc.interceptors import from_proto
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2, hold_pb2, namesrv_pb2, namesrv_pb2_grpc
@@ -97,6 +98,38 @@ async def test_what_is_there_already_is_answered_at_once(tmp_path: Path) -> None
         assert (await lane.answer()).response.pull.status == FOUND
         await lane.hold(2, "t", 0, 0)  # the queue is known by now
         assert (await lane.answer()).response.pull.status == FOUND
+
+
+async def test_a_hold_goes_on_as_often_as_its_client_wants(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), answers_max=2)
+        for end, goes_on in ((1, True), (2, False)):
+            await broker.send("t", 0, b"one")
+            answer = await lane.answer()
+            pulled = answer.response.pull
+            assert (answer.hold_id, answer.goes_on) == (1, goes_on)
+            assert (pulled.count, pulled.next_position.offset) == (1, end)
+        assert pullhold.waiting == 0
+
+
+async def test_a_hold_of_a_busy_queue_ends_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.pullhold.answers.BUSY_COUNT", 2)
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), answers_max=9)
+        await broker.send("t", 0, b"one", b"two")
+        answer = await lane.answer()
+        assert (answer.response.pull.count, answer.goes_on, pullhold.waiting) == (2, False, 0)
+
+
+async def test_a_hold_that_goes_on_can_be_taken_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(pullhold, ("t", 0, 0), answers_max=9)
+        await broker.send("t", 0, b"one")
+        assert (await lane.answer()).goes_on
+        await lane.cancel(1)
+        await until(lambda: pullhold.waiting == 0)
 
 
 async def test_messages_with_other_tags_wake_nobody(tmp_path: Path) -> None:
@@ -260,6 +293,8 @@ async def test_a_unary_hold(tmp_path: Path) -> None:
     [
         (hold_request("t", 0, 0, hold_ms=60_001), errors.InvalidRequest),
         (hold_request("t", 0, 0, hold_ms=-1), errors.InvalidRequest),
+        (hold_request("t", 0, 0, answers_max=65), errors.InvalidRequest),
+        (hold_request("t", 0, 0, answers_max=-1), errors.InvalidRequest),
         (hold_request("t", 0, 0, group=""), errors.InvalidRequest),
         (hold_request("", 0, 0), errors.InvalidRequest),
         (hold_request("t", 0, 0, tags=("a|b",)), errors.FilterInvalid),
@@ -438,12 +473,13 @@ async def test_a_busy_queue_whose_holds_are_gone_soon_sends_nothing_along(tmp_pa
         lane = await parked(pullhold, ("t", 0, 0))
         await broker.send("t", 0, b"one")
         await lane.answer()
-        for count in range(2, 42):
+        wanted = 2 * WANTED_ARRIVALS
+        for count in range(2, wanted + 2):
             await broker.send("t", 0, b"one")
             await until_known(pullhold, count)
         sent = await sample(broker.metrics_address, ARRIVAL_BYTES)
         await broker.send("t", 0, b"one")
-        await until_known(pullhold, 42)
+        await until_known(pullhold, wanted + 2)
         assert await sample(broker.metrics_address, ARRIVAL_BYTES) == sent > 0
 
 

@@ -31,6 +31,7 @@ def hold_request(
     sql: str = "",
     max_count: int = 0,
     max_bytes: int = 0,
+    answers_max: int = 0,
     form: broker_pb2.MessageForm.ValueType = broker_pb2.MESSAGE_FORM_UNSPECIFIED,
 ) -> hold_pb2.HoldRequest:
     pull = broker_pb2.PullRequest(
@@ -41,7 +42,9 @@ def hold_request(
         max_bytes=max_bytes,
         form=form,
     )
-    return hold_pb2.HoldRequest(broker_group=group, pull=pull, hold_ms=hold_ms)
+    return hold_pb2.HoldRequest(
+        broker_group=group, pull=pull, hold_ms=hold_ms, answers_max=answers_max
+    )
 
 
 class HoldLane:

@@ -34,8 +34,9 @@ def want(
     generation: int = 0,
     codes: frozenset[int] = ANY,
     hold_s: float = 15.0,
+    answers_max: int = 1,
 ) -> HoldSpec:
-    return HoldSpec(key, generation, offset, codes, hold_s)
+    return HoldSpec(key, generation, offset, codes, hold_s, answers_max=answers_max)
 
 
 def holds_with(*keys: ClusterQueue, maximum: int = 0, limits: HoldLimits | None = None) -> Holds:
@@ -174,6 +175,28 @@ def test_the_deadline_ends_a_hold_whatever_it_does() -> None:
     assert list(holds.due(1.0)) == [(pulling, Due.DEADLINE)]
     assert list(holds.due(20.0)) == [(waiting, Due.DEADLINE)]
     assert (len(holds), holds.next_due_s()) == (0, None)
+
+
+def test_a_hold_that_goes_on_has_its_whole_time_again() -> None:
+    holds = holds_with(A0)
+    hold = park(holds, want(answers_max=3, hold_s=10))
+    assert holds.observe_arrival(A0, 1, 1, ANY, 4.0) == [hold]
+    holds.go_on(hold, 1, 1, 4.0)
+    assert (hold.state, hold.offset) == (HoldState.WAITING, 1)
+    assert list(holds.due(10.0)) == []
+    holds.validate()
+    assert list(holds.due(14.0)) == [(hold, Due.DEADLINE)]
+
+
+def test_a_hold_that_goes_on_pulls_what_came_meanwhile() -> None:
+    holds = holds_with(A0)
+    hold = park(holds, want(answers_max=2))
+    assert holds.observe_arrival(A0, 1, 1, ANY, 0.0) == [hold]
+    holds.observe_arrival(A0, 1, 2, ANY, 0.0)
+    holds.go_on(hold, 1, 1, 0.0)
+    assert hold.state is HoldState.PULLING
+    with pytest.raises(AssertionError):
+        holds.go_on(hold, 1, 2, 0.0)
 
 
 def test_an_unreachable_broker_is_told_of_after_the_grace_time() -> None:
@@ -386,12 +409,27 @@ class HoldsMachine(RuleBasedStateMachine):
         back=st.integers(0, 3),
         codes=st.frozensets(st.integers(1, 3), max_size=2),
         hold_s=st.floats(0.1, 9.0),
+        answers_max=st.integers(1, 3),
     )
-    def park(self, key: ClusterQueue, back: int, codes: frozenset[int], hold_s: float) -> Hold:
+    def park(
+        self,
+        key: ClusterQueue,
+        back: int,
+        codes: frozenset[int],
+        hold_s: float,
+        answers_max: int,
+    ) -> Hold:
         truth = self.truth[key]
         offset = max(0, len(truth.tags) - back)
         self.numbers += 1
-        a_want = want(key, offset, generation=truth.generation, codes=codes, hold_s=hold_s)
+        a_want = want(
+            key,
+            offset,
+            generation=truth.generation,
+            codes=codes,
+            hold_s=hold_s,
+            answers_max=answers_max,
+        )
         try:
             hold = self.holds.park(self.session, self.numbers, a_want, self.now_s)
         except LimitExceeded:
@@ -449,6 +487,12 @@ class HoldsMachine(RuleBasedStateMachine):
         truth = self.truth[hold.key]
         seen = truth.tags[hold.offset : hold.offset + scan]
         found = any(not hold.codes or tag in hold.codes for tag in seen)
+        if found and hold.answers_left > 1:
+            self.pulling.discard(hold)
+            self.holds.go_on(hold, truth.generation, hold.offset + len(seen), self.now_s)
+            if hold.state is HoldState.PULLING:
+                self.woken(hold)
+            return
         if found or hold.generation != truth.generation or hold.offset > len(truth.tags):
             assert self.holds.end(hold, self.now_s)
             self.answered(hold)
