@@ -50,7 +50,7 @@ class Explanation:
 
     late_ms: float
     steps: Sequence[Step]
-    causes: Sequence[tuple[str, Entry]]  # by process; the longest first
+    causes: Sequence[Entry]  # what else was long in the process of the longest step; longest first
 
     @property
     def stage(self) -> str:
@@ -60,8 +60,7 @@ class Explanation:
         longest = max(self.steps, key=lambda step: step.duration_ms)
         if not self.causes:
             return longest.name
-        process, entry = self.causes[0]
-        return f"{longest.name}: {entry.stage.name.lower()} of the {process}"
+        return f"{longest.name}: {self.causes[0].stage.name.lower()} of the {longest.process}"
 
 
 class Trace:
@@ -86,15 +85,14 @@ class Trace:
             return Explanation(late_ms, (), ())
         longest = max(steps, key=lambda step: step.duration_ms)
         causes = [
-            (name, entry)
-            for name, some in self._entries.items()
-            for entry in some
+            entry
+            for entry in self._of(longest.process)
             if entry.stage not in _MESSAGE_STAGES
             and entry.duration_ns >= CAUSE_MS_MIN * 1e6
             and entry.begin_ns < longest.end_ns
             and entry.end_ns > longest.begin_ns
         ]
-        causes.sort(key=lambda cause: (cause[0] != longest.process, -cause[1].duration_ns))
+        causes.sort(key=lambda entry: -entry.duration_ns)
         return Explanation(late_ms, steps, causes)
 
     def _steps(self, sent: Sent, seen_ns: int) -> list[Step]:
