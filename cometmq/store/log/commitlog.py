@@ -31,9 +31,9 @@ READ_AHEAD_BYTES_MAX = 16 * 1024 * 1024  # more than any kernel reads ahead
 BATCH_ENDS_MAX = 8192
 # A sync of bytes in room that nothing was written to before has to note that, too, in the file
 # system's journal: it takes half as long again. Where syncs are so small, zeros are written behind
-# the log's end, once for many of them.
-SMALL_SYNC_BYTES = 16 * 1024
-ZEROS_AHEAD = memoryview(ZEROS)[: 64 * 1024]
+# the log's end, once for several of them.
+SMALL_SYNC_BYTES = 64 * 1024
+AHEAD_SYNCS, AHEAD_BYTES_MIN = 4, 64 * 1024
 
 SIZE = struct.Struct(">i")  # TOTALSIZE, the first field of a record
 SIZE_AND_MAGIC = struct.Struct(">ii")
@@ -157,12 +157,14 @@ class CommitLog:
 
     def _write_ahead(self, segment: Segment, end: int) -> None:
         """Write zeros behind ``end``, where the log is about to end, if its syncs are small."""
-        is_small = end > self._ahead_to and end - self.flushed[0] <= SMALL_SYNC_BYTES
-        if is_small and self._transient is None:
-            zeros = ZEROS_AHEAD[: segment.end - end]
-            self._ahead_to = end + len(zeros)
+        if end <= self._ahead_to or self._transient is not None:
+            return
+        unsynced = end - self.flushed[0]
+        if unsynced <= SMALL_SYNC_BYTES:
+            size = min(max(AHEAD_SYNCS * unsynced, AHEAD_BYTES_MIN), segment.end - end)
+            self._ahead_to = end + size
             with suppress(Shortage):  # the batch has its room
-                segment.pwrite(end, zeros)
+                segment.pwrite(end, memoryview(ZEROS)[:size])
 
     def zero_dirty_tail(self) -> None:
         """Put zeros over what failed appends left, else a shorter batch could end where an old

@@ -22,7 +22,10 @@ from cometmq.store.queues.dispatch import Dispatcher
 
 logger = logging.getLogger(__name__)
 
-REACH_BYTES = 32 * 1024 * 1024  # ahead of the log's end; a start after a crash reads so much
+# Ahead of the log's end, in bytes and in files: the log should not get so far between two writings
+# of the checkpoint, because then an append waits for one. A start after a crash looks for leftovers
+# up to there, in the last file.
+REACH_BYTES, REACH_FILES = 256 * 1024 * 1024, 4
 
 
 class Checkpointer:
@@ -83,7 +86,8 @@ class Checkpointer:
             self._file.write(dataclasses.replace(self._file.current, log_start=offset))
 
     def _reach_above(self, offset: int) -> int:
-        return min(offset + min(REACH_BYTES, self._log.segments.file_bytes), layout.OFFSET_MAX)
+        ahead = min(REACH_BYTES, REACH_FILES * self._log.segments.file_bytes)
+        return min(offset + ahead, layout.OFFSET_MAX)
 
     # --- taking back what it says: recovery, or a cut ---------------------------------------------
 

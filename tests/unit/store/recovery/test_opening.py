@@ -347,6 +347,19 @@ def test_a_start_after_a_crash_reads_what_may_have_been_written_not_whole_files(
     store.abandon()
 
 
+def test_no_append_writes_a_checkpoint_between_two_that_are_near(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    store = open_store(tmp_path, files=files)
+    for _ in range(3):
+        store.flush_queues()
+        files.synced.clear()
+        start = store.appended_offset
+        while store.appended_offset < start + 3 * LOG_FILE_BYTES:
+            append(store, ("A", 0, [bytes(900)]))
+        assert not any(path.endswith("checkpoint") for path in files.synced)
+    store.abandon()
+
+
 def test_the_checkpoint_says_how_far_before_the_log_is_written(tmp_path: Path) -> None:
     files = FaultyFiles()
     store = open_store(tmp_path, files=files)
