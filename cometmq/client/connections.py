@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 
+import grpc
+
+from cometmq.client.pulled import Pulled
 from cometmq.errors import ConfigInvalid, InvalidRequest
 from cometmq.rpc.addresses import Resolver, parse_addresses
 from cometmq.rpc.channel_pool import ChannelPool
-from cometmq.v1 import broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+from cometmq.v1 import broker_pb2, broker_pb2_grpc, hold_pb2_grpc, namesrv_pb2_grpc
+
+_PULL = "/cometmq.v1.BrokerService/Pull"
 
 NAMESRV_VARIABLE = "COMETMQ_NAMESRV"  # the command takes it too
 
@@ -50,6 +55,16 @@ class Connections:
 
     def broker(self, address: str) -> broker_pb2_grpc.BrokerServiceAsyncStub:
         return broker_pb2_grpc.BrokerServiceStub(self._channels.get(address))
+
+    def pull(
+        self, address: str
+    ) -> grpc.aio.UnaryUnaryMultiCallable[broker_pb2.PullRequest, Pulled]:
+        """The method Pull of a broker."""
+        return self._channels.get(address).unary_unary(
+            _PULL,
+            request_serializer=broker_pb2.PullRequest.SerializeToString,
+            response_deserializer=Pulled.from_wire,
+        )
 
     def pullhold(self, address: str) -> hold_pb2_grpc.HoldServiceAsyncStub:
         return hold_pb2_grpc.HoldServiceStub(self._channels.get(address))

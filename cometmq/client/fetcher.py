@@ -18,6 +18,7 @@ from cometmq.client.offsets import (
     position_to_proto,
 )
 from cometmq.client.options import ConsumerOptions, backoff_policy
+from cometmq.client.pulled import Pulled
 from cometmq.client.received import decode_received
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
 from cometmq.model import Filter, Position, QueueRef
@@ -78,17 +79,18 @@ def pull_request(
 
 
 def batch_of(
-    response: broker_pb2.PullResponse,
+    pulled: Pulled,
     queue: QueueRef,
     wanted: Filter,
     calls: BrokerCalls,
 ) -> PullBatch:
     """What a broker has answered to a pull, itself or through a pullhold."""
+    response, records = pulled
     outcome = _OUTCOMES.get(response.status)
     if outcome is None:
         raise InternalError(f"The broker answered a pull with status {response.status}.")
     shown_name = calls.namespace.shown if calls.namespace.name else None
-    messages = decode_received(response.records, queue, shown_name)
+    messages = decode_received(records, queue, shown_name)
     if wanted.tags:  # the broker compares hashes, so a wrong tag may come along
         messages = [message for message in messages if message.tag in wanted.tags]
     if calls.keep is not None:
@@ -199,8 +201,8 @@ class Fetcher:
         request = pull_request(
             self._calls, self.queue, position, count_max=1, bytes_max=1, wanted=self._wanted
         )
-        response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        batch = batch_of(response, self.queue, self._wanted, self._calls)
+        pulled = await self._calls.pull(self.queue.broker_group, request, self._suggested)
+        batch = batch_of(pulled, self.queue, self._wanted, self._calls)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             return position
         if batch.messages:
@@ -225,17 +227,18 @@ class Fetcher:
             response = await self._hold(request)
             if response is not None:
                 self._empty_polls = 0
-                return self._took(response, position)
+                return self._took(Pulled.of(response), position)
             await asyncio.sleep(self._polls.ceiling_s(self._empty_polls))
             self._empty_polls += 1
             self._parked = self._next_pullhold()
-        response = await self._calls.pull(self.queue.broker_group, request, self._suggested)
-        return self._took(response, position)
+        pulled = await self._calls.pull(self.queue.broker_group, request, self._suggested)
+        return self._took(pulled, position)
 
-    def _took(self, response: broker_pb2.PullResponse, position: Position) -> PullBatch:
+    def _took(self, pulled: Pulled, position: Position) -> PullBatch:
+        response = pulled.response
         is_suggested = response.HasField("suggested_member_id")
         self._suggested = response.suggested_member_id if is_suggested else None
-        batch = batch_of(response, self.queue, self._wanted, self._calls)
+        batch = batch_of(pulled, self.queue, self._wanted, self._calls)
         if batch.outcome is PullOutcome.OFFSET_MOVED:
             _log.warning(
                 "offset moved",

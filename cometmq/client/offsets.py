@@ -11,6 +11,7 @@ import grpc
 
 from cometmq.client.connections import Connections
 from cometmq.client.namespaces import Namespace
+from cometmq.client.pulled import Pulled
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import readable_queues
@@ -93,16 +94,16 @@ class BrokerCalls:
 
     async def pull(
         self, broker_group: str, request: broker_pb2.PullRequest, suggested: int | None = None
-    ) -> broker_pb2.PullResponse:
+    ) -> Pulled:
         """One pull, of the member that was suggested where it is there; None = the writer."""
         member = self._sources.choose(broker_group, suggested)
         try:
-            response = await self._ask(self._connections.broker(member.address).Pull, request)
+            pulled = await self._ask(self._connections.pull(member.address), request)
         except CometError as error:
             self._sources.failed(member, error)
             raise
         self._sources.answered(member)
-        return response
+        return pulled
 
     def queues_beside(self, queue: QueueRef) -> list[QueueRef]:
         """The readable queues of its topic at its broker group, itself included."""
