@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cometmq.client.arrow import to_arrow
     from cometmq.client.hooks import (
         ConsumeContext,
         ConsumeHook,
@@ -85,6 +86,7 @@ _MODULES = {
     "Strategy": "cometmq.client.rebalance",
     "at_random": "cometmq.client.selectors",
     "by_hash": "cometmq.client.selectors",
+    "to_arrow": "cometmq.client.arrow",
 }
 
 __all__ = [
@@ -122,6 +124,7 @@ __all__ = [
     "Strategy",
     "at_random",
     "by_hash",
+    "to_arrow",
 ]
 
 
