@@ -37,6 +37,7 @@ from bench.report import (
     CONSUME,
     LATENCY,
     PRODUCE,
+    PRODUCE_MANY,
     Measurement,
     machine,
     summarise,
@@ -46,6 +47,7 @@ from cometmq.model import FlushMode
 
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
+MANY = 1024  # messages of a send_many
 OTHERS = {
     "holds": holds.main,
     "replication": replication.main,
@@ -85,9 +87,11 @@ class Runner:
         chunk = stage.produce_chunk(body_bytes)
         self._note(Measurement(BARE_STREAM, body_bytes, "", run, self._bare("stream", chunk)))
         for flush in stage.FLUSH_MODES:
-            line = result_of(producer(bench, body_bytes, flush, self._seconds))
-            self._stored[body_bytes, flush] = int(line["stored"])
-            self._note(Measurement(PRODUCE, body_bytes, mode(flush), run, line))
+            self._stored[body_bytes, flush] = 0
+            for kind, many in ((PRODUCE, 0), (PRODUCE_MANY, MANY)):
+                line = result_of(producer(bench, body_bytes, flush, self._seconds, many))
+                self._stored[body_bytes, flush] += int(line["stored"])
+                self._note(Measurement(kind, body_bytes, mode(flush), run, line))
         self._note(Measurement(BARE_DISK, body_bytes, "", run, self._disk(chunk)))
 
     def _consume(self, bench: Bench, run: int, body_bytes: int) -> None:
@@ -146,14 +150,17 @@ def mode(flush: FlushMode) -> str:
     return flush.name.lower()
 
 
-def producer(bench: Bench, body_bytes: int, flush: FlushMode, seconds: float) -> Child:
-    """Says ``started``, then its measurement."""
+def producer(
+    bench: Bench, body_bytes: int, flush: FlushMode, seconds: float, many: int = 0
+) -> Child:
+    """Says ``started``, then its measurement. ``many``: messages of a send_many; 0: send each."""
     return Child(
         "bench.produce",
         namesrv=bench.namesrv,
         topic=stage.topic_name(body_bytes, flush),
         body_bytes=body_bytes,
         seconds=seconds,
+        many=many,
         watch=f"broker={bench.broker_pid}",
     )
 

@@ -15,6 +15,7 @@ BARE_STREAM = "bare stream"
 BARE_PULL = "bare pull"
 BARE_DISK = "bare disk"
 PRODUCE = "produce"
+PRODUCE_MANY = "produce by send_many"
 CONSUME = "consume"
 LATENCY = "latency"
 
@@ -22,6 +23,8 @@ LATENCY = "latency"
 RATIOS = (
     (PRODUCE, "async", BARE_STREAM),
     (PRODUCE, "sync", BARE_STREAM),
+    (PRODUCE_MANY, "async", BARE_STREAM),
+    (PRODUCE_MANY, "sync", BARE_STREAM),
     (PRODUCE, "sync", BARE_DISK),
     (CONSUME, "async", BARE_PULL),
     (CONSUME, "sync", BARE_PULL),

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from cometmq.client.received import ReceivedMessage
     from cometmq.client.selectors import at_random, by_hash
+    from cometmq.client.send_many import SendReceipts
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
 
@@ -82,6 +83,7 @@ _MODULES = {
     "SendContext": "cometmq.client.hooks",
     "SendHook": "cometmq.client.hooks",
     "SendReceipt": "cometmq.client.messages",
+    "SendReceipts": "cometmq.client.send_many",
     "SendStatus": "cometmq.model",
     "Strategy": "cometmq.client.rebalance",
     "at_random": "cometmq.client.selectors",
@@ -120,6 +122,7 @@ __all__ = [
     "SendContext",
     "SendHook",
     "SendReceipt",
+    "SendReceipts",
     "SendStatus",
     "Strategy",
     "at_random",

@@ -1,4 +1,4 @@
-"""A batch: records of one broker group with the futures of their messages. Pure but for the futures
+"""A batch: records of one broker group, and who waits for their messages. Pure but for the futures
 that it carries.
 
 It is one bytes field and its segments: runs of records of one queue.
@@ -6,12 +6,18 @@ It is one bytes field and its segments: runs of records of one queue.
 
 from __future__ import annotations
 
+from array import array
 from asyncio import Future
-from collections.abc import Collection
-from itertools import pairwise
+from collections.abc import Collection, Iterator
+from typing import TypeAlias
 
-from cometmq.client.messages import SendReceipt
+from cometmq.client.messages import SendReceipt, StoredRun
+from cometmq.client.send_many import MessageRange
+from cometmq.errors import CometError
 from cometmq.model import QueueRef
+
+# Who waits for one message, or for neighbours.
+Waiter: TypeAlias = "Future[SendReceipt] | MessageRange"
 
 
 class Segment:
@@ -47,59 +53,78 @@ class Segment:
         self.first_counter = first_counter  # the others of the segment follow without gaps
         self.count = 0
 
+    def part(self, first: int, end: int) -> Segment:
+        """The messages from ``first`` up to ``end``."""
+        part = Segment(
+            self.queue,
+            self.pinned,
+            self.id_stream,
+            self.first_counter + first,
+            self.delay_level,
+            self.wait_store,
+        )
+        part.count = end - first
+        return part
+
 
 class Batch:
-    """Records with the futures of their messages. Closed = nothing is added any more; then
+    """Records with who waits for their messages. Closed = nothing is added any more; then
     ``records`` is fixed.
     """
 
     __slots__ = (
+        "buffer",
         "deadline_s",
         "expired",
         "first",
-        "futures",
         "last",
         "may_be_stored",
-        "parts",
         "records",
         "segments",
         "sequence",
-        "size",
         "starts",
+        "waiters",
     )
 
     def __init__(self, sequence: int, deadline_s: float) -> None:
         self.sequence = sequence  # order of sending within the sender
         self.first = 0  # of what remains of a batch: the place of its first message in the whole
         self.deadline_s = deadline_s  # monotonic; the first message's
-        self.parts: list[bytes] = []  # of the records, in any number of pieces
-        self.records = b""
-        self.starts: list[int] = []  # byte offset of each record
+        self.buffer = bytearray()  # the records, until it is closed
+        self.records = b""  # from then on
+        self.starts = array("I")  # byte offset of each record
         self.segments: list[Segment] = []
         self.last: Segment | None = None  # that records are being added to
-        self.futures: list[Future[SendReceipt]] = []
-        self.size = 0  # bytes of all records
-        self.expired = False  # its futures have failed; an answer is of no use any more
+        self.waiters: list[Waiter] = []  # in the order of the messages
+        self.expired = False  # its messages have failed; an answer is of no use any more
         self.may_be_stored = False  # it was sent, and what became of it is not known
 
+    @property
+    def count(self) -> int:
+        """Messages."""
+        return len(self.starts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all records."""
+        return len(self.records) or len(self.buffer)
+
     def close(self) -> None:
-        """Joins the records; from here on the bytes never change, however often they are sent."""
-        assert self.parts
-        assert len(self.futures) == len(self.starts) == sum([s.count for s in self.segments])
-        self.records = b"".join(self.parts)
-        self.parts = []
-        assert len(self.records) == self.size
+        """From here on the bytes never change, however often they are sent."""
+        assert self.buffer
+        assert self.count == sum([s.count for s in self.segments])
+        self.records = bytes(self.buffer)
+        self.buffer = bytearray()
 
     def replace(self, parts: list[bytes]) -> None:
         """Other bytes for the same messages, in the same order."""
-        assert len(parts) == len(self.futures)
-        self.parts = parts
-        self.starts = []
-        self.size = 0
+        self.records = b"".join(parts)
+        self.starts = array("I")
+        at = 0
         for part in parts:
-            self.starts.append(self.size)
-            self.size += len(part)
-        self.close()
+            self.starts.append(at)
+            at += len(part)
+        assert self.count == sum([s.count for s in self.segments])
 
     @property
     def in_order(self) -> bool:
@@ -107,58 +132,95 @@ class Batch:
         the application chose the queue, or by a key."""
         return any(segment.pinned for segment in self.segments)
 
+    # --- what became of it ------------------------------------------------------------------------
+
+    def stored(self, runs: list[StoredRun]) -> None:
+        """Each message gets its receipt; ``runs`` has one run for each segment."""
+        pieces = self._cut_waiters([segment.count for segment in self.segments])
+        for run, waiters in zip(runs, pieces, strict=True):
+            index = 0
+            for waiter in waiters:
+                if isinstance(waiter, MessageRange):
+                    waiter.stored(run, index)
+                    index += waiter.count
+                else:
+                    if not waiter.done():
+                        waiter.set_result(SendReceipt(run, index))
+                    index += 1
+
+    def failed(self, error: CometError) -> None:
+        """No message of it is stored, as far as is known."""
+        for waiter in self.waiters:
+            if isinstance(waiter, MessageRange) or not waiter.done():
+                waiter.set_exception(error)
+
+    # --- in parts ---------------------------------------------------------------------------------
+
     def split(self, chosen: Collection[int]) -> tuple[list[Batch], list[Batch]]:
         """Batches in place of this one: (the chosen segments, the others). Each has neighbours
         only, so that its ids follow each other: else the broker would not know it again.
         """
-        assert self.records
         halves: tuple[list[Batch], list[Batch]] = [], []
-        ends = [*self.starts, self.size]
-        first, half = 0, None
+        runs: list[tuple[list[Batch], list[Segment]]] = []
         for index, segment in enumerate(self.segments):
-            last = first + segment.count
-            side = halves[0] if index in chosen else halves[1]
-            if half is None or side[-1:] != [half]:
-                half = self._like(first)
-                side.append(half)
-            half.segments.append(segment)
-            half.futures += self.futures[first:last]
-            half.parts += [self.records[ends[n] : ends[n + 1]] for n in range(first, last)]
-            first = last
-        for half in (*halves[0], *halves[1]):
-            half.replace(half.parts)
+            half = halves[0] if index in chosen else halves[1]
+            if runs and runs[-1][0] is half:
+                runs[-1][1].append(segment)
+            else:
+                runs.append((half, [segment]))
+        for (half, _), part in zip(runs, self._parts([run for _, run in runs]), strict=True):
+            half.append(part)
         return halves
 
     def split_at(self, count: int) -> tuple[Batch, Batch]:
         """Two batches in place of this one: the first ``count`` messages, and the others."""
-        assert 0 < count < len(self.futures)
-        first, rest = self._like(0), self._like(count)
+        assert 0 < count < self.count
+        halves: tuple[list[Segment], list[Segment]] = [], []
         left = count
         for segment in self.segments:
             taken = min(left, segment.count)
             left -= taken
-            for half, skip, some in ((first, 0, taken), (rest, taken, segment.count - taken)):
-                if some:
-                    part = Segment(
-                        segment.queue,
-                        segment.pinned,
-                        segment.id_stream,
-                        segment.first_counter + skip,
-                        segment.delay_level,
-                        segment.wait_store,
-                    )
-                    part.count = some
-                    half.segments.append(part)
-        ends = [*self.starts, self.size]
-        parts = [self.records[at:end] for at, end in pairwise(ends)]
-        first.futures, rest.futures = self.futures[:count], self.futures[count:]
-        first.replace(parts[:count])
-        rest.replace(parts[count:])
+            if taken:
+                halves[0].append(segment.part(0, taken))
+            if taken < segment.count:
+                halves[1].append(segment.part(taken, segment.count))
+        first, rest = self._parts(halves)
         return first, rest
 
-    def _like(self, first: int) -> Batch:
-        twin = Batch(self.sequence, self.deadline_s)
-        twin.first = self.first + first
-        twin.expired = self.expired
-        twin.may_be_stored = self.may_be_stored
-        return twin
+    def _parts(self, runs: Collection[list[Segment]]) -> Iterator[Batch]:
+        """Batches in place of this one, with so many of its messages each as the segments have."""
+        assert self.records
+        counts = [sum(segment.count for segment in segments) for segments in runs]
+        first = 0
+        for segments, count, waiters in zip(runs, counts, self._cut_waiters(counts), strict=True):
+            part = Batch(self.sequence, self.deadline_s)
+            part.first = self.first + first
+            part.expired = self.expired
+            part.may_be_stored = self.may_be_stored
+            part.segments, part.waiters = segments, waiters
+            end = first + count
+            begin = self.starts[first]
+            part.records = self.records[begin : self.starts[end] if end < self.count else None]
+            part.starts = array("I", [start - begin for start in self.starts[first:end]])
+            first = end
+            yield part
+
+    def _cut_waiters(self, counts: list[int]) -> Iterator[list[Waiter]]:
+        """Who waits for the first messages, and so on."""
+        if len(self.waiters) == self.count:  # each for one message
+            at = 0
+            for count in counts:
+                yield self.waiters[at : at + count]
+                at += count
+            return
+        left = self.waiters[::-1]
+        for count in counts:
+            piece: list[Waiter] = []
+            while count:
+                waiter = left.pop()
+                if isinstance(waiter, MessageRange) and waiter.count > count:
+                    waiter, rest = waiter.split_at(count)
+                    left.append(rest)
+                count -= waiter.count if isinstance(waiter, MessageRange) else 1
+                piece.append(waiter)
+            yield piece

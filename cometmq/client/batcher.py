@@ -11,11 +11,12 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from cometmq.client.batch import Batch, Segment
+from cometmq.client.batch import Batch, Segment, Waiter
 from cometmq.client.encoder import RecordEncoder, RecordForm
 from cometmq.client.messages import SendReceipt
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
+from cometmq.client.send_many import SendMany
 from cometmq.clock import Clock
 from cometmq.errors import BatchTooLarge
 from cometmq.format.compression import compress
@@ -27,8 +28,8 @@ from cometmq.v1 import broker_pb2
 
 class Buffer:
     """What all senders of a producer hold together, in bytes and in messages; senders wait while it
-    is full: while ``used`` is not below ``limit``. Messages are counted when their batch is closed,
-    so that a message costs nothing more; bytes at once.
+    is full: while ``used`` is not below ``limit``. Both count when their batch is closed, so that a
+    single message costs nothing more.
     """
 
     __slots__ = ("bytes_max", "count", "count_max", "limit", "room", "used")
@@ -42,8 +43,9 @@ class Buffer:
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
 
-    def closed(self, count: int) -> None:
-        """A batch of so many messages takes no more."""
+    def closed(self, size: int, count: int) -> None:
+        """A batch of so many bytes and messages takes no more."""
+        self.used += size
         self.count += count
         if self.count >= self.count_max:
             self.limit = 0
@@ -130,7 +132,8 @@ class Batcher:
         self._on_close = on_close
         self._on_turn_end = on_turn_end
         self._loop = asyncio.get_running_loop()
-        self._bytes_max = options.batch_bytes_max
+        self._bytes_most = min(options.batch_bytes_max, buffer.bytes_max)
+        self._bytes_max = self._bytes_most
         self._count_most = min(options.batch_count_max, buffer.count_max)
         self._count_max = self._count_most
         self._unit_count_max = self._unit_bytes_max = 0  # of a batch that is sent as a unit
@@ -143,7 +146,7 @@ class Batcher:
 
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
         """The form of a new stream. True when closed batches have to be encoded again."""
-        self._bytes_max = min(self._options.batch_bytes_max, opened.batch_max_bytes)
+        self._bytes_max = min(self._bytes_most, opened.batch_max_bytes)
         self._count_max = min(self._count_most, opened.batch_max_count)
         self._unit_count_max, self._unit_bytes_max = opened.batch_max_count, opened.batch_max_bytes
         self._plain_bytes_max = min(self._options.compress_above_bytes, opened.body_max_bytes)
@@ -165,7 +168,7 @@ class Batcher:
             return encoder.form_with_prefix(slot.queue, slot.delay_level, slot.wait_store)
         return encoder.form(slot.queue.topic)
 
-    def put(self, message: Message, slot: Slot) -> Future[SendReceipt]:
+    def put(self, message: Message, slot: Slot, waiter: Waiter) -> None:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
         if message.delay_level or message.wait_store is not True:
@@ -186,7 +189,7 @@ class Batcher:
             middle = form.middle(message)
         size = encoder.fixed_bytes + len(body) + len(middle)
         batch = self.open
-        if batch is None or batch.size + size > self._bytes_max:
+        if batch is None or len(batch.buffer) + size > self._bytes_max:
             batch = self._start()
             middle = form.middle(message)  # a new batch may be a new incarnation's
         segment = slot.segment
@@ -194,18 +197,46 @@ class Batcher:
             segment = slot.segment = self._next_segment(batch, slot)
         if not self._in_turn:
             self._begin_turn()
-        segment.count += 1
-        future: Future[SendReceipt] = self._loop.create_future()
-        batch.futures.append(future)
-        batch.starts.append(batch.size)
-        batch.parts += encoder.pieces(
-            size, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
+        buffer, starts = batch.buffer, batch.starts
+        starts.append(len(buffer))
+        buffer += encoder.record(
+            slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
         )
-        batch.size += size
-        self._buffer.used += size
-        if batch.size + size > self._bytes_max or len(batch.starts) >= self._count_max:
+        segment.count += 1
+        batch.waiters.append(waiter)
+        if len(buffer) + size > self._bytes_max or len(starts) >= self._count_max:
             self.close()  # the next one, if it is like this one, would not fit
-        return future
+
+    def extend(self, messages: list[Message], at: int, slot: Slot, many: SendMany) -> int:
+        """Encodes messages from ``at`` on beside the ones before them, as long as there is room in
+        the batch and they need no other look; how many. The next one is for :meth:`put`.
+        """
+        batch, encoder, form = self.open, self.encoder, slot.form
+        if batch is None or batch.last is None or batch.last is not slot.segment:
+            return 0
+        assert encoder is not None
+        assert form is not None
+        if not self._in_turn:
+            self._begin_turn()
+        starts = encoder.extend(
+            batch.buffer,
+            messages,
+            at,
+            self._count_max - batch.count,
+            form,
+            slot.stored_queue_id,
+            bytes_max=self._bytes_max,
+            body_bytes_max=self._plain_bytes_max,
+            born_time_ms=self._now_ms,
+        )
+        if starts:
+            batch.starts += starts
+            batch.last.count += len(starts)
+            batch.waiters.append(many.take(len(starts)))
+            next_end = 2 * len(batch.buffer) - starts[-1]  # if it is like the last one
+            if next_end > self._bytes_max or batch.count >= self._count_max:
+                self.close()
+        return len(starts)
 
     def put_unit(self, messages: Sequence[Message], slot: Slot) -> list[Future[SendReceipt]]:
         """Encodes messages as a batch of their own, which travels at once. Raises what is wrong
@@ -218,18 +249,19 @@ class Batcher:
         self.close()
         limits = self._count_max, self._bytes_max
         self._count_max, self._bytes_max = len(messages) + 1, 1 << 62
+        futures: list[Future[SendReceipt]] = []
         try:
-            futures = [self.put(message, slot) for message in messages]
-            assert self.open is not None
-            if self.open.size > self._unit_bytes_max:
-                raise BatchTooLarge(
-                    f"The batch has {self.open.size} bytes; the broker takes "
-                    f"{self._unit_bytes_max}."
-                )
+            for message in messages:
+                futures.append(self._loop.create_future())
+                self.put(message, slot, futures[-1])
+                assert self.open is not None
+                if self.open.size > self._unit_bytes_max:
+                    raise BatchTooLarge(
+                        f"The batch has more than {self._unit_bytes_max} bytes, which is what the "
+                        "broker takes."
+                    )
         except BaseException:
-            batch, self.open = self.open, None
-            if batch is not None:
-                self._buffer.release(batch.size, 0)
+            self.open = None
             raise
         finally:
             self._count_max, self._bytes_max = limits
@@ -276,7 +308,7 @@ class Batcher:
         if batch is not None:
             self.open = None
             batch.close()
-            self._buffer.closed(len(batch.futures))
+            self._buffer.closed(batch.size, batch.count)
             self._on_close(batch)
 
     # --- other queues, other hosts ----------------------------------------------------------------
@@ -315,7 +347,7 @@ class Batcher:
                 encoder.again(record, to.stored_queue_id, prefix=(old, new))
                 for record in islice(records, before.count)
             ]
-        batch.futures = moved.futures
+        batch.waiters = moved.waiters
         batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)

@@ -1,7 +1,7 @@
 """One broker group's send stream: encodes, batches, sends, sends again, hands out receipts.
 
 The sender outlives its streams. Three owned tasks work while one is up (reader, writer, watchdog);
-nothing here is done per message but the loop that resolves a batch's futures.
+nothing here is done per message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
 from cometmq.client.latency import LatencyFault
-from cometmq.client.messages import SendReceipt, StoredRun
+from cometmq.client.messages import StoredRun
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
@@ -134,7 +134,7 @@ class BrokerSender:
                     extra=fields(
                         broker_group=self.broker_group,
                         address=self._routes.writer(self.broker_group) or "none",
-                        waiting=sum(len(batch.futures) for batch in self.batches()),
+                        waiting=sum(batch.count for batch in self.batches()),
                         error=error,
                     ),
                 )
@@ -242,7 +242,7 @@ class BrokerSender:
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
         resolve(batch, result)
-        self._buffer.release(batch.size, len(batch.futures))
+        self._buffer.release(batch.size, batch.count)
 
     def _refused(self, batch: Batch, error: CometError) -> None:
         """A refusal that names a segment is that segment's alone; one that may pass is tried again,
@@ -283,10 +283,8 @@ class BrokerSender:
 
     def fail(self, batch: Batch, error: CometError) -> None:
         """No message of the batch will be stored, as far as is known."""
-        for future in batch.futures:
-            if not future.done():
-                future.set_exception(error)
-        self._buffer.release(batch.size, len(batch.futures))
+        batch.failed(error)
+        self._buffer.release(batch.size, batch.count)
 
     def expire(self, now_s: float) -> None:
         """Fails what is past its deadline with SendTimeout."""
@@ -337,7 +335,7 @@ def _may_move(batch: Batch) -> bool:
 
 
 def _is_partial(batch: Batch, result: broker_pb2.SendBatchResult) -> bool:
-    return 0 < result.stored_count < len(batch.futures)
+    return 0 < result.stored_count < batch.count
 
 
 def _breaks_order(
@@ -351,6 +349,7 @@ def _breaks_order(
 
 def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     """Gives every message of a stored batch its receipt."""
+    runs: list[StoredRun] = []
     first = 0
     status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
@@ -362,11 +361,9 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
         run.first = first
         run.id_stream = segment.id_stream
         run.first_counter = segment.first_counter
-        last = first + segment.count
-        for index, future in enumerate(batch.futures[first:last]):
-            if not future.done():
-                future.set_result(SendReceipt(run, index))
-        first = last
+        runs.append(run)
+        first += segment.count
+    batch.stored(runs)
 
 
 _KINDS = (broker_pb2.SEGMENT_KIND_UNSPECIFIED, broker_pb2.SEGMENT_KIND_DELAY_LEVEL)

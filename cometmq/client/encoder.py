@@ -4,6 +4,7 @@ is not sent.
 
 from __future__ import annotations
 
+from array import array
 from zlib import crc32
 
 from cometmq.client.namespaces import Namespace
@@ -26,6 +27,7 @@ from cometmq.v1 import broker_pb2
 
 TAG_BYTES_MAX = 256
 TAG_CACHE_MAX = 1024
+RUN_BODY_BYTES_MAX = 32 * 1024 - 1  # of a message that is encoded with others in one go
 
 _UNIQUE_ID_DIGITS = 34
 _COUNTER_BYTES = 9  # eight digits and the separator behind them
@@ -74,6 +76,30 @@ def encode_application_properties(message: Message) -> bytes:
     return encoded
 
 
+def _is_plain(message: Message, topic: str) -> bool:
+    """Whether it has nothing but this topic, a tag and a body."""
+    return (
+        message.__class__ is Message
+        and message.topic.__class__ is str
+        and message.topic == topic
+        and message.body.__class__ is bytes
+        and message.tag.__class__ is str
+        and message.keys.__class__ is tuple
+        and message.properties.__class__ is dict
+        and message.flag.__class__ is message.delay_level.__class__ is int
+        and message.sharding_key.__class__ is str
+        and message.wait_store is True
+        and message.queue is None
+        and not (
+            message.keys
+            or message.properties
+            or message.flag
+            or message.delay_level
+            or message.sharding_key
+        )
+    )
+
+
 class RecordForm:
     """What all records of one topic share on one sender, or all delayed records of one queue and
     level. A record is head, body, middle and counter; the middle (topic, properties, unique id up
@@ -82,10 +108,11 @@ class RecordForm:
     ``prefix`` is what the properties begin with, in the stored form of delayed messages.
     """
 
-    __slots__ = ("_id_start", "_topic", "middles", "prefix")
+    __slots__ = ("_id_start", "_topic", "middles", "prefix", "topic")
 
-    def __init__(self, topic: str, stream: str, prefix: bytes = b"") -> None:
-        name = topic.encode()
+    def __init__(self, topic: str, wire: str, stream: str, prefix: bytes = b"") -> None:
+        self.topic = topic  # as messages have it
+        name = wire.encode()
         self._topic = bytes((len(name),)) + name
         self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
@@ -187,7 +214,7 @@ class RecordEncoder:
         """The topic's form; stays good for the sender's life."""
         form = self._forms.get(topic)
         if form is None:
-            form = self._forms[topic] = RecordForm(self._namespace.wire(topic), self.stream)
+            form = self._forms[topic] = RecordForm(topic, self._namespace.wire(topic), self.stream)
         return form
 
     def form_with_prefix(self, queue: QueueRef, level: int, wait_store: bool) -> RecordForm:
@@ -199,40 +226,36 @@ class RecordEncoder:
         if form is None:
             named = self._namespace.wire(queue.topic)
             prefix = delayed.stored_prefix(level, named, queue.queue_id, wait_store=wait_store)
-            topic = delayed.SCHEDULE_TOPIC if level else named
-            form = self._forms_with_prefix[key] = RecordForm(topic, self.stream, prefix)
+            wire = delayed.SCHEDULE_TOPIC if level else named
+            form = self._forms_with_prefix[key] = RecordForm(queue.topic, wire, self.stream, prefix)
         return form
 
-    def pieces(
+    def record(
         self,
-        size: int,
         queue_id: int,
         body: bytes,
         flag: int,
         sys_flag: int,
         middle: bytes,
         born_time_ms: int,
-    ) -> tuple[bytes, ...]:
-        """A record of ``size`` bytes, to be joined with the batch's others; spends a unique id.
-        ``body`` is as it is stored, ``sys_flag`` says how it is compressed.
+    ) -> bytes:
+        """The next record; spends a unique id. ``body`` is as it is stored, ``sys_flag`` says how
+        it is compressed.
         """
         counter = self.counter
         self.counter = counter + 1
+        sys_flag |= self._host_flags
         if accelerator is not None:
-            record = accelerator.encode(
-                queue_id, flag, sys_flag | self._host_flags, born_time_ms, body, middle, counter
-            )
-            assert len(record) == size, (len(record), size)
-            return (record,)
+            return accelerator.encode(queue_id, flag, sys_flag, born_time_ms, body, middle, counter)
         head = self._pack_head(
-            size,
+            self.fixed_bytes + len(body) + len(middle),
             MAGIC_V1,
             crc32(body) & BODY_CRC_MASK,
             queue_id,
             flag,
             0,  # queue offset
             0,  # log offset
-            sys_flag | self._host_flags,
+            sys_flag,
             born_time_ms,
             self._born_host,
             0,  # store time
@@ -241,7 +264,81 @@ class RecordEncoder:
             0,  # prepared transaction offset
             len(body),
         )
-        return head, body, middle, b"%08X\x02" % counter
+        return b"".join((head, body, middle, b"%08X\x02" % counter))
+
+    def extend(
+        self,
+        buffer: bytearray,
+        messages: list[Message],
+        at: int,
+        count_max: int,
+        form: RecordForm,
+        queue_id: int,
+        *,
+        bytes_max: int,
+        body_bytes_max: int,
+        born_time_ms: int,
+    ) -> array[int]:
+        """Appends the records of messages from ``at`` on, at most so many, and as long as the
+        buffer has at most ``bytes_max``. Stops before a message that has more than the form's
+        topic, a tag that was met before and a body that is stored as it is. Where each record
+        begins.
+        """
+        body_bytes_max = min(body_bytes_max, RUN_BODY_BYTES_MAX)
+        if accelerator is None:
+            starts = self._extend_plainly(
+                buffer,
+                messages[at : at + count_max],
+                form,
+                queue_id,
+                bytes_max,
+                body_bytes_max,
+                born_time_ms,
+            )
+        else:
+            starts = array("I")
+            starts.frombytes(
+                accelerator.encode_run(
+                    buffer,
+                    messages,
+                    at,
+                    count_max,
+                    Message,
+                    form.topic,
+                    form.middles,
+                    bytes_max,
+                    body_bytes_max,
+                    queue_id,
+                    self._host_flags,
+                    born_time_ms,
+                    self.counter,
+                )
+            )
+            self.counter += len(starts)
+        return starts
+
+    def _extend_plainly(
+        self,
+        buffer: bytearray,
+        messages: list[Message],
+        form: RecordForm,
+        queue_id: int,
+        bytes_max: int,
+        body_bytes_max: int,
+        born_time_ms: int,
+    ) -> array[int]:
+        starts = array("I")
+        for message in messages:
+            if not _is_plain(message, form.topic) or len(message.body) > body_bytes_max:
+                break
+            body, middle = message.body, form.middles.get(message.tag)
+            if middle is None:
+                break
+            if len(buffer) + self.fixed_bytes + len(body) + len(middle) > bytes_max:
+                break
+            starts.append(len(buffer))
+            buffer += self.record(queue_id, body, 0, 0, middle, born_time_ms)
+        return starts
 
     def again(
         self,

@@ -4,6 +4,7 @@ by design.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -32,7 +33,7 @@ class StoredRun:
         self.queue_offset = queue_offset  # of the segment's first message
         self.store_time_ms = store_time_ms
         self.log_offset = 0  # of the batch's first record
-        self.starts: list[int] = []  # byte offset of each record of the batch
+        self.starts: Sequence[int] = ()  # byte offset of each record of the batch
         self.first = 0  # index of the segment's first record in the batch
         self.status = SendStatus.SEND_OK
         self.is_delayed = False  # the messages wait in a schedule queue, at these offsets
@@ -84,6 +85,11 @@ class SendReceipt:
 
     def __repr__(self) -> str:
         return f"SendReceipt({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"
+
+
+def place_of(receipt: SendReceipt) -> tuple[StoredRun, int]:
+    """What a receipt was made of: where its segment was stored, its message's index there."""
+    return receipt._run, receipt._index
 
 
 class ConsumeResult(Enum):

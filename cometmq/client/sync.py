@@ -21,6 +21,7 @@ from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushCon
 from cometmq.client.positions import OffsetStore
 from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.send_many import SendReceipts
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
 
@@ -101,11 +102,21 @@ class Producer(_Sync[producer.Producer]):
 
     def send(self, message: Message) -> concurrent.futures.Future[SendReceipt]:
         """Puts the message into the buffer; the future has the receipt, or the error."""
-        return self._wait(self._put(message))
+        return self._wait(self._handed(self._client.send(message)))
 
     def send_and_wait(self, message: Message) -> SendReceipt:
         """Sends the message and waits for its receipt; raises why it was not stored."""
         return self._wait(self._client.send_and_wait(message))
+
+    def send_many(self, messages: Iterable[Message]) -> concurrent.futures.Future[SendReceipts]:
+        """Puts the messages into the buffer; the future has the receipts of all. An iterator runs
+        in the client's thread.
+        """
+        return self._wait(self._handed(self._client.send_many(messages)))
+
+    def send_many_and_wait(self, messages: Iterable[Message]) -> SendReceipts:
+        """Sends the messages and waits for their receipts."""
+        return self._wait(self._client.send_many_and_wait(messages))
 
     def send_batch(self, messages: Sequence[Message]) -> list[SendReceipt]:
         """Sends messages as one unit to one queue and waits for their receipts."""
@@ -119,18 +130,21 @@ class Producer(_Sync[producer.Producer]):
         """Waits until every message sent so far is decided."""
         self._wait(self._client.flush())
 
-    async def _put(self, message: Message) -> concurrent.futures.Future[SendReceipt]:
-        decided: concurrent.futures.Future[SendReceipt] = concurrent.futures.Future()
+    async def _handed(
+        self, call: Coroutine[Any, Any, asyncio.Future[Answer]]
+    ) -> concurrent.futures.Future[Answer]:
+        """The future that the call gives, for other threads."""
+        decided: concurrent.futures.Future[Answer] = concurrent.futures.Future()
         decided.set_running_or_notify_cancel()  # cancelling it would not take the message back
 
-        def decide(future: asyncio.Future[SendReceipt]) -> None:
+        def decide(future: asyncio.Future[Answer]) -> None:
             error = future.exception()
             if error is None:
                 decided.set_result(future.result())
             else:
                 decided.set_exception(error)
 
-        (await self._client.send(message)).add_done_callback(decide)
+        (await call).add_done_callback(decide)
         return decided
 
 

@@ -29,9 +29,11 @@ PyObject *accelerator_decode(PyObject *module, PyObject *arguments);
 PyObject *accelerator_choose(PyObject *module, PyObject *arguments);
 PyObject *accelerator_match(PyObject *module, PyObject *arguments);
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
 int received_add(PyObject *module);
+int encode_prepare(void);         /* the names it looks for; -1 with an exception set */
 
 #endif

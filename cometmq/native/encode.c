@@ -1,4 +1,4 @@
-/* A record as the SDK sends it: cometmq/client/encoder.py. */
+/* Records as the SDK sends them: cometmq/client/encoder.py. */
 
 #include "accelerator.h"
 
@@ -33,6 +33,13 @@ static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t f
     digits[COUNTER_DIGITS] = 2; /* behind the last property */
 }
 
+/* Bytes of a record beside its body and its middle, which has the lengths of topic and properties. */
+static size_t bytes_beside(uint32_t sys_flag)
+{
+    size_t hosts = (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
+    return RECORD_BYTES_MIN - 3 + hosts + COUNTER_DIGITS + 1;
+}
+
 static int is_bytes(PyObject *object, span *content)
 {
     char *start;
@@ -56,8 +63,7 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
     long long counter = PyLong_AsLongLong(arguments[6]);
     if (PyErr_Occurred() || !is_bytes(arguments[4], &body) || !is_bytes(arguments[5], &middle))
         return NULL;
-    size_t hosts = (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
-    size_t rest = RECORD_BYTES_MIN - 3 + hosts + COUNTER_DIGITS + 1; /* the middle has the two lengths */
+    size_t rest = bytes_beside((uint32_t)sys_flag);
     if (queue_id < INT32_MIN || queue_id > INT32_MAX || flag < INT32_MIN || flag > INT32_MAX
         || (sys_flag & ~(COMPRESSION | HOSTS_V6)) || counter < 0 || counter > UINT32_MAX || body.length > INT32_MAX - rest
         || middle.length > INT32_MAX - rest - body.length) {
@@ -74,4 +80,148 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
                  (uint32_t)counter);
     END_WORK
     return result;
+}
+
+/* --- many at once --------------------------------------------------------------------------------------------- */
+
+#define RUN_COUNT_MAX 1024 /* a batch has no more */
+
+/* The fields of a message. */
+enum { TOPIC, BODY, TAG, KEYS, PROPERTIES, FLAG, QUEUE, DELAY_LEVEL, SHARDING_KEY, WAIT_STORE, FIELDS };
+static PyObject *field_names[FIELDS], *zero;
+
+int encode_prepare(void)
+{
+    static const char *const names[FIELDS] = {"topic", "body",  "tag",         "keys",         "properties",
+                                              "flag",  "queue", "delay_level", "sharding_key", "wait_store"};
+    for (int field = 0; field < FIELDS; field++)
+        if (field_names[field] == NULL && (field_names[field] = PyUnicode_InternFromString(names[field])) == NULL)
+            return -1;
+    return zero != NULL || (zero = PyLong_FromLong(0)) != NULL ? 0 : -1;
+}
+
+/* What all records of a run have. */
+typedef struct {
+    PyTypeObject *type; /* of the messages */
+    PyObject *topic, *middles;
+    uint32_t queue_id, sys_flag;
+    uint64_t born_time;
+    size_t rest;           /* bytes of a record beside its body and its middle */
+    Py_ssize_t body_max;   /* of a body that is stored as it is */
+    PyObject *tag, *middle; /* found last; both are owned */
+} run;
+
+static int is_empty_text(PyObject *object)
+{
+    return PyUnicode_CheckExact(object) && PyUnicode_GetLength(object) == 0;
+}
+
+/* Whether a message has only what a run knows: topic, body and a tag that was met before. Else Python looks at it. */
+static int is_usual(PyObject *const *fields, const run *run)
+{
+    return fields[FLAG] == zero && fields[DELAY_LEVEL] == zero && fields[QUEUE] == Py_None
+        && fields[WAIT_STORE] == Py_True && is_empty_text(fields[SHARDING_KEY])
+        && PyTuple_CheckExact(fields[KEYS]) && PyTuple_Size(fields[KEYS]) == 0
+        && PyDict_CheckExact(fields[PROPERTIES]) && PyDict_Size(fields[PROPERTIES]) == 0
+        && PyBytes_CheckExact(fields[BODY]) && PyBytes_Size(fields[BODY]) <= run->body_max
+        && PyUnicode_CheckExact(fields[TAG])
+        && (fields[TOPIC] == run->topic
+            || (PyUnicode_CheckExact(fields[TOPIC]) && PyUnicode_Compare(fields[TOPIC], run->topic) == 0));
+}
+
+/* Finds the middle of messages with this tag; 0 when there is none yet. */
+static int find_middle(run *run, PyObject *tag)
+{
+    if (tag == run->tag)
+        return 1;
+    PyObject *middle = PyDict_GetItemWithError(run->middles, tag);
+    if (middle == NULL || !PyBytes_CheckExact(middle))
+        return 0;
+    Py_INCREF(tag);
+    Py_XDECREF(run->tag);
+    run->tag = tag;
+    Py_INCREF(middle);
+    Py_XDECREF(run->middle);
+    run->middle = middle;
+    return 1;
+}
+
+/* Appends a message's record; 0 when it is not usual or there is no room, also with an exception set. */
+static int append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
+{
+    span body, middle;
+    if (!is_usual(fields, run) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
+        || !is_bytes(run->middle, &middle))
+        return 0;
+    Py_ssize_t at = PyByteArray_Size(buffer);
+    size_t size = run->rest + body.length + middle.length;
+    if (middle.length > INT32_MAX || at > bytes_max || size > (size_t)(bytes_max - at)
+        || PyByteArray_Resize(buffer, at + (Py_ssize_t)size) < 0)
+        return 0;
+    write_record((uint8_t *)PyByteArray_AsString(buffer) + at, size, run->queue_id, 0, run->sys_flag, run->born_time,
+                 body, middle, counter);
+    return 1;
+}
+
+static int append_message(PyObject *message, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
+{
+    PyObject *fields[FIELDS];
+    int count = 0, appended = 0;
+    if (Py_TYPE(message) != run->type)
+        return 0;
+    while (count < FIELDS && (fields[count] = PyObject_GetAttr(message, field_names[count])) != NULL)
+        count++;
+    if (count == FIELDS)
+        appended = append_fields(fields, run, buffer, bytes_max, counter);
+    else
+        PyErr_Clear(); /* somebody deleted a field: Python says what is wrong */
+    while (count)
+        Py_DECREF(fields[--count]);
+    return appended;
+}
+
+/* Appends messages from `at` on, at most `count`; how many, with the place of each in `starts`. */
+static Py_ssize_t append_run(PyObject *messages, Py_ssize_t at, Py_ssize_t count, run *run, PyObject *buffer,
+                             Py_ssize_t bytes_max, uint32_t counter, uint32_t *starts)
+{
+    Py_ssize_t done = 0;
+    int appended = 1;
+    while (appended && done < count && at + done < PyList_Size(messages)) {
+        PyObject *message = PyList_GetItem(messages, at + done);
+        Py_INCREF(message); /* comparing odd texts may change the list */
+        starts[done] = (uint32_t)PyByteArray_Size(buffer);
+        appended = append_message(message, run, buffer, bytes_max, counter + (uint32_t)done);
+        Py_DECREF(message);
+        done += appended;
+    }
+    return done;
+}
+
+PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *buffer, *messages, *type, *topic, *middles;
+    Py_ssize_t at, count, bytes_max, body_max;
+    int queue_id, host_flags;
+    long long born_time, counter;
+    if (!PyArg_ParseTuple(arguments, "O!O!nnO!UO!nniiLL:encode_run", &PyByteArray_Type, &buffer, &PyList_Type, &messages,
+                          &at, &count, &PyType_Type, &type, &topic, &PyDict_Type, &middles, &bytes_max, &body_max,
+                          &queue_id, &host_flags, &born_time, &counter))
+        return NULL;
+    if (at < 0 || count < 0 || count > RUN_COUNT_MAX || bytes_max < 0 || bytes_max > UINT32_MAX
+        || body_max > RELEASE_BYTES_MIN || (host_flags & ~(int)HOSTS_V6) || counter < 0 || counter > UINT32_MAX - count)
+        return PyErr_Format(PyExc_ValueError, "encode_run: a number is out of range");
+    run run = {.type = (PyTypeObject *)type, .topic = topic, .middles = middles, .queue_id = (uint32_t)queue_id,
+               .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
+               .rest = bytes_beside((uint32_t)host_flags)};
+    uint32_t starts[RUN_COUNT_MAX];
+    Py_ssize_t size = PyByteArray_Size(buffer);
+    Py_ssize_t done = append_run(messages, at, count, &run, buffer, bytes_max, (uint32_t)counter, starts);
+    Py_XDECREF(run.tag);
+    Py_XDECREF(run.middle);
+    if (PyErr_Occurred()) {
+        PyByteArray_Resize(buffer, size);
+        return NULL;
+    }
+    return PyBytes_FromStringAndSize((const char *)starts, done * (Py_ssize_t)sizeof(uint32_t));
 }

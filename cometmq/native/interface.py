@@ -11,7 +11,7 @@ without the GIL.
 from __future__ import annotations
 
 from array import array
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Groups = list[tuple[str, int, int, bytes]]
@@ -140,10 +140,36 @@ class Accelerator(Protocol):
         counter: int,
         /,
     ) -> bytes:
-        """A record as the SDK sends it: ``cometmq.client.encoder.RecordEncoder.pieces``, joined.
+        """A record as the SDK sends it: ``cometmq.client.encoder.RecordEncoder.record``.
 
         ``middle`` stands between the body and the eight digits of ``counter`` that end the
         properties. ValueError for a number that its field cannot hold.
+        """
+
+    def encode_run(
+        self,
+        buffer: bytearray,
+        messages: list[Any],
+        at: int,
+        count_max: int,
+        kind: type,
+        topic: str,
+        middles: dict[str, bytes],
+        bytes_max: int,
+        body_bytes_max: int,
+        queue_id: int,
+        host_flags: int,
+        born_time_ms: int,
+        counter: int,
+        /,
+    ) -> bytes:
+        """Appends to ``buffer`` the records of messages from ``at`` on:
+        ``cometmq.client.encoder.RecordEncoder.extend``.
+
+        Stops before the first one that is not of ``kind``, has another topic, a body above
+        ``body_bytes_max``, a tag that ``middles`` does not have, or anything else; and where the
+        buffer would have more than ``bytes_max``. Returns the place of each record, uint32 of this
+        machine. ValueError for a number that is out of range.
         """
 
     def index_keys(self, chunk: bytes, at: int, /) -> tuple[int, bytes]:

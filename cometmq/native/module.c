@@ -37,6 +37,7 @@ static PyMethodDef methods[] = {
     {"choose", accelerator_choose, METH_VARARGS, NULL},
     {"match", accelerator_match, METH_VARARGS, NULL},
     {"encode", (PyCFunction)(void (*)(void))accelerator_encode, METH_FASTCALL, NULL},
+    {"encode_run", accelerator_encode_run, METH_VARARGS, NULL},
     {"index_keys", accelerator_index_keys, METH_VARARGS, NULL},
     {"index_put", accelerator_index_put, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -45,7 +46,7 @@ static PyMethodDef methods[] = {
 static int execute(PyObject *module)
 {
     crc32_prepare();
-    if (levels_add(module) < 0 || received_add(module) < 0)
+    if (levels_add(module) < 0 || received_add(module) < 0 || encode_prepare() < 0)
         return -1;
     return PyModule_AddStringConstant(module, "CRC32", crc32_is_folded() ? "pclmulqdq" : "tables");
 }

@@ -324,6 +324,26 @@ async def test_a_group_without_writer_loses_its_messages_to_the_others() -> None
     assert all(before_it.get(unique_id, body) == body for unique_id, body in moved.items())
 
 
+async def test_a_batch_of_many_topics_that_waits_for_a_writer_stays_whole() -> None:
+    async with sending() as (producer, namesrv, [broker]):
+        await namesrv.put("U", broker)
+        for topic in "TU":
+            await producer.send_and_wait(Message(topic, b"-1"))
+        await broker.stop()
+        for topic in "TU":
+            await namesrv.put(topic)  # nobody writes it now
+        sender = producer._senders["g1"]
+        await until(lambda: producer._routes.writer("g1") is None and not sender.connected)
+        futures = [await producer.send(Message("TU"[n % 2], b"%d" % n)) for n in range(40)]
+        await until(lambda: sender.window.waiting)  # it was looked at, whether it can go elsewhere
+        before = len(broker.batches)
+        await broker.start()
+        for topic in "TU":
+            await namesrv.put(topic, broker)
+        await asyncio.gather(*futures)
+        assert [len(batch.segments) for batch in broker.batches[before:]] == [40]
+
+
 async def test_a_broker_that_is_away_gets_nothing_new() -> None:
     async with sending("g1", "g2") as (producer, _, [first, second]):
         await asyncio.gather(*await send_all(producer, 1))

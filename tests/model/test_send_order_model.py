@@ -49,10 +49,9 @@ class World:
         for _ in range(self.source.choice([1, 1, 3])):
             segment = Segment(QueueRef("T", 0, "g"), True, "S", 0)
             for _ in range(self.source.choice([1, 2, 5])):
-                batch.futures.append(self.loop.create_future())
+                batch.waiters.append(self.loop.create_future())
                 batch.starts.append(batch.size)
-                batch.parts.append(next(self.numbers).to_bytes(4, "big"))
-                batch.size += 4
+                batch.buffer += next(self.numbers).to_bytes(4, "big")
                 segment.count += 1
             batch.segments.append(segment)
         batch.close()
@@ -101,7 +100,7 @@ class World:
             return
         batch_id, answer = self.wire.answers.popleft()
         batch, _ = self.window.answered(batch_id)
-        if answer not in (BEHIND, len(batch.futures)):
+        if answer not in (BEHIND, batch.count):
             self.window.refused(batch_id)
         if answer in (BEHIND, REFUSED):
             self.window.push(batch)
@@ -112,7 +111,7 @@ class World:
                 self.window.push(part)
         else:
             assert isinstance(answer, int)
-            if answer < len(batch.futures):
+            if answer < batch.count:
                 batch, rest_of_it = batch.split_at(answer)
                 self.window.push(rest_of_it)
             self.acknowledged += messages(batch)

@@ -52,7 +52,12 @@ class Collected:
         return slot
 
     def put(self, slot: Slot, *bodies: bytes) -> list[asyncio.Future[Any]]:
-        return [self.batcher.put(Message(slot.queue.topic, body), slot) for body in bodies]
+        return [self.put_message(Message(slot.queue.topic, body), slot) for body in bodies]
+
+    def put_message(self, message: Message, slot: Slot) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.batcher.put(message, slot, future)
+        return future
 
 
 def bodies(batch: Batch) -> list[bytes]:
@@ -118,7 +123,7 @@ async def test_bad_messages_change_nothing() -> None:
         (Message("T", b"", "a|b"), PropertiesInvalid),
     ):
         with pytest.raises(error):
-            made.batcher.put(message, slot)
+            made.put_message(message, slot)
     assert (made.batcher.open, made.buffer.used) == (None, 0)
     made.put(slot, b"good")
     made.batcher.close()
@@ -159,7 +164,7 @@ async def test_an_adopted_batch_keeps_its_identity_and_its_futures() -> None:
     new.batcher.adopt(moved, new.slot(7))
     before, adopted = new.closed
     assert (bodies(before), bodies(adopted)) == ([b"before"], [b"1", b"2"])
-    assert adopted.futures == futures
+    assert adopted.waiters == futures
     assert adopted.deadline_s == moved.deadline_s
     ids = [r.unique_id for r in decode_all(adopted.records)]
     assert ids == [r.unique_id for r in decode_all(moved.records)]

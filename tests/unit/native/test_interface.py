@@ -12,13 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cometmq import native
-from cometmq.client import received
+from cometmq.client import encoder, received
+from cometmq.clock import SystemClock
 from cometmq.errors import CometError
 from cometmq.format import batch, indexfile, indexkeys, properties, record, scan, taghash
 from cometmq.format.batch import BatchLimits, SegmentClaim
 from cometmq.messaging import pull
-from cometmq.model import QueueRef
+from cometmq.model import Message, QueueRef
 from cometmq.native.interface import Accelerator
+from cometmq.v1 import broker_pb2
 from tests.unit.format import naive, strategies
 
 needs_native = pytest.mark.skipif(native.accelerator is None, reason="the C extension is not built")
@@ -35,7 +37,7 @@ def both(compute: Callable[[], Any]) -> tuple[Any, Any]:
     results = []
     for chosen in (None, native.accelerator):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (batch, indexfile, indexkeys, pull, record, scan):
+            for module in (batch, encoder, indexfile, indexkeys, pull, record, scan):
                 patch.setattr(module, "accelerator", chosen)
             try:
                 results.append(compute())
@@ -430,6 +432,89 @@ def test_a_number_that_does_not_fit_is_refused(place: int, value: int) -> None:
     arguments[place] = value
     with pytest.raises(ValueError, match="does not fit"):
         accelerator().encode(*arguments)
+
+
+def changed(**fields: object) -> Message:
+    """A message that was right when it was made."""
+    message = Message("T", b"")
+    for name, value in fields.items():
+        setattr(message, name, value)
+    return message
+
+
+class Text(str):
+    """Equal to its text, and no plain one."""
+
+
+class Other(Message):
+    """Not a plain message."""
+
+
+plain_messages = st.builds(
+    Message, st.just("T"), st.binary(max_size=200), st.sampled_from(["", "A", "é"])
+)
+odd_messages: list[Any] = [
+    *(Message("U", b""), Message("T", bytes(300)), Message("T", b"", "new"), Other("T", b"")),
+    *(Message("T", b"", keys=("k",)), Message("T", b"", properties={"a": "b"})),
+    *(Message("T", b"", flag=1), Message("T", b"", delay_level=1), Message("T", b"", "a|b")),
+    *(Message("T", b"", queue=QueueRef("T", 0)), Message("T", b"", wait_store=False)),
+    *(Message("T", b"", sharding_key="k"), None, b"T", Message(Text("T"), b"")),
+    *(changed(topic=["T"]), changed(tag=[]), changed(tag=None), changed(body="text")),
+    *(changed(body=bytearray(1)), changed(keys=[]), changed(properties=None), changed(flag=False)),
+    *(changed(delay_level=False), changed(wait_store=1), changed(sharding_key=None)),
+]
+
+
+@needs_native
+@given(
+    st.lists(st.one_of(plain_messages, plain_messages, st.sampled_from(odd_messages)), max_size=12),
+    st.integers(0, 14),
+    st.integers(0, 12),
+    st.integers(0, 3000),
+    st.sampled_from([4, 16]),
+)
+def test_encoding_many_is_the_same(
+    messages: list[Any], at: int, count_max: int, bytes_max: int, host_bytes: int
+) -> None:
+    opened = broker_pb2.SendStreamOpened(
+        born_host=bytes(host_bytes), store_host=bytes(4), body_max_bytes=4096
+    )
+    made = encoder.RecordEncoder(opened, SystemClock())
+    form = made.form("T")
+    for tag in ("", "A", "é"):
+        form.middle(Message("T", b"", tag))
+    limits = {"bytes_max": bytes_max, "body_bytes_max": 250, "born_time_ms": 1234}
+
+    def run() -> tuple[bytes, list[int], int]:
+        buffer, made.counter = bytearray(b"before"), 0xFFFF
+        starts = made.extend(buffer, messages, at, count_max, form, 3, **limits)
+        return bytes(buffer), list(starts), made.counter
+
+    plain, fast = both(run)
+    assert fast == plain
+    records, starts, counter = fast
+    assert counter == 0xFFFF + len(starts)
+    made.counter = 0xFFFF
+    alone = [
+        made.record(3, message.body, 0, 0, form.middle(message), 1234)
+        for message in messages[at : at + len(starts)]
+    ]
+    assert records == b"".join([b"before", *alone])
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(2, -1), (3, -1), (3, 1025), (7, -1), (7, 2**32), (8, 2**20), (10, 1), (12, -1), (12, 2**32)],
+)
+def test_a_run_with_a_number_out_of_range_is_refused(place: int, value: int) -> None:
+    buffer = bytearray()
+    arguments: list[Any] = [buffer, [Message("T", b"")], 0, 1, Message, "T", {"": b"m"}]
+    arguments += [4096, 100, 0, 0, 0, 0]
+    arguments[place] = value
+    with pytest.raises(ValueError, match="out of range"):
+        accelerator().encode_run(*arguments)
+    assert not buffer
 
 
 # --- what the quick look takes ------------------------------------------------------------------
