@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum, IntEnum
 
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
+from cometmq.native import untracked
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -149,6 +150,7 @@ class TopicConfig:
         )
 
 
+@untracked
 @dataclass(slots=True, init=False)  # not frozen: that would cost as much as encoding the message
 class Message:
     """What an application sends. ``keys`` find it again, consumers filter by ``tag``.
@@ -206,6 +208,9 @@ class Message:
             or tag.__class__ is not str
         ):
             self.check()
+
+    def __reduce__(self) -> tuple[type[Message], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def check(self) -> None:
         """InvalidRequest for the first field that is not of its kind."""

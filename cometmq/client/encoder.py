@@ -131,7 +131,7 @@ class RecordForm:
         middle = self.middles.get(message.tag)
         if middle is None:
             middle = self._around(encode_tag(message.tag))
-            if len(self.middles) < TAG_CACHE_MAX:
+            if len(self.middles) < TAG_CACHE_MAX and message.tag.__class__ is str:
                 self.middles[message.tag] = middle
         return middle
 
@@ -303,7 +303,6 @@ class RecordEncoder:
                     messages,
                     at,
                     count_max,
-                    Message,
                     form.topic,
                     form.middles,
                     bytes_max,

@@ -8,35 +8,20 @@ and again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, cast
+from typing import Self
 
 from cometmq.errors import BatchMalformed
 from cometmq.format import properties as property_codec
 from cometmq.format.compression import SYS_FLAG_COMPRESSED, decompress
 from cometmq.format.record import Record, decode, decode_all
 from cometmq.model import QueueRef
-from cometmq.native import accelerator
+from cometmq.native import untracked
 from cometmq.native.interface import Buffer
 
 ShownName = Callable[[str], str]  # of a topic: its name without the namespace
-T = TypeVar("T")
 
 
-def _untracked(plain: type[T]) -> type[T]:
-    """The extension's type where it was built, with everything of the plain class that it does not
-    have itself. It is no base class: the collector tracks objects of every class made in Python.
-    """
-    if accelerator is None:
-        return plain
-    kind: Any = accelerator.ReceivedMessage
-    left_out = {"__init__", "__module__", "__slots__", *vars(plain)["__slots__"]}
-    for name, member in vars(plain).items():
-        if name not in left_out and vars(kind).get(name) is None:
-            setattr(kind, name, member)
-    return cast("type[T]", kind)
-
-
-@_untracked
+@untracked
 class ReceivedMessage:
     """A message as an application reads it: fields are read from its record when they are looked
     at. It holds its own copy of the record and nothing else of a pull. Equal only to itself.

@@ -8,11 +8,14 @@ is installed, and ``COMETMQ_NATIVE=0`` in the environment turns it off.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import zlib
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from cometmq.native.interface import Accelerator, Buffer
+
+T = TypeVar("T")
 
 SWITCH = "COMETMQ_NATIVE"
 
@@ -27,6 +30,22 @@ def _load() -> Accelerator | None:
 
 
 accelerator = _load()
+
+
+def untracked(plain: type[T]) -> type[T]:
+    """The extension's type of this name where it was built, with everything of the plain class that
+    it does not have itself. It is no base class: the garbage collector tracks objects of every
+    class made in Python.
+    """
+    if accelerator is None:
+        return plain
+    kind: Any = getattr(accelerator, plain.__name__)
+    left_out = {"__init__", "__module__", "__slots__", *vars(plain)["__slots__"]}
+    for name, member in vars(plain).items():
+        if name not in left_out and vars(kind).get(name) is None:
+            setattr(kind, name, member)
+    kind.__signature__ = inspect.signature(plain)
+    return cast("type[T]", kind)
 
 
 def crc32(data: Buffer) -> int:

@@ -34,6 +34,6 @@ PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
 int received_add(PyObject *module);
-int encode_prepare(void);         /* the names it looks for; -1 with an exception set */
+int message_add(PyObject *module);
 
 #endif

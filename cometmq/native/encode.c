@@ -4,6 +4,7 @@
 
 #include "bytes.h"
 #include "crc32.h"
+#include "message.h"
 #include "record.h"
 
 #include <string.h>
@@ -86,23 +87,8 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
 
 #define RUN_COUNT_MAX 1024 /* a batch has no more */
 
-/* The fields of a message. */
-enum { TOPIC, BODY, TAG, KEYS, PROPERTIES, FLAG, QUEUE, DELAY_LEVEL, SHARDING_KEY, WAIT_STORE, FIELDS };
-static PyObject *field_names[FIELDS], *zero;
-
-int encode_prepare(void)
-{
-    static const char *const names[FIELDS] = {"topic", "body",  "tag",         "keys",         "properties",
-                                              "flag",  "queue", "delay_level", "sharding_key", "wait_store"};
-    for (int field = 0; field < FIELDS; field++)
-        if (field_names[field] == NULL && (field_names[field] = PyUnicode_InternFromString(names[field])) == NULL)
-            return -1;
-    return zero != NULL || (zero = PyLong_FromLong(0)) != NULL ? 0 : -1;
-}
-
 /* What all records of a run have. */
 typedef struct {
-    PyTypeObject *type; /* of the messages */
     PyObject *topic, *middles;
     uint32_t queue_id, sys_flag;
     uint64_t born_time;
@@ -119,7 +105,7 @@ static int is_empty_text(PyObject *object)
 /* Whether a message has only what a run knows: topic, body and a tag that was met before. Else Python looks at it. */
 static int is_usual(PyObject *const *fields, const run *run)
 {
-    return fields[FLAG] == zero && fields[DELAY_LEVEL] == zero && fields[QUEUE] == Py_None
+    return fields[FLAG] == zero() && fields[DELAY_LEVEL] == zero() && fields[QUEUE] == Py_None
         && fields[WAIT_STORE] == Py_True && is_empty_text(fields[SHARDING_KEY])
         && PyTuple_CheckExact(fields[KEYS]) && PyTuple_Size(fields[KEYS]) == 0
         && PyDict_CheckExact(fields[PROPERTIES]) && PyDict_Size(fields[PROPERTIES]) == 0
@@ -163,21 +149,15 @@ static int append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py
     return 1;
 }
 
-static int append_message(PyObject *message, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
+static int append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
 {
-    PyObject *fields[FIELDS];
-    int count = 0, appended = 0;
-    if (Py_TYPE(message) != run->type)
+    if (!is_message(object))
         return 0;
-    while (count < FIELDS && (fields[count] = PyObject_GetAttr(message, field_names[count])) != NULL)
-        count++;
-    if (count == FIELDS)
-        appended = append_fields(fields, run, buffer, bytes_max, counter);
-    else
-        PyErr_Clear(); /* somebody deleted a field: Python says what is wrong */
-    while (count)
-        Py_DECREF(fields[--count]);
-    return appended;
+    PyObject *const *fields = ((message *)object)->fields;
+    for (int field = 0; field < FIELDS; field++)
+        if (fields[field] == NULL) /* somebody deleted it: Python says what is wrong */
+            return 0;
+    return append_fields(fields, run, buffer, bytes_max, counter);
 }
 
 /* Appends messages from `at` on, at most `count`; how many, with the place of each in `starts`. */
@@ -187,11 +167,8 @@ static Py_ssize_t append_run(PyObject *messages, Py_ssize_t at, Py_ssize_t count
     Py_ssize_t done = 0;
     int appended = 1;
     while (appended && done < count && at + done < PyList_Size(messages)) {
-        PyObject *message = PyList_GetItem(messages, at + done);
-        Py_INCREF(message); /* comparing odd texts may change the list */
         starts[done] = (uint32_t)PyByteArray_Size(buffer);
-        appended = append_message(message, run, buffer, bytes_max, counter + (uint32_t)done);
-        Py_DECREF(message);
+        appended = append_message(PyList_GetItem(messages, at + done), run, buffer, bytes_max, counter + (uint32_t)done);
         done += appended;
     }
     return done;
@@ -200,18 +177,18 @@ static Py_ssize_t append_run(PyObject *messages, Py_ssize_t at, Py_ssize_t count
 PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject *buffer, *messages, *type, *topic, *middles;
+    PyObject *buffer, *messages, *topic, *middles;
     Py_ssize_t at, count, bytes_max, body_max;
     int queue_id, host_flags;
     long long born_time, counter;
-    if (!PyArg_ParseTuple(arguments, "O!O!nnO!UO!nniiLL:encode_run", &PyByteArray_Type, &buffer, &PyList_Type, &messages,
-                          &at, &count, &PyType_Type, &type, &topic, &PyDict_Type, &middles, &bytes_max, &body_max,
+    if (!PyArg_ParseTuple(arguments, "O!O!nnUO!nniiLL:encode_run", &PyByteArray_Type, &buffer, &PyList_Type, &messages,
+                          &at, &count, &topic, &PyDict_Type, &middles, &bytes_max, &body_max,
                           &queue_id, &host_flags, &born_time, &counter))
         return NULL;
     if (at < 0 || count < 0 || count > RUN_COUNT_MAX || bytes_max < 0 || bytes_max > UINT32_MAX
         || body_max > RELEASE_BYTES_MIN || (host_flags & ~(int)HOSTS_V6) || counter < 0 || counter > UINT32_MAX - count)
         return PyErr_Format(PyExc_ValueError, "encode_run: a number is out of range");
-    run run = {.type = (PyTypeObject *)type, .topic = topic, .middles = middles, .queue_id = (uint32_t)queue_id,
+    run run = {.topic = topic, .middles = middles, .queue_id = (uint32_t)queue_id,
                .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
                .rest = bytes_beside((uint32_t)host_flags)};
     uint32_t starts[RUN_COUNT_MAX];

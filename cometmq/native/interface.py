@@ -55,6 +55,7 @@ class Accelerator(Protocol):
 
     CRC32: str  # how it computes CRCs: "pclmulqdq" or "tables"
     SharedOffsets: type[SharedOffsets]
+    Message: type[object]  # the hot part of ``cometmq.model.Message``
     ReceivedMessage: type[object]  # the hot part of ``cometmq.client.received.ReceivedMessage``
 
     def crc32(self, data: Buffer, /) -> int:
@@ -152,7 +153,6 @@ class Accelerator(Protocol):
         messages: list[Any],
         at: int,
         count_max: int,
-        kind: type,
         topic: str,
         middles: dict[str, bytes],
         bytes_max: int,
@@ -166,10 +166,11 @@ class Accelerator(Protocol):
         """Appends to ``buffer`` the records of messages from ``at`` on:
         ``cometmq.client.encoder.RecordEncoder.extend``.
 
-        Stops before the first one that is not of ``kind``, has another topic, a body above
+        Stops before the first one that is no plain message, has another topic, a body above
         ``body_bytes_max``, a tag that ``middles`` does not have, or anything else; and where the
-        buffer would have more than ``bytes_max``. Returns the place of each record, uint32 of this
-        machine. ValueError for a number that is out of range.
+        buffer would have more than ``bytes_max``. The tags of ``middles`` are plain texts. Returns
+        the place of each record, uint32 of this machine. ValueError for a number that is out of
+        range.
         """
 
     def index_keys(self, chunk: bytes, at: int, /) -> tuple[int, bytes]:

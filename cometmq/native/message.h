@@ -1,0 +1,22 @@
+/* A message as an application sends it: cometmq/model.py. */
+
+#ifndef COMETMQ_MESSAGE_H
+#define COMETMQ_MESSAGE_H
+
+#include "accelerator.h"
+
+/* The fields, in the order of the constructor. */
+enum { TOPIC, BODY, TAG, KEYS, PROPERTIES, FLAG, QUEUE, DELAY_LEVEL, SHARDING_KEY, WAIT_STORE, FIELDS };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *fields[FIELDS]; /* NULL: somebody deleted it */
+} message;
+
+/* Whether the object is a message, and not of a class made from it. */
+int is_message(PyObject *object);
+
+/* The 0 that there is one of. */
+PyObject *zero(void);
+
+#endif
