@@ -32,6 +32,7 @@ PROJECT = Path(bench.__file__).resolve().parents[1]
 TOPIC = "bench-scale"
 GROUPS = (1, 2, 4)
 FREE, APART = "free", "apart"
+MANY = 1024  # messages of a send_many: the clients are to need less than the brokers
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def together(stage: Stage, module: str, options: Sequence[Line]) -> Line:
 
 def measure(stage: Stage, body_bytes: int, clients: int, seconds: float) -> Iterator[Line]:
     """What is produced, then what is consumed."""
-    sends: Line = {"body_bytes": body_bytes, "seconds": seconds}
+    sends: Line = {"body_bytes": body_bytes, "seconds": seconds, "many": MANY}
     produced = together(stage, "bench.produce", [sends] * clients)
     stored = asyncio.run(stored_by_group(stage.namesrv))
     spread = min(stored.values()) / max(stored.values())

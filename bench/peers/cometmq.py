@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from bench.peers.peer import QUEUE_COUNT, Listener, Served
-from bench.produce import send_for
+from bench.produce import send_for, send_many_for
 from bench.report import machine
 from cometmq.admin import local, ops
 from cometmq.admin.connection import Connection
@@ -20,6 +20,8 @@ from cometmq.client import Message, Producer, PushConsumer, PushConsumerOptions,
 from cometmq.model import FlushMode
 
 ONE_EACH = "one future each"
+SEND_MANY = "send_many of 1,024"
+MANY = 1024
 ONE_A_CALL = "defaults"
 BATCHES = "batches of 256"
 
@@ -28,7 +30,7 @@ class Peer:
     """See :class:`bench.peers.peer.Peer`."""
 
     name = "cometmq"
-    batch_ways = (ONE_EACH,)
+    batch_ways = (ONE_EACH, SEND_MANY)
     consume_ways = (ONE_A_CALL, BATCHES)
     warm_up_s = 0.0
 
@@ -76,6 +78,8 @@ class Client:
         await self._producer.send_and_wait(Message(self._topic, body))
 
     async def send_for(self, way: str, body: bytes, seconds: float) -> int:
+        if way == SEND_MANY:
+            return await send_many_for(self._producer, self._topic, body, seconds, MANY)
         return await send_for(self._producer, self._topic, body, seconds)
 
     async def consume(

@@ -68,9 +68,9 @@ class Instance:
         return self._measure(self.sender, "batch", topic, fields)
 
     def consume(self, body_bytes: int, way: str, seconds: float) -> Line:
-        """What its first way of batches sends in these seconds is then consumed."""
+        """What its last way of batches sends in these seconds is then consumed."""
         topic = self._topic()
-        way_in = self.peer.batch_ways[0]
+        way_in = self.peer.batch_ways[-1]
         self._ask(
             self.sender,
             "batch",
