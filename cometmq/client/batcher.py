@@ -199,8 +199,8 @@ class Batcher:
             self._begin_turn()
         buffer, starts = batch.buffer, batch.starts
         starts.append(len(buffer))
-        buffer += encoder.record(
-            slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
+        encoder.append_record(
+            buffer, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
         )
         segment.count += 1
         batch.waiters.append(waiter)

@@ -230,23 +230,27 @@ class RecordEncoder:
             form = self._forms_with_prefix[key] = RecordForm(queue.topic, wire, self.stream, prefix)
         return form
 
-    def record(
+    def append_record(
         self,
+        buffer: bytearray,
         queue_id: int,
         body: bytes,
         flag: int,
         sys_flag: int,
         middle: bytes,
         born_time_ms: int,
-    ) -> bytes:
-        """The next record; spends a unique id. ``body`` is as it is stored, ``sys_flag`` says how
-        it is compressed.
+    ) -> None:
+        """Appends the next record to the buffer; spends a unique id. ``body`` is as it is stored,
+        ``sys_flag`` says how it is compressed.
         """
         counter = self.counter
         self.counter = counter + 1
         sys_flag |= self._host_flags
         if accelerator is not None:
-            return accelerator.encode(queue_id, flag, sys_flag, born_time_ms, body, middle, counter)
+            accelerator.encode(
+                buffer, queue_id, flag, sys_flag, born_time_ms, body, middle, counter
+            )
+            return
         head = self._pack_head(
             self.fixed_bytes + len(body) + len(middle),
             MAGIC_V1,
@@ -264,7 +268,7 @@ class RecordEncoder:
             0,  # prepared transaction offset
             len(body),
         )
-        return b"".join((head, body, middle, b"%08X\x02" % counter))
+        buffer += b"".join((head, body, middle, b"%08X\x02" % counter))
 
     def extend(
         self,
@@ -336,7 +340,7 @@ class RecordEncoder:
             if len(buffer) + self.fixed_bytes + len(body) + len(middle) > bytes_max:
                 break
             starts.append(len(buffer))
-            buffer += self.record(queue_id, body, 0, 0, middle, born_time_ms)
+            self.append_record(buffer, queue_id, body, 0, 0, middle, born_time_ms)
         return starts
 
     def again(

@@ -9,8 +9,9 @@
 
 #include <string.h>
 
-#define ARGUMENTS 7
+#define ARGUMENTS 8
 #define COUNTER_DIGITS 8
+#define BUFFER_BYTES_MAX INT32_MAX /* of a buffer that a record is appended to */
 
 /* Writes the record, whose bytes are zero so far where the broker fills something in. */
 static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t flag, uint32_t sys_flag,
@@ -51,19 +52,33 @@ static int is_bytes(PyObject *object, span *content)
     return 1;
 }
 
+/* Makes room at the end of a bytearray. It would grow by an eighth at a time, and a batch be copied eight times while
+ * messages are added: its room doubles instead. */
+static int grow(PyObject *buffer, Py_ssize_t at, size_t size)
+{
+    Py_ssize_t end = at + (Py_ssize_t)size;
+    int is_doubled = (at ^ end) > at; /* the end has a higher bit */
+    if (is_doubled && PyByteArray_Resize(buffer, 2 * end) < 0)
+        return 0;
+    return PyByteArray_Resize(buffer, end) == 0;
+}
+
 PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
 {
     (void)module;
     span body, middle;
     if (count != ARGUMENTS)
         return PyErr_Format(PyExc_TypeError, "encode takes %d arguments, not %zd", ARGUMENTS, count);
-    long long queue_id = PyLong_AsLongLong(arguments[0]);
-    long long flag = PyLong_AsLongLong(arguments[1]);
-    long long sys_flag = PyLong_AsLongLong(arguments[2]);
-    long long born_time = PyLong_AsLongLong(arguments[3]);
-    long long counter = PyLong_AsLongLong(arguments[6]);
-    if (PyErr_Occurred() || !is_bytes(arguments[4], &body) || !is_bytes(arguments[5], &middle))
+    PyObject *buffer = arguments[0];
+    long long queue_id = PyLong_AsLongLong(arguments[1]);
+    long long flag = PyLong_AsLongLong(arguments[2]);
+    long long sys_flag = PyLong_AsLongLong(arguments[3]);
+    long long born_time = PyLong_AsLongLong(arguments[4]);
+    long long counter = PyLong_AsLongLong(arguments[7]);
+    if (PyErr_Occurred() || !is_bytes(arguments[5], &body) || !is_bytes(arguments[6], &middle))
         return NULL;
+    if (!PyByteArray_Check(buffer))
+        return PyErr_Format(PyExc_TypeError, "encode: the buffer is no bytearray");
     size_t rest = bytes_beside((uint32_t)sys_flag);
     if (queue_id < INT32_MIN || queue_id > INT32_MAX || flag < INT32_MIN || flag > INT32_MAX
         || (sys_flag & ~(COMPRESSION | HOSTS_V6)) || counter < 0 || counter > UINT32_MAX || body.length > INT32_MAX - rest
@@ -72,15 +87,22 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
         return NULL;
     }
     size_t size = rest + body.length + middle.length;
-    PyObject *result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-    if (result == NULL)
+    Py_ssize_t at = PyByteArray_Size(buffer);
+    if (at > BUFFER_BYTES_MAX) {
+        PyErr_SetString(PyExc_ValueError, "encode: the buffer is full");
         return NULL;
-    uint8_t *to = (uint8_t *)PyBytes_AsString(result);
+    }
+    if (!grow(buffer, at, size))
+        return NULL;
+    Py_buffer pinned; /* nobody resizes it while the GIL is released */
+    if (PyObject_GetBuffer(buffer, &pinned, PyBUF_WRITABLE) < 0)
+        return NULL;
     BEGIN_WORK(size)
-    write_record(to, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)sys_flag, (uint64_t)born_time, body, middle,
-                 (uint32_t)counter);
+    write_record((uint8_t *)pinned.buf + at, size, (uint32_t)queue_id, (uint32_t)flag, (uint32_t)sys_flag,
+                 (uint64_t)born_time, body, middle, (uint32_t)counter);
     END_WORK
-    return result;
+    PyBuffer_Release(&pinned);
+    Py_RETURN_NONE;
 }
 
 /* --- many at once --------------------------------------------------------------------------------------------- */
@@ -142,7 +164,7 @@ static int append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py
     Py_ssize_t at = PyByteArray_Size(buffer);
     size_t size = run->rest + body.length + middle.length;
     if (middle.length > INT32_MAX || at > bytes_max || size > (size_t)(bytes_max - at)
-        || PyByteArray_Resize(buffer, at + (Py_ssize_t)size) < 0)
+        || !grow(buffer, at, size))
         return 0;
     write_record((uint8_t *)PyByteArray_AsString(buffer) + at, size, run->queue_id, 0, run->sys_flag, run->born_time,
                  body, middle, counter);

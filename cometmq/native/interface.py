@@ -132,6 +132,7 @@ class Accelerator(Protocol):
 
     def encode(
         self,
+        buffer: bytearray,
         queue_id: int,
         flag: int,
         host_flags: int,
@@ -140,8 +141,9 @@ class Accelerator(Protocol):
         middle: bytes,
         counter: int,
         /,
-    ) -> bytes:
-        """A record as the SDK sends it: ``cometmq.client.encoder.RecordEncoder.record``.
+    ) -> None:
+        """Appends to ``buffer`` a record as the SDK sends it:
+        ``cometmq.client.encoder.RecordEncoder.append_record``.
 
         ``middle`` stands between the body and the eight digits of ``counter`` that end the
         properties. ValueError for a number that its field cannot hold.

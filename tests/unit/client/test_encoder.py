@@ -38,18 +38,21 @@ def encoder(**fields: Any) -> RecordEncoder:
 
 
 def record_of(made: RecordEncoder, message: Message, queue_id: int = 0) -> bytes:
-    """As a lane does it."""
+    """As a batch gets it."""
     middle = made.form(message.topic).middle(message)
-    record = made.record(queue_id, message.body, message.flag, 0, middle, 1234)
+    record = bytearray()
+    made.append_record(record, queue_id, message.body, message.flag, 0, middle, 1234)
     assert len(record) == made.fixed_bytes + len(message.body) + len(middle)
-    return record
+    return bytes(record)
 
 
 def test_a_compressed_body_stays_so_when_it_is_encoded_again() -> None:
     made = encoder()
     stored, sys_flag = compress(bytes(5000), Compression.ZLIB)
     middle = made.form("T").middle(Message("T", b""))
-    first = decode(made.record(0, stored, 0, sys_flag, middle, 1234))
+    record = bytearray()
+    made.append_record(record, 0, stored, 0, sys_flag, middle, 1234)
+    first = decode(bytes(record))
     made.take(opened(host_bytes=16))
     again = decode(made.again(first, 1))
     assert again.plain_body == bytes(5000)
