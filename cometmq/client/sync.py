@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import uvloop
+
 from cometmq.client import producer, pull, push
 from cometmq.client.listener import Listener
 from cometmq.client.messages import PullBatch, SendReceipt
@@ -41,7 +43,7 @@ class _Sync(Generic[Client]):
         if self._loop is not None:
             raise InvalidRequest("The client is open: make another one for another block.")
         started = threading.Event()
-        run = partial(asyncio.run, self._serve(started))
+        run = partial(uvloop.run, self._serve(started))
         self._thread = threading.Thread(target=run, name="cometmq", daemon=True)
         self._thread.start()
         started.wait()

@@ -34,7 +34,7 @@ from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentB
 from services.broker.send_calls import SendCalls, SentPlace
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
-Answers = asyncio.Queue[tuple[int, Accepted | CometError] | None]
+LONE_BYTES_MAX = 4096  # of a batch whose sender may wait for its answer and send nothing else
 
 BATCHES_IN_FLIGHT_MAX = (
     64  # per stream; beyond it we stop reading, and HTTP/2 makes the producer wait
@@ -76,6 +76,14 @@ def _lock_result(answer: int | CometError) -> broker_pb2.LockResult:
     if isinstance(answer, CometError):
         return broker_pb2.LockResult(error=to_proto(answer))
     return broker_pb2.LockResult(lock_number=answer)
+
+
+class _Answers(asyncio.Queue["tuple[int, Accepted | CometError] | None"]):
+    """Of one stream, by batch id, in the order of the batches. ``is_idle``: none waits, and none is
+    being written.
+    """
+
+    is_idle = True
 
 
 class BrokerServicer(ReadServicer):
@@ -122,20 +130,20 @@ class BrokerServicer(ReadServicer):
     async def _send_stream(self, context: Context) -> None:
         born_host = host_of_peer(context.peer())
         await context.write(broker_pb2.SendStreamResponse(opened=self._opened(born_host)))
-        answers: Answers = asyncio.Queue()  # bounded by `room`
+        answers = _Answers()  # bounded by `room`
         room = asyncio.Semaphore(BATCHES_IN_FLIGHT_MAX)
         with self._metrics.producer_connections.track_inprogress():
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(self._read_batches(context, born_host, answers, room))
                 stopping = tasks.create_task(self._gate.when_draining(reading.cancel))
                 while (answer := await answers.get()) is not None:
-                    result = await self._batch_result(*answer)
-                    await context.write(broker_pb2.SendStreamResponse(result=result))
+                    await self._answer(context, *answer)
                     room.release()
+                    answers.is_idle = answers.empty()
                 stopping.cancel()
 
     async def _read_batches(
-        self, context: Context, born_host: bytes, answers: Answers, room: asyncio.Semaphore
+        self, context: Context, born_host: bytes, answers: _Answers, room: asyncio.Semaphore
     ) -> None:
         next_id = 1
         order = SendOrder()
@@ -154,7 +162,14 @@ class BrokerServicer(ReadServicer):
                     taken = InvalidRequest(f"batch_id: the next is {next_id}")
                 if isinstance(taken, CometError):
                     self._metrics.batches_refused.labels(taken.name()).inc()
-                answers.put_nowait((request.batch_id, taken))
+                is_decided = isinstance(taken, CometError) or taken.ticket.acked is None
+                if is_decided and answers.is_idle and len(request.records) <= LONE_BYTES_MAX:
+                    # Its sender may wait for just this: no other task is woken for the answer.
+                    await self._answer(context, request.batch_id, taken)
+                    room.release()
+                else:
+                    answers.is_idle = False
+                    answers.put_nowait((request.batch_id, taken))
         finally:
             answers.put_nowait(None)
 
@@ -190,6 +205,10 @@ class BrokerServicer(ReadServicer):
             )
         except CometError as error:
             return error
+
+    async def _answer(self, context: Context, batch_id: int, taken: Accepted | CometError) -> None:
+        result = await self._batch_result(batch_id, taken)
+        await context.write(broker_pb2.SendStreamResponse(result=result))
 
     async def _batch_result(
         self, batch_id: int, taken: Accepted | CometError
