@@ -310,8 +310,13 @@ class ConsumeQueue:
         return last is None or self._unit(last, self.next_offset - 1)[0] < log_offset
 
     def starts_below(self, segment: Segment, log_offset: int) -> bool:
-        """Whether the file's first unit points to before ``log_offset``."""
-        position, size, _ = self._unit(segment, segment.start // UNIT_BYTES)
+        """Whether the file's first unit points to before ``log_offset``; of a file that was closed
+        meanwhile nothing is known.
+        """
+        unit = segment.pread(segment.start, UNIT_BYTES)
+        if len(unit) < UNIT_BYTES:
+            return False
+        position, size, _ = queueunit.unit_at(unit, 0)
         return size > 0 and position < log_offset
 
     def _count_below(self, segment: Segment, log_end: int) -> int:

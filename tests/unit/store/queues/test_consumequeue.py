@@ -239,6 +239,14 @@ def test_the_last_file_stays(tmp_path: Path) -> None:
     assert (again.min_offset, again.next_offset) == (2 * PER_FILE + 1, 2 * PER_FILE + 1)
 
 
+def test_a_queue_that_was_closed_meanwhile_keeps_its_files(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    queue = filled(tmp_path, 3 * PER_FILE, files)
+    queue.close()
+    assert queue.remove_spare_files(files, LOG_END) == 0
+    assert len(queue.segments) == 3
+
+
 def wipe(directory: Path, first: int, count: int) -> None:
     """Put zeros over units, as a lost page of the disk does."""
     for at in range(first, first + count):
