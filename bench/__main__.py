@@ -30,6 +30,7 @@ from bench import (
 )
 from bench.peers import rounds as peers
 from bench.processes import Child, Line
+from bench.produce import MANY
 from bench.report import (
     BARE_DISK,
     BARE_PULL,
@@ -47,7 +48,6 @@ from cometmq.model import FlushMode
 
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
-MANY = 1024  # messages of a send_many
 OTHERS = {
     "holds": holds.main,
     "replication": replication.main,

@@ -160,8 +160,8 @@ def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain:
         servers = {
             "namesrv": bench.cluster.of_kind("namesrv")[0],
             "broker": bench.cluster.brokers[0],
+            "pullhold": bench.cluster.pullholds[0],
         }
-        servers |= {"pullhold": bench.cluster.pullholds[0]}
         topic = stage.topic_name(body_bytes, FlushMode.ASYNC)
         common: dict[str, str | int] = {"namesrv": bench.namesrv, "topic": topic, "count": count}
         traces = {role: folder / f"{role}.json" for role in ("consume", "produce")}

@@ -100,7 +100,11 @@ def new_server() -> tuple[aio.Server, int]:
 
 async def serve() -> None:
     """Runs until SIGTERM; says ``address`` first."""
-    server, port = new_server()
+    await serve_until_terminated(*new_server())
+
+
+async def serve_until_terminated(server: aio.Server, port: int) -> None:
+    """Says ``address``, serves until SIGTERM."""
     await server.start()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

@@ -84,10 +84,18 @@ def say(line: Line) -> None:
 class Program:
     """A running program; leaving the ``with`` block ends it."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """``environment``: variables beside those of this process."""
         self._name = name
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
         )
         self.pid = self._process.pid
         self._lines: queue.SimpleQueue[Line] | None = None

@@ -21,6 +21,7 @@ from cometmq.client import Message, Producer, SendReceipt, SendReceipts
 UNCONFIRMED_MAX = 20_000
 BURST = 64  # messages between two looks at the clock
 WARM_UP_S = 0.5
+MANY = 1024  # messages of a send_many, where benches compare it
 
 
 async def send_for(producer: Producer, topic: str, body: bytes, seconds: float) -> int:

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,8 @@ import grpc
 import uvloop
 from grpc import aio
 
-from bench.processes import Child, Line, cpu_seconds, say
+from bench.limits import serve_until_terminated
+from bench.processes import Line, Program, cpu_seconds, say
 from cometmq.rpc.polling import poll_in_one_thread
 
 SERVICE = "bench.Echo"
@@ -75,13 +77,7 @@ async def serve() -> None:
     """With asyncio, until SIGTERM; says ``address`` first."""
     server = aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((_handlers(_echo, _echo_stream),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    say({"address": f"127.0.0.1:{port}"})
-    await stopped.wait()
-    await server.stop(None)
+    await serve_until_terminated(server, server.add_insecure_port("127.0.0.1:0"))
 
 
 def serve_in_threads() -> None:
@@ -187,28 +183,25 @@ def measure_in_thread(address: str, shape: str, server_pid: int, seconds: float)
 # --- the table ------------------------------------------------------------------------------------
 
 
+def role(name: str, kind: str, poller: str, *options: str) -> Program:
+    """A server or a client. How gRPC polls is decided before the program imports it."""
+    environment: dict[str, str] = {}
+    if poller == "poller":
+        poll_in_one_thread(environment)
+    command = [sys.executable, "-m", "bench.roundtrip", name, f"--kind={kind}", *options]
+    return Program(f"{name} with {kind}", command, environment)
+
+
 def compare(rounds: int, seconds: float) -> None:
     """Every server with every client, in turn; medians of the rounds."""
-    found: dict[tuple[str, str, str, str, str], list[Line]] = {}
-    for _ in range(rounds):
-        for server_kind, server_poller in itertools.product(KINDS, POLLERS):
-            with Child(
-                "bench.roundtrip", "server", kind=server_kind, poller=server_poller
-            ) as server:
-                address = str(server.read()["address"])
-                for kind, poller in itertools.product(KINDS, POLLERS):
-                    with Child(
-                        "bench.roundtrip",
-                        "client",
-                        kind=kind,
-                        poller=poller,
-                        address=address,
-                        server_pid=server.pid,
-                        seconds=seconds,
-                    ) as client:
-                        for shape in SHAPES:
-                            key = (server_kind, server_poller, kind, poller, shape)
-                            found.setdefault(key, []).append(client.read())
+    found: dict[tuple[str, ...], list[Line]] = {}
+    for _, *served in itertools.product(range(rounds), KINDS, POLLERS):
+        with role("server", *served) as server:
+            options = [f"--address={server.read()['address']}", f"--server_pid={server.pid}"]
+            for called in itertools.product(KINDS, POLLERS):
+                with role("client", *called, *options, f"--seconds={seconds}") as client:
+                    for shape in SHAPES:
+                        found.setdefault((*served, *called, shape), []).append(client.read())
     print("| server | client | shape | trips/s | p50 µs | CPU µs: client | server |")
     print("|---|---|---|---|---|---|---|")
     order = sorted(found, key=lambda key: -median(float(one["rate"]) for one in found[key]))
@@ -228,7 +221,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.roundtrip", description=__doc__)
     parser.add_argument("role", nargs="?", default="all", choices=["all", "server", "client"])
     parser.add_argument("--kind", choices=KINDS, default="uvloop")
-    parser.add_argument("--poller", choices=POLLERS, default="engine")
     parser.add_argument("--address", default="")
     parser.add_argument("--server_pid", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3)
@@ -237,8 +229,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.role == "all":
         compare(arguments.rounds, arguments.seconds)
         return
-    if arguments.poller == "poller":
-        poll_in_one_thread()
     run: Callable[..., Any] = uvloop.run if arguments.kind == "uvloop" else asyncio.run
     if arguments.role == "server":
         serve_in_threads() if arguments.kind == "threads" else run(serve())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from statistics import median
 import bench
 from bench.figures import number
 from bench.processes import Child, Line, Meter
+from bench.produce import MANY
 from bench.report import machine, markdown
 from bench.stage import QUEUE_COUNT
 from bench.stats import ratios
@@ -32,7 +34,6 @@ PROJECT = Path(bench.__file__).resolve().parents[1]
 TOPIC = "bench-scale"
 GROUPS = (1, 2, 4)
 FREE, APART = "free", "apart"
-MANY = 1024  # messages of a send_many: the clients are to need less than the brokers
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def together(stage: Stage, module: str, options: Sequence[Line]) -> Line:
 
 def measure(stage: Stage, body_bytes: int, clients: int, seconds: float) -> Iterator[Line]:
     """What is produced, then what is consumed."""
+    # By send_many: the clients are to need less than the brokers.
     sends: Line = {"body_bytes": body_bytes, "seconds": seconds, "many": MANY}
     produced = together(stage, "bench.produce", [sends] * clients)
     stored = asyncio.run(stored_by_group(stage.namesrv))
@@ -176,13 +178,13 @@ def main(argv: Sequence[str]) -> None:
     folder = said.folder.resolve() / "scale"
     folder.mkdir(parents=True, exist_ok=True)
     lines: list[Line] = []
-    for run in range(1, said.runs + 1):
-        for body_bytes in said.body_bytes:
-            for placement in said.placement:
-                for groups in said.groups:
-                    named = {"run": run, "body_bytes": body_bytes, "placement": placement}
-                    with cluster(folder, groups, placement) as stage:
-                        for line in measure(stage, body_bytes, said.clients, said.seconds):
-                            lines.append({**named, "groups": groups, **line})
-                            print(json.dumps(lines[-1]), flush=True)
+    runs = range(1, said.runs + 1)
+    for run, body_bytes, placement, groups in itertools.product(
+        runs, said.body_bytes, said.placement, said.groups
+    ):
+        named = {"run": run, "body_bytes": body_bytes, "placement": placement, "groups": groups}
+        with cluster(folder, groups, placement) as stage:
+            for line in measure(stage, body_bytes, said.clients, said.seconds):
+                lines.append({**named, **line})
+                print(json.dumps(lines[-1]), flush=True)
     print(f"\n{table(lines)}\n\nmachine: {machine()}")

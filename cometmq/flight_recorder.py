@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import IntEnum
 from operator import itemgetter
@@ -177,6 +178,11 @@ def _entries(rows: Iterable[tuple[str, int, int, int]]) -> list[Entry]:
 def name_thread(name: str) -> None:
     """Gives the calling thread its name for the kernel, as ``top -H`` shows it."""
     _rename(threading.get_native_id(), name)
+
+
+def named_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
+    """An executor whose threads have that name."""
+    return ThreadPoolExecutor(count, name, initializer=name_thread, initargs=(name,))
 
 
 def name_threads() -> None:

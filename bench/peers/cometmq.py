@@ -12,18 +12,15 @@ from types import TracebackType
 from typing import Self
 
 from bench.peers.peer import QUEUE_COUNT, Listener, Served
-from bench.produce import send_for, send_many_for
+from bench.peers.table import BATCHES, ONE_EACH, SEND_MANY
+from bench.produce import MANY, send_for, send_many_for
 from bench.report import machine
 from cometmq.admin import local, ops
 from cometmq.admin.connection import Connection
 from cometmq.client import Message, Producer, PushConsumer, PushConsumerOptions, ReceivedMessage
 from cometmq.model import FlushMode
 
-ONE_EACH = "one future each"
-SEND_MANY = "send_many of 1,024"
-MANY = 1024
 ONE_A_CALL = "defaults"
-BATCHES = "batches of 256"
 
 
 class Peer:

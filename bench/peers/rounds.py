@@ -83,13 +83,16 @@ class Rounds:
         for what in said.what:
             for body_bytes in said.bodies if what != "latency" else (LATENCY_BODY_BYTES,):
                 for instance in self._in_turn(number):
-                    if what in ("consume", "latency") and instance.flush != said.flush[0]:
-                        continue  # a flush mode is a matter of sends
-                    with instance.awake():
-                        for way, line in self._measurements(instance, what, body_bytes):
-                            named: Line = {"round": number, "peer": instance.peer.name}
-                            named |= {"flush": instance.flush, "body_bytes": body_bytes}
-                            self._note(what, named | {"way": way} | line)
+                    # A flush mode is a matter of sends.
+                    if what in ("single", "batch") or instance.flush == said.flush[0]:
+                        self._measure(number, instance, what, body_bytes)
+
+    def _measure(self, number: int, instance: Instance, what: str, body_bytes: int) -> None:
+        named: Line = {"round": number, "peer": instance.peer.name}
+        named |= {"flush": instance.flush, "body_bytes": body_bytes}
+        with instance.awake():
+            for way, line in self._measurements(instance, what, body_bytes):
+                self._note(what, named | {"way": way} | line)
 
     def _in_turn(self, number: int) -> Sequence[Instance]:
         """Another one begins in each round."""

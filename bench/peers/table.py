@@ -19,6 +19,10 @@ SKIP = "skip"
 VERSIONS = "versions"
 LATENCY = "latency"
 OURS = "cometmq"
+# Ways of ours that the limits name.
+ONE_EACH = "one future each"
+SEND_MANY = "send_many of 1,024"
+BATCHES = "batches of 256"
 
 Line: TypeAlias = Mapping[str, Any]
 
@@ -62,30 +66,28 @@ def _ours(what: str, body_bytes: int, way: str, flush: str = "async") -> Key:
 
 
 def _limits() -> Iterator[Limit]:
-    one_each, many = "one future each", "send_many of 1,024"
-    listener = "batches of 256"
     for body_bytes, flush, least in (
         *((128, "async", 1.3), (128, "sync", 1.3)),
         *((1024, "async", 1.2), (1024, "sync", 1.2)),
     ):
-        key = _ours("batch", body_bytes, many, flush)
+        key = _ours("batch", body_bytes, SEND_MANY, flush)
         beside = key._replace(way="batches of 1,024", peer="rocketmq")
         name = f"send_many / RocketMQ's batches, {body_bytes} B {flush}"
         yield Limit(name, key, "rate", "×", least, beside)
     for body_bytes, least in ((128, 0.9), (1024, 1.0)):
-        key = _ours("batch", body_bytes, one_each)
+        key = _ours("batch", body_bytes, ONE_EACH)
         beside = key._replace(way="batches of 1,024", peer="rocketmq")
         name = f"one future each / RocketMQ's batches, {body_bytes} B"
         yield Limit(name, key, "rate", "×", least, beside)
-    for way, most in ((one_each, 1.6), (many, 0.5)):
+    for way, most in ((ONE_EACH, 1.6), (SEND_MANY, 0.5)):
         key = _ours("batch", 128, way)
         yield Limit(f"producer CPU, 128 B, {way}", key, "cpu_us_client", "µs", most, at_most=True)
     for body_bytes, least in ((128, 1.3), (1024, 1.0)):
-        key = _ours("consume", body_bytes, listener)
+        key = _ours("consume", body_bytes, BATCHES)
         beside = key._replace(way="tuned", peer="rocketmq")
         name = f"consume / RocketMQ tuned, {body_bytes} B"
         yield Limit(name, key, "rate", "×", least, beside)
-    key = _ours("consume", 128, listener)
+    key = _ours("consume", 128, BATCHES)
     yield Limit("consumer CPU, 128 B", key, "cpu_us_client", "µs", 0.8, at_most=True)
     yield Limit("one caller, 128 B", _ours("single", 128, callers(1)), "rate", "messages/s", 3_500)
     key = _ours("single", 128, callers(512))

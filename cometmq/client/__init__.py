@@ -1,8 +1,8 @@
 """The SDK: send and receive messages with asyncio. docs/client.md, docs/reference/client.md.
 
 Everything that applications use is here, and without asyncio in ``cometmq.client.sync``; all other
-modules of the package are private. A name is imported when it is used first: who only produces does
-not load the consumers.
+modules of the package are private. A name is imported when it is used first: a program that only
+produces does not load the consumers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A batch: records of one broker group, and who waits for their messages. Pure but for the futures
-that it carries.
+"""A batch: records of one broker group with the waiters for their messages. Pure but for the
+futures that it carries.
 
 It is one bytes field and its segments: runs of records of one queue.
 """
@@ -16,7 +16,7 @@ from cometmq.client.send_many import MessageRange
 from cometmq.errors import CometError
 from cometmq.model import QueueRef
 
-# Who waits for one message, or for neighbours.
+# For one message, or for consecutive ones of a `send_many`.
 Waiter: TypeAlias = "Future[SendReceipt] | MessageRange"
 
 
@@ -68,7 +68,7 @@ class Segment:
 
 
 class Batch:
-    """Records with who waits for their messages. Closed = nothing is added any more; then
+    """Records with the waiters for their messages. Closed = nothing is added any more; then
     ``records`` is fixed.
     """
 
@@ -206,7 +206,7 @@ class Batch:
             yield part
 
     def _cut_waiters(self, counts: list[int]) -> Iterator[list[Waiter]]:
-        """Who waits for the first messages, and so on."""
+        """The waiters for the first ``counts[0]`` messages, the next ``counts[1]``, and so on."""
         if len(self.waiters) == self.count:  # each for one message
             at = 0
             for count in counts:

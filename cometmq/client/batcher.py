@@ -198,10 +198,11 @@ class Batcher:
         if not self._in_turn:
             self._begin_turn()
         buffer, starts = batch.buffer, batch.starts
-        starts.append(len(buffer))
+        start = len(buffer)
         encoder.append_record(
             buffer, slot.stored_queue_id, body, message.flag, sys_flag, middle, self._now_ms
         )
+        starts.append(start)
         segment.count += 1
         batch.waiters.append(waiter)
         if len(buffer) + size > self._bytes_max or len(starts) >= self._count_max:

@@ -289,18 +289,8 @@ class RecordEncoder:
         begins.
         """
         body_bytes_max = min(body_bytes_max, RUN_BODY_BYTES_MAX)
-        if accelerator is None:
-            starts = self._extend_plainly(
-                buffer,
-                messages[at : at + count_max],
-                form,
-                queue_id,
-                bytes_max,
-                body_bytes_max,
-                born_time_ms,
-            )
-        else:
-            starts = array("I")
+        starts = array("I")
+        if accelerator is not None:
             starts.frombytes(
                 accelerator.encode_run(
                     buffer,
@@ -318,20 +308,8 @@ class RecordEncoder:
                 )
             )
             self.counter += len(starts)
-        return starts
-
-    def _extend_plainly(
-        self,
-        buffer: bytearray,
-        messages: list[Message],
-        form: RecordForm,
-        queue_id: int,
-        bytes_max: int,
-        body_bytes_max: int,
-        born_time_ms: int,
-    ) -> array[int]:
-        starts = array("I")
-        for message in messages:
+            return starts
+        for message in messages[at : at + count_max]:
             if not _is_plain(message, form.topic) or len(message.body) > body_bytes_max:
                 break
             body, middle = message.body, form.middles.get(message.tag)

@@ -21,7 +21,7 @@ from cometmq.client.options import ConsumerOptions, backoff_policy
 from cometmq.client.pulled import Pulled
 from cometmq.client.received import decode_received
 from cometmq.errors import CometError, InternalError, PositionFenced, Retry
-from cometmq.model import Filter, Position, QueueRef
+from cometmq.model import BUSY_COUNT, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.telemetry import fields, logger
 from cometmq.v1 import broker_pb2, common_pb2
@@ -33,7 +33,6 @@ _OUTCOMES = {
     broker_pb2.PULL_STATUS_OFFSET_MOVED: PullOutcome.OFFSET_MOVED,
 }
 
-BUSY_COUNT = 32  # messages in an answer: a queue that has so many at a time is read directly
 LOST_HOLDS_MAX = 3  # holds in a row that got no answer; then the broker is asked itself
 
 _log = logger(__name__)

@@ -88,7 +88,7 @@ class SendReceipt:
 
 
 def place_of(receipt: SendReceipt) -> tuple[StoredRun, int]:
-    """What a receipt was made of: where its segment was stored, its message's index there."""
+    """Where the receipt's segment was stored, and the message's index in it."""
     return receipt._run, receipt._index
 
 

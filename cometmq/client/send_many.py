@@ -129,14 +129,14 @@ class SendMany:
         self._errors: dict[int, BaseException] = {}
 
     def take(self, count: int) -> MessageRange:
-        """The next messages: somebody decides them now."""
+        """The next messages, for the caller to decide."""
         taken = MessageRange(self, self.count, count)
         self.count += count
         self._undecided_count += count
         return taken
 
     def give_back(self) -> None:
-        """Nobody has the last message that was taken; it counts as not taken."""
+        """The message that was taken last counts as not taken."""
         self.count -= 1
         self._undecided_count -= 1
 
@@ -163,7 +163,7 @@ class SendMany:
 
 
 class MessageRange:
-    """Neighbours among the messages of one ``send_many`` that are neighbours in a batch too."""
+    """Consecutive messages of one ``send_many`` that are consecutive in a batch, too."""
 
     __slots__ = ("count", "first", "many")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +15,7 @@ from zlib import crc32
 
 from cometmq.clock import Clock
 from cometmq.errors import InvalidRequest, MessageNotFound
+from cometmq.flight_recorder import named_threads
 from cometmq.member.read.throttle import CatchUpThrottle
 from cometmq.member.storage.member_storage import MemberStorage, Notifier
 from cometmq.messaging.replica_selection import ReadReplica
@@ -109,7 +109,7 @@ class Replicas:
         self.storage = storage
         self._followers = followers
         self._streams: dict[int, Sender] = {}  # by member id
-        self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-copy")
+        self._cold = named_threads("cold-copy", COLD_READ_THREADS)
 
     def connected(self) -> list[Replica]:
         """Followers now, in order of member id."""

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError
+from cometmq.model import BUSY_COUNT
 from cometmq.v1 import broker_pb2, common_pb2, hold_pb2
 from services.pullhold.holds import Holds
 from services.pullhold.metrics import ERROR, FOUND, NOT_FOUND, HoldMetrics
 from services.pullhold.model import Hold, HoldLimits, HoldState, Session
 
-BUSY_COUNT = 32  # messages in an answer: the SDK has the same number
 ANSWERS_MAX = 1_024  # unsent in a call; above it no more requests of the call are read
 
 

@@ -17,7 +17,6 @@ from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, LimitExceeded, PeerUnavailable
-from cometmq.flight_recorder import Stage, queue_end, recorder
 from cometmq.format.record import first_store_time_ms
 from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -240,10 +239,7 @@ class Link:
             self.changes.deliveries.add(hold, response)
             self._metrics.direct.inc()
             self._metrics.delivery.answered(first_store_time_ms(response.records))
-            self._answers.found(hold, reply)
-            self.pulls.answered(hold)
-            end = queue_end(hold.key.queue_id, response.next_position.offset)
-            recorder.note_limited(Stage.HOLD_ANSWERED, batch.begun_ns, end)
+            self.pulls.found(hold, reply, batch.begun_ns)
         else:
             position = response.next_position
             self.pulls.advance(hold, position.generation, position.offset)

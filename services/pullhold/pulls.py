@@ -86,8 +86,13 @@ class Pulls:
         else:
             self._on_waiting(hold)
 
-    def answered(self, hold: Hold) -> None:
-        """The hold was answered. If it goes on, it pulls again or waits."""
+    def found(self, hold: Hold, reply: Reply, begun_ns: int) -> None:
+        """Answers a hold with what was looked for since ``begun_ns``, of the flight recorder's
+        clock. If the hold goes on, it pulls again or waits.
+        """
+        self._answers.found(hold, reply)
+        end = queue_end(hold.key.queue_id, reply.response.next_position.offset)
+        recorder.note_limited(Stage.HOLD_ANSWERED, begun_ns, end)
         if hold.state is HoldState.PULLING:
             self._queued.append(hold)
         elif hold.state is HoldState.WAITING:
@@ -137,10 +142,7 @@ class Pulls:
         if hold.state is HoldState.DONE:  # it was due, or cancelled
             return
         if response.status in (broker_pb2.PULL_STATUS_FOUND, broker_pb2.PULL_STATUS_OFFSET_MOVED):
-            self._answers.found(hold, reply)
-            self.answered(hold)
-            end = queue_end(hold.key.queue_id, response.next_position.offset)
-            recorder.note_limited(Stage.HOLD_ANSWERED, begun_ns, end)
+            self.found(hold, reply, begun_ns)
         else:
             position = response.next_position
             self.advance(hold, position.generation, position.offset)

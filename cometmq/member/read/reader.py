@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -19,6 +18,7 @@ from typing import TypeAlias, TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import CometError, MessageNotFound, StoreDamaged
 from cometmq.filters import sql
+from cometmq.flight_recorder import named_threads
 from cometmq.format import queueunit, record
 from cometmq.member.read import sqlscan
 from cometmq.member.read.damage import Limits, read_before_damage
@@ -101,8 +101,8 @@ class Reader:
         self._state = state
         self._pace = pace
         self._clock = clock
-        self._cold = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
-        self._search = ThreadPoolExecutor(SEARCH_THREADS, thread_name_prefix="search")
+        self._cold = named_threads("cold-read", COLD_READ_THREADS)
+        self._search = named_threads("search", SEARCH_THREADS)
 
     @property
     def store(self) -> BaseStore:

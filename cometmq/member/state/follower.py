@@ -11,11 +11,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
 from cometmq.clock import Clock
 from cometmq.errors import DiskFull
+from cometmq.flight_recorder import named_threads
 from cometmq.format import record
 from cometmq.member.state.statelog import topic_deletions
 from cometmq.member.storage.flusher import FlushPolicy
@@ -69,7 +69,7 @@ class FollowerStorage(BaseStorage):
         self._on_drop_group = on_drop_group
         self.watermarks = FollowerWatermarks(store.appended_offset, store.flushed_offset)
         self._state = state
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
+        self._thread = named_threads("copy")
 
     async def copy(self, offset: int, data: bytes) -> None:
         """Append a chunk. Raises what ``FollowerStore.append`` raises."""

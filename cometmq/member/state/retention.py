@@ -11,7 +11,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, Shortage, StoreFailed
+from cometmq.flight_recorder import named_threads
 from cometmq.member.config import MemberConfig
 from cometmq.member.state.statelog import keep_from
 from cometmq.member.storage.member_storage import BaseStorage
@@ -127,7 +127,7 @@ class Retention:
         self._pinned_since_s: float | None = None
         self._one_at_a_time = asyncio.Lock()
         self._closing = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="retention")
+        self._thread = named_threads("retention")
 
     @property
     def refusal(self) -> str:

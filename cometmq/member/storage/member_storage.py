@@ -12,12 +12,11 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
-from cometmq.flight_recorder import Stage, name_thread, recorder
+from cometmq.flight_recorder import Stage, named_threads, recorder
 from cometmq.format.relay import Relayed
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
@@ -98,11 +97,6 @@ class Notifier:
             self._events.discard(event)
 
 
-def one_thread(name: str) -> ThreadPoolExecutor:
-    """An executor with one thread of that name."""
-    return ThreadPoolExecutor(1, name, initializer=name_thread, initargs=(name,))
-
-
 class AckQueue:
     """Acknowledgements of one durability class in log order, each released when the position of the
     class reaches its end.
@@ -155,7 +149,7 @@ class IndexThread:
 
     def __init__(self, store: BaseStore) -> None:
         self._store = store
-        self._thread = one_thread("index")
+        self._thread = named_threads("index")
         self._closing = threading.Event()
 
     async def run(self, moved: Notifier) -> None:
@@ -220,8 +214,8 @@ class BaseStorage:
         # Queue files are synced and log files built beside the flush thread, so that an
         # acknowledgement never waits for them; one thread each, because a log file takes long to
         # build.
-        self._queue_thread = one_thread("flush-queues")
-        self._build_thread = one_thread("build-file")
+        self._queue_thread = named_threads("flush-queues")
+        self._build_thread = named_threads("build-file")
         self._index = IndexThread(store)
 
     def _synced(self, position: int, seconds: float) -> None:
