@@ -26,6 +26,12 @@ pytestmark = pytest.mark.parametrize("name", STORES)
 
 SHAPE = Shape(slots=100, entries=400)
 QUEUE_FILE_BYTES = 400
+SIZES = {
+    "mapped_file_size_commit_log": LOG_FILE_BYTES,
+    "mapped_file_size_consume_queue": QUEUE_FILE_BYTES,
+    "max_hash_slot_num": SHAPE.slots,
+    "max_index_num": SHAPE.entries,
+}
 
 # By topic, queue id and queue offset: log offset, size, tag hash, the record.
 Units = dict[tuple[str, int, int], tuple[int, int, int, bytes]]
@@ -100,15 +106,9 @@ async def holds(broker: BrokerClient, end: int) -> bool:
 
 
 async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> None:
-    sizes = {
-        "mapped_file_size_commit_log": LOG_FILE_BYTES,
-        "mapped_file_size_consume_queue": QUEUE_FILE_BYTES,
-        "max_hash_slot_num": SHAPE.slots,
-        "max_index_num": SHAPE.entries,
-    }
     pending = listing.bounds["orders", 2][1]  # delayed messages of long ago follow
     for body in (b"first", b"second"):
-        async with running_broker(store.parent, **sizes) as broker:
+        async with running_broker(store.parent, **SIZES) as broker:
             await broker.send("orders", 0, body)
             await until_async(partial(holds, broker, pending + 2))
     with Store(store, SHAPE) as read:
@@ -139,3 +139,25 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
             ("billing", "orders", 0): 7,
             ("billing", "orders", 1): 2,
         }
+
+
+async def test_a_folder_that_was_taken_over_when_its_old_files_go(
+    listing: Listing, store: Path
+) -> None:
+    options = SIZES | {
+        "file_reserved_time": 72,
+        "delete_when": tuple(map(str, range(24))),
+        "clean_resource_interval": 20,
+        "delete_commit_log_files_interval": 0,
+    }
+    async with running_broker(store.parent, **options) as broker:
+        await broker.send("orders", 0, b"first")
+        files = sorted((store / "commitlog").iterdir())
+        await until_async(partial(is_gone, files[0]))
+    with Store(store, SHAPE) as read:
+        assert read.log.row.start > listing.log[0]
+        assert [message.body for message in read.messages("orders", 0)][-1] == b"first"
+
+
+async def is_gone(path: Path) -> bool:
+    return not path.exists()

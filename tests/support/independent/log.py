@@ -101,6 +101,10 @@ class Log:
         self._epochs = [epoch for epoch in epochs if epoch.start >= row.start]
         self._epoch: Epoch | None = None  # the one that begins at the next record
         self._is_foreign = not epochs
+        # Nobody can tell whose an epoch is once its first record was removed.
+        self._may_be_foreign = any(epoch.start < row.start for epoch in epochs)
+        if self._may_be_foreign:
+            self.state.forget()
         for start, view in row.files():
             self.end = start
             if not self._file(start, view):
@@ -151,8 +155,8 @@ class Log:
         if has_unit(message):
             self._dispatch(message)
         else:
-            known = message.topic == LOST_TOPIC or self._is_foreign
-            expect(known, message.log_offset, "no unit")
+            known = self._is_foreign or self._may_be_foreign
+            expect(known or message.topic == LOST_TOPIC, message.log_offset, "no unit")
         if (message.topic, message.queue_id) == STATE_QUEUE:
             for topic in self.state.add(message, begins):
                 self.dropped.add(topic)
@@ -169,8 +173,9 @@ class Log:
             return 0
         copies = message.topic == STATE_QUEUE[0] and message.tag in COPY_BEGINS
         expect(copies or bool(self._epochs), f"epoch {begun.number}", "begins without a copy")
-        if copies and self._is_foreign:
+        if copies and (self._is_foreign or self._may_be_foreign):
             self.adoptions.add(begun.start)
+        self._may_be_foreign = False
         self._is_foreign = not copies
         if self._is_foreign:
             self.state.forget()
