@@ -26,6 +26,7 @@ from cometmq.messaging.group_policy import (
     RetryPolicy,
 )
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.handle_secrets import Secret
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
@@ -228,6 +229,13 @@ class QueuesUnlocked:
     queues: Mapping[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class SecretAdded:
+    """The secret that signs handles from now on."""
+
+    secret: Secret
+
+
 Change = (
     TopicPut
     | TopicReserved
@@ -249,6 +257,7 @@ Change = (
     | MessagesResent
     | QueuesLocked
     | QueuesUnlocked
+    | SecretAdded
 )
 
 
@@ -592,6 +601,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("nq"),
         lambda c: {"n": c.group, "q": c.queues},
         lambda f: QueuesUnlocked(_str(f["n"]), _numbers(f["q"])),
+    ),
+    SecretAdded: _Kind(
+        "secret",
+        frozenset("ts"),
+        lambda c: {"t": c.secret.created_ms, "s": c.secret.key.hex()},
+        lambda f: SecretAdded(Secret(_int(f["t"]), bytes.fromhex(_str(f["s"])))),
     ),
     StreamsReached: _Kind(
         "streams",

@@ -35,6 +35,7 @@ from cometmq.messaging.changes import (
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
+    SecretAdded,
     StreamsReached,
     TopicDropped,
     TopicPut,
@@ -49,6 +50,7 @@ from cometmq.messaging.changes import (
 from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.handle_secrets import HandleSecrets, Secret
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
 from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
@@ -83,6 +85,7 @@ STREAM_BYTES = 2_000
 RESENT_BYTES = 200
 LOCK_BYTES = 300
 ATTEMPT_BYTES = 60
+SECRET_ENTRY_BYTES = 110
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
@@ -117,6 +120,7 @@ class BrokerState:
         self.locks = LockTable()
         self.resets = ResetTable()
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
+        self.secrets = HandleSecrets()
 
     # --- plan: what is asked for → the change to append ---
 
@@ -217,6 +221,10 @@ class BrokerState:
             starts[name] = tuple(maximum_of(name, queue_id) for queue_id in range(queue_count))
         return [*changes, GenerationsRaised(generation, starts)] if starts else changes
 
+    def plan_secret(self, now_ms: int, key: bytes) -> list[SecretAdded]:
+        """The change that gives an epoch which begins now the random ``key``, if it needs one."""
+        return [SecretAdded(Secret(now_ms, key))] if self.secrets.needs_renewal(now_ms) else []
+
     def plan_offsets(self) -> OffsetsCommitted | None:
         """A change with what was committed since the last one, as much as fits a record.
 
@@ -243,6 +251,7 @@ class BrokerState:
         self.resent = other.resent
         self.locks = other.locks
         self.resets = other.resets
+        self.secrets = other.secrets
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -288,11 +297,14 @@ class BrokerState:
         | QueuesLocked
         | QueuesUnlocked
         | OffsetsReset
-        | TopicQuotaPut,
+        | TopicQuotaPut
+        | SecretAdded,
     ) -> None:
         match change:
             case TopicQuotaPut(topic, quota):
                 self._limit_topic(topic, quota)
+            case SecretAdded(secret):
+                self.secrets.add(secret)
             case OffsetsReset(number, commits):
                 self._reset(number, commits)
             case QueuesLocked(run):
@@ -415,6 +427,8 @@ class BrokerState:
         yield from self._committed()
         if self.delays:
             yield DelaysReached(self.delays)
+        for secret in self.secrets:
+            yield SecretAdded(secret)
         for key, intervals in self.resent:
             yield MessagesResent(key, intervals)
         for run in self.locks:
@@ -465,7 +479,7 @@ class BrokerState:
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
         entries += sum(_policy_bytes(settings) for settings in self.groups.values())
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
-        entries += ATTEMPT_BYTES * len(self.attempts)
+        entries += ATTEMPT_BYTES * len(self.attempts) + SECRET_ENTRY_BYTES * len(self.secrets)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

@@ -5,6 +5,7 @@ Blocking.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +36,7 @@ from cometmq.messaging import rebuilding
 from cometmq.messaging.adoption import Tables
 from cometmq.messaging.changes import DelaysReached, TopicDropped
 from cometmq.messaging.delay import DelayProgress
+from cometmq.messaging.handle_secrets import SECRET_BYTES
 from cometmq.messaging.queuechanges import QueueChanges
 from cometmq.messaging.rebuilding import Commits
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC, BrokerState, change_records
@@ -117,6 +119,8 @@ def open_writer(
         _fit_levels(store, state, stored, delays)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
+        for change in state.plan_secret(clock.wall_ms(), os.urandom(SECRET_BYTES)):
+            state.apply(change)
         orphans = {topic for topic in stored if not _is_known(topic, state)}
         records = state.snapshot_records(
             next_offset_of=lambda *queue: store.queue_bounds(*queue)[1]

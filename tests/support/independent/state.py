@@ -178,6 +178,10 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "locks": {"n": _is_name, "c": _is_text, "l": _offset, "q": _is_map_to(_is_list_of(_count))},
     "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
+    "secret": {
+        "t": _count,
+        "s": lambda value: re.fullmatch("[0-9a-f]{64}", str(value)) is not None,
+    },
 }
 TOPIC_KINDS = frozenset({"topic", "topic-reserve", "topic-type", "topic-drop", "topic-copy"})
 COPY_BEGINS = frozenset({"COPY_FIRST", "COPY_ONLY"})
@@ -247,6 +251,8 @@ class State:
     quotas: dict[str, list[int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
+    # In a state snapshot one more than the changes before it, where an epoch begins with a new one.
+    secrets: list[str] = field(default_factory=list, compare=False)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
     # Of groups that consume in order: (group, topic, queue id) → client id, lock number.
     # What groups sent back; in a state snapshot further than the changes before it, too.
@@ -385,6 +391,9 @@ class State:
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
+
+    def _secret(self, change: Json, _: object) -> None:
+        self.secrets = [*self.secrets, change["s"]][-2:]
 
     def _resent(self, change: Json, _: object) -> None:
         key = change["t"], change["q"], change.get("n", "")

@@ -26,6 +26,7 @@ from cometmq.messaging.changes import (
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
+    SecretAdded,
     StreamsReached,
     TopicDropped,
     TopicPut,
@@ -45,6 +46,7 @@ from cometmq.messaging.group_policy import (
     GroupPolicy,
 )
 from cometmq.messaging.groups import GroupSettings
+from cometmq.messaging.handle_secrets import Secret
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
@@ -127,6 +129,10 @@ GOLDEN: dict[str, Change] = {
         QueuesLocked(GrantRun("billing", Grant("10.0.0.7@1", (2 << 32) + 1), {"orders": (0, 3)}))
     ),
     '{"k":"unlocks","n":"billing","q":{"orders":[3]}}': QueuesUnlocked("billing", {"orders": (3,)}),
+    '{"k":"secret","t":1700000000000,"s":'
+    '"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"}': SecretAdded(
+        Secret(1_700_000_000_000, bytes(range(32)))
+    ),
     '{"k":"streams","s":{"01A0B1C2D3E4F50001160F3C2A":[[[0,7],[9,12]],[[4,3,880],[9,3,4096]]]},'
     '"x":["01A0B1C2D3E4F50001160F3C29"]}': StreamsReached(
         (
@@ -205,6 +211,8 @@ def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
         record(k="counter", g=1.0),
         record(k="counter", g=True),
         record(k="raise", g=1, s=[]),
+        record(k="secret", t=1, s="00" * 31),
+        record(k="secret", t=1, s="x" * 64),
         record(k="topic", n="orders", r=4, w=2, p=6, f=9, g=7),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[[7, 5]]]),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[]]),
