@@ -12,7 +12,7 @@ from cometmq.client.listener import Work, Workers
 from cometmq.client.messages import PullBatch, PullOutcome
 from cometmq.client.names import of
 from cometmq.client.options import PushConsumerOptions
-from cometmq.client.progress import Progress, Run
+from cometmq.client.progress import AnyRun, Progress, Run
 from cometmq.client.received import ReceivedMessage
 from cometmq.errors import CometError, OffsetReset, PositionFenced, Retry
 from cometmq.model import Position, QueueRef
@@ -107,12 +107,12 @@ class AssignedQueue:
         size = sum([message.size for message in messages])
         run = progress.add(_offsets(messages), batch.next_position, size)
         if messages:
-            self._push(Work(self, run, messages))
+            self._push(run, messages)
 
-    def _push(self, work: Work) -> None:
-        self._workers.push(work)
+    def _push(self, run: Run, messages: list[ReceivedMessage]) -> None:
+        self._workers.push(Work(self, run, messages))
 
-    def finish(self, run: Run, start: int, stop: int) -> None:
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
         """Called by the workers after each listener call."""
         assert self._progress is not None
         self._progress.finish(run, start, stop)
@@ -173,19 +173,23 @@ class AssignedQueue:
         """Stops reading, forgets what no listener has, waits for the calls that run (at most
         drain_timeout_ms).
         """
-        self.closed = True
-        await stop_all([self._reading])
         limit_s = self._options.drain_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
-                await self.until_idle()
+                await self._drain()
         except TimeoutError:
+            self.closed = True
             _log.warning(
                 "listener calls outlive the queue",
                 extra=fields(**of(self.queue), calls=self.running, after_s=limit_s),
             )
         else:
             await self._pass_filtered()
+
+    async def _drain(self) -> None:
+        self.closed = True
+        await stop_all([self._reading])
+        await self.until_idle()
 
     async def until_idle(self) -> None:
         """Waits for the calls that outlived the queue."""

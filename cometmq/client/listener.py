@@ -19,7 +19,7 @@ from typing import Protocol, TypeGuard, cast
 from cometmq.client.hooks import ConsumeHook, with_consume_hooks
 from cometmq.client.messages import ConsumeResult, Later
 from cometmq.client.names import of
-from cometmq.client.progress import Run
+from cometmq.client.progress import AnyRun
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.threads import ListenerThreads
 from cometmq.errors import InvalidRequest
@@ -81,10 +81,13 @@ def _is_async(listener: Listener) -> bool:
 class Queue(Protocol):
     """Where work comes from."""
 
-    closed: bool  # the queue is no longer ours: its work is dropped
     running: int  # listener calls with its messages
 
-    def finish(self, run: Run, start: int, stop: int) -> None:
+    @property
+    def closed(self) -> bool:
+        """Whether the queue is no longer ours: its work is dropped."""
+
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
         """A listener call has ended; it is done with these messages (none if start == stop)."""
 
 
@@ -93,7 +96,7 @@ class Work:
 
     __slots__ = ("attempt", "cursor", "messages", "queue", "run", "stop")
 
-    def __init__(self, queue: Queue, run: Run, messages: list[ReceivedMessage]) -> None:
+    def __init__(self, queue: Queue, run: AnyRun, messages: list[ReceivedMessage]) -> None:
         self.queue = queue
         self.run = run
         self.messages = messages
@@ -159,6 +162,11 @@ class Workers:
             tasks.start(self._run(), f"listener {self._count}")
             self._count += 1
         self.wake(len(self._idle))  # those that are too many end
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether no call begins."""
+        return self._is_suspended
 
     def suspend(self) -> None:
         """No call begins before :meth:`resume`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from cometmq.client.received import ReceivedMessage
 from cometmq.model import Position, QueueRef, SendStatus
@@ -119,6 +119,13 @@ class MessageModel(Enum):
 
     CLUSTERING = "clustering"  # one of them
     BROADCASTING = "broadcasting"  # all of them
+
+
+class OrderBy(StrEnum):
+    """What a consumer in order keeps in order."""
+
+    QUEUE = "queue"  # all messages of a queue
+    MESSAGE_GROUP = "message_group"  # those of a queue that have the same sharding key
 
 
 class ConsumeFrom(Enum):

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
-from cometmq.client.messages import ConsumeFrom, MessageModel
+from cometmq.client.messages import ConsumeFrom, MessageModel, OrderBy
 from cometmq.client.namespaces import NAMESPACE
 from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
@@ -70,6 +70,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
     "broadcast_offsets_at_broker": (lambda value: isinstance(value, bool), "True or False"),
     "orderly": (lambda value: isinstance(value, bool), "True or False"),
+    "order_by": (
+        lambda value: value in tuple(OrderBy),
+        'OrderBy.QUEUE ("queue") or OrderBy.MESSAGE_GROUP ("message_group")',
+    ),
     "retry_in_place": (lambda value: isinstance(value, bool), "True or False"),
     "compression": (
         _is_compression,
@@ -444,11 +448,19 @@ class PushConsumerOptions(GroupOptions):
             "MessageListenerOrderly",
         ),
     )
+    order_by: OrderBy = field(
+        default=OrderBy.QUEUE,
+        metadata=_about(
+            "With orderly: MESSAGE_GROUP keeps only messages of the same sharding_key in order; "
+            "others of the queue are consumed meanwhile.",
+            "enableFifoConsumeAccelerator",
+        ),
+    )
     suspend_queue_ms: int = _option(
         1_000,
         10,
         3_600_000,
-        "With orderly: how long a queue waits after a call that failed.",
+        "With orderly: how long a queue, or a message group, waits after a call that failed.",
         "suspendCurrentQueueTimeMillis",
     )
     retry_in_place: bool = field(

@@ -1,23 +1,31 @@
-"""A queue of a consumer in order: one listener call at a time, none without the queue's lock."""
+"""A queue of a consumer in order: none of its messages is consumed without the queue's lock, and
+one listener call at a time gets messages of the queue, or of a message group in it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from cometmq.client.assigned import AssignedQueue
 from cometmq.client.fetcher import Fetcher
 from cometmq.client.listener import NotDone, SendBack, Work, Workers
-from cometmq.client.messages import Later, PullBatch
+from cometmq.client.messages import Later, OrderBy, PullBatch, PullOutcome
 from cometmq.client.options import PushConsumerOptions
-from cometmq.client.progress import Progress, Run
+from cometmq.client.progress import AnyRun, Progress, Run, RunPart
 from cometmq.client.queue_locks import Lock
+from cometmq.client.received import ReceivedMessage
+from cometmq.format.properties import sharding_key_of
 from cometmq.model import DEAD_LETTER_LEVEL, Position
-from cometmq.rpc.tasks import Tasks
+from cometmq.rpc.tasks import Tasks, stop_all
+
+_WHOLE_QUEUE = b""  # as the key of a lane; a message group has a longer one
 
 
 class OrderlyQueue(AssignedQueue):
     """Hands the workers one piece of work at a time: at most ``batch_count`` messages. The next one
-    follows when all of them are done.
+    follows when all of them are done. With ``OrderBy.MESSAGE_GROUP`` that is one piece for each
+    message group, and messages without a group are in no order.
     """
 
     def __init__(
@@ -31,8 +39,8 @@ class OrderlyQueue(AssignedQueue):
         self._revoked = False
         super().__init__(fetcher, workers, options, tasks)
         self._lock = lock
-        self._waiting: deque[Work] = deque()  # behind the piece
-        self._piece: Work | None = None  # with the workers, at the broker, or waits for its time
+        self._by_group = options.order_by == OrderBy.MESSAGE_GROUP
+        self._lanes: dict[bytes | int, _Lane] = {}  # those with unfinished messages
 
     @property
     def closed(self) -> bool:
@@ -45,23 +53,28 @@ class OrderlyQueue(AssignedQueue):
     def closed(self, closed: bool) -> None:
         self._revoked = closed
 
-    def _push(self, work: Work) -> None:
-        self._waiting.append(work)
-        if self._piece is None and self._next_piece():
-            self._workers.push(self._waiting[0])
+    def _push(self, run: Run, messages: list[ReceivedMessage]) -> None:
+        if not self._by_group:
+            self._append(_WHOLE_QUEUE, run, messages)
+            return
+        groups: dict[bytes, list[int]] = {}
+        for place, message in enumerate(messages):
+            groups.setdefault(sharding_key_of(message.raw_properties), []).append(place)
+        for places in _cut(groups.pop(b"", []), self._options.batch_count):
+            # Without a group: each call has a lane of its own, called by an offset.
+            self._append(run.offsets[places[0]], *_part(run, messages, places))
+        for key, places in groups.items():
+            self._append(key, *_part(run, messages, places))
 
-    def finish(self, run: Run, start: int, stop: int) -> None:
-        super().finish(run, start, stop)
-        work, low = self._piece, run.low
-        if work is None or work.run is not run or (low < work.stop and low < run.limit):
-            return
-        if low < run.limit:  # mostly there is more of the same work
-            work.cursor, work.stop = low, min(low + self._options.batch_count, run.limit)
-        elif self._next_piece():
-            work = self._waiting[0]
-        else:
-            return
-        self._workers.append(work)  # who calls sees to it
+    def _append(self, key: bytes | int, run: AnyRun, messages: list[ReceivedMessage]) -> None:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(self, key, self._workers, self._options.batch_count)
+        lane.put(Work(lane, run, messages))
+
+    def forget(self, key: bytes | int) -> None:
+        """The lane has nothing left to do."""
+        del self._lanes[key]
 
     def _go_to(self, position: Position) -> None:
         super()._go_to(position)
@@ -73,15 +86,94 @@ class OrderlyQueue(AssignedQueue):
 
     def _take(self, progress: Progress, batch: PullBatch) -> None:
         super()._take(progress, batch)
-        self._go_on()
+        if batch.outcome is PullOutcome.OFFSET_MOVED:
+            self._go_on()
+
+    async def _drain(self) -> None:
+        """Also ends what lies below messages that are done or with the listener: else these would
+        come again at the next member.
+        """
+        await stop_all([self._reading])
+        progress = self._progress
+        if progress is not None and self._by_group:
+            running = [lane.stop for lane in self._lanes.values() if lane.running]
+            stop = max(progress.finished_stop(), *running, progress.committable.offset)
+            progress.rewind(Position(progress.next_position.generation, stop))
+            self._go_on()
+            while progress.count and not (self.closed or self._workers.is_suspended):
+                await self._change()
+        await super()._drain()
 
     def _go_on(self) -> None:
+        for lane in list(self._lanes.values()):
+            lane.go_on()
+
+
+class _Lane:
+    """Messages of one queue that are consumed one after the other: a ``listener.Queue``."""
+
+    __slots__ = ("_batch_count", "_key", "_piece", "_queue", "_running", "_waiting", "_workers")
+
+    def __init__(
+        self, queue: OrderlyQueue, key: bytes | int, workers: Workers, batch_count: int
+    ) -> None:
+        self._queue = queue
+        self._key = key
+        self._workers = workers
+        self._batch_count = batch_count
+        self._running = 0
+        self._waiting: deque[Work] = deque()  # the piece's, and what comes behind it
+        self._piece: Work | None = None  # with the workers, at the broker, or waits for its time
+
+    @property
+    def closed(self) -> bool:
+        return self._queue.closed
+
+    @property
+    def running(self) -> int:
+        """Calls and send-backs with messages of this lane."""
+        return self._running
+
+    @running.setter
+    def running(self, running: int) -> None:
+        self._queue.running += running - self._running
+        self._running = running
+
+    @property
+    def stop(self) -> int:
+        """Offset behind the piece."""
+        piece = self._piece
+        return piece.messages[piece.stop - 1].queue_offset + 1 if piece is not None else 0
+
+    def put(self, work: Work) -> None:
+        """Takes what comes behind all that is here."""
+        self._waiting.append(work)
+        if self._piece is None and self._next_piece():
+            self._workers.push(self._waiting[0])
+
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
+        """As ``listener.Queue`` says."""
+        self._queue.finish(run, start, stop)
+        work, low = self._piece, run.low
+        if work is None or work.run is not run or (low < work.stop and low < run.limit):
+            return
+        if low < run.limit:  # mostly there is more of the same work
+            work.cursor, work.stop = low, min(low + self._batch_count, run.limit)
+        elif self._next_piece():
+            work = self._waiting[0]
+        else:
+            self._queue.forget(self._key)
+            return
+        self._workers.append(work)  # who calls sees to it
+
+    def go_on(self) -> None:
         """A rewind may have cut the piece off while no call had it: then nobody finishes it."""
         piece = self._piece
-        if piece is not None and not self.running and piece.run.low >= piece.run.limit:
-            self._piece = None
+        if piece is not None and not self._running and piece.run.low >= piece.run.limit:
             if self._next_piece():
                 self._workers.push(self._waiting[0])
+            else:
+                self._queue.forget(self._key)
 
     def _next_piece(self) -> bool:
         """Cut the next piece off what waits; False: nothing does."""
@@ -91,11 +183,22 @@ class OrderlyQueue(AssignedQueue):
             first = max(work.cursor, work.run.low)
             last = min(len(work.messages), work.run.limit)
             if first < last:
-                work.cursor, work.stop = first, min(first + self._options.batch_count, last)
+                work.cursor, work.stop = first, min(first + self._batch_count, last)
                 self._piece = work
                 return True
             self._waiting.popleft()
         return False
+
+
+def _cut(places: list[int], count: int) -> Iterator[list[int]]:
+    for first in range(0, len(places), count):
+        yield places[first : first + count]
+
+
+def _part(
+    run: Run, messages: list[ReceivedMessage], places: list[int]
+) -> tuple[RunPart, list[ReceivedMessage]]:
+    return RunPart(run, places), [messages[place] for place in places]
 
 
 def orderly_not_done(

@@ -67,6 +67,38 @@ class Run:
         return self.next_offset if self.low >= self.limit else self.offsets[self.low]
 
 
+class RunPart:
+    """Some messages of a run, by their ``places`` in it, which rise: those of one message group.
+    Reads like a run of its own.
+    """
+
+    __slots__ = ("low", "places", "run")
+
+    def __init__(self, run: Run, places: Sequence[int]) -> None:
+        self.run = run
+        self.places = places
+        self.low = 0  # all before this index are finished
+
+    @property
+    def generation(self) -> int:
+        return self.run.generation
+
+    @property
+    def limit(self) -> int:
+        """So many of them count."""
+        return bisect_left(self.places, self.run.limit)
+
+    def pass_finished(self) -> None:
+        """Moves ``low`` to the first message that is not finished."""
+        places, finished, low = self.places, self.run.finished, self.low
+        while low < len(places) and finished[places[low]]:
+            low += 1
+        self.low = low
+
+
+AnyRun = Run | RunPart
+
+
 class Progress:
     """One queue's window. ``count`` and ``bytes_count`` say what it holds; both are 0 when all is
     done.
@@ -110,10 +142,15 @@ class Progress:
         self._drop_finished()
         return run
 
-    def finish(self, run: Run, start: int, stop: int) -> None:
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
         """Messages ``start`` to ``stop`` of the run are done; repeating it, or a run cut off
         meanwhile, does no harm.
         """
+        if isinstance(run, RunPart):
+            for place in run.places[start:stop]:
+                self.finish(run.run, place, place + 1)
+            run.pass_finished()
+            return
         if start == run.low and stop - start == 1 and stop < run.limit and not run.finished[stop]:
             run.finished[start] = 1  # in order and one at a time: most calls, so without detours
             run.low = stop
@@ -123,6 +160,14 @@ class Progress:
         assert self.count >= 0
         if run.low >= run.limit:
             self._drop_finished()
+
+    def finished_stop(self) -> int:
+        """Offset behind the last message of all that is finished; 0 = none that is still here."""
+        for run in reversed(self._runs):
+            last = run.finished.rfind(1, 0, run.limit)
+            if last >= 0:
+                return run.offsets[last] + 1
+        return 0
 
     def rewind(self, position: Position) -> None:
         """The queue goes on at ``position``: what lies at or above it no longer counts, what lies

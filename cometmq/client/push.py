@@ -16,7 +16,7 @@ from cometmq.client.group_share import GroupShare
 from cometmq.client.hooks import message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import Later, MessageModel
+from cometmq.client.messages import Later, MessageModel, OrderBy
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
@@ -62,6 +62,8 @@ class PushConsumer:
         self._is_broadcasting = self._options.message_model is MessageModel.BROADCASTING
         if self._is_broadcasting and self._options.orderly:
             raise ConfigInvalid("orderly: a queue has no lock when all members read it.")
+        if self._options.order_by != OrderBy.QUEUE and not self._options.orderly:
+            raise ConfigInvalid("order_by: it is for a consumer with orderly=True.")
         namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")

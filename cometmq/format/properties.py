@@ -19,6 +19,7 @@ TAGS = "TAGS"
 UNIQ_KEY = "UNIQ_KEY"
 SHARDING_KEY = "__SHARDINGKEY"  # messages of one key go to one queue
 RETRY_TOPIC = "RETRY_TOPIC"  # of a message that comes again: the topic that it was sent to
+_SHARDING_KEY = f"{SHARDING_KEY}\x01".encode()
 KEY_SEPARATOR = " "  # between the keys inside the value of KEYS
 
 RESERVED = frozenset(
@@ -135,6 +136,14 @@ def tag_of(properties: bytes) -> bytes:
     tag = properties[at:] if end < 0 else properties[at:end]
     # An empty pair does not count, an earlier one may.
     return tag or decode(properties).get(TAGS, "").encode()
+
+
+def sharding_key_of(properties: bytes) -> bytes:
+    """The value of ``__SHARDINGKEY``, as bytes; empty = none. The same as :func:`decode` finds,
+    without decoding the rest."""
+    if _SHARDING_KEY not in properties:
+        return b""
+    return decode(properties).get(SHARDING_KEY, "").encode()
 
 
 def clean_text(buffer: bytes, start: int, end: int) -> re.Match[bytes] | None:

@@ -16,6 +16,7 @@ from cometmq.client import (
     ConsumeResult,
     Later,
     Message,
+    OrderBy,
     Producer,
     PushConsumer,
     PushConsumerOptions,
@@ -24,14 +25,14 @@ from cometmq.client import (
     group_share,
     queue_locks,
 )
-from cometmq.errors import QueueLocked, QueueNotFound
+from cometmq.errors import ConfigInvalid, QueueLocked, QueueNotFound
 from cometmq.messaging import locks
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2
 from services.broker import servicer
 from tests.support.cluster.broker import BrokerClient, LiveBroker, running_broker, running_namesrv
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 QUEUES, GROUP = 4, "g1"
 LOCKED = QueueLocked.code
@@ -248,3 +249,116 @@ async def test_a_topic_is_read_again_while_a_call_holds_another_one_up(tmp_path:
             await leaving
             await broker.send("T", 0, b"t")
             await until(lambda: b"t" in got)
+
+
+GROUPS = 5  # message groups of the tests below
+
+
+async def send_groups(namesrv: str, start: int, stop: int) -> None:
+    """Messages ``group number`` of each group, and between them some of no group."""
+    async with Producer(namesrv) as producer:
+        for n in range(start, stop):
+            for key in range(GROUPS):
+                body = b"%d %d" % (key, n)
+                await producer.send(Message("U", body, sharding_key=f"k{key}"))
+            await producer.send(Message("U", b"none %d" % n))
+
+
+class GroupCalls:
+    """Listener calls of all members. Asserts that a message group has one at a time, and that its
+    messages come in order; one comes again only when its call has failed.
+    """
+
+    def __init__(self, fails: set[str]) -> None:
+        self.fails = fails
+        self.done: defaultdict[str, list[int]] = defaultdict(list)
+        self.running: Counter[str] = Counter()
+        self.busy: defaultdict[int, set[str]] = defaultdict(set)  # groups, by queue
+        self.most = 0  # groups of a queue at a time
+
+    async def __call__(self, messages: list[ReceivedMessage]) -> ConsumeResult | None:
+        (body,) = {message.body.decode() for message in messages}
+        key, number = body.split()
+        queue_id = messages[0].queue.queue_id
+        self.running[key] += 1
+        assert key == "none" or self.running[key] == 1, f"two calls at a time for group {key}"
+        self.busy[queue_id].update({key} - {"none"})
+        self.most = max(self.most, len(self.busy[queue_id]))
+        await asyncio.sleep(0.002)
+        self.running[key] -= 1
+        self.busy[queue_id].discard(key)
+        if body in self.fails:
+            self.fails.discard(body)
+            return ConsumeResult.LATER
+        self.done[key].append(int(number))
+        return None
+
+    def count(self) -> int:
+        return sum(map(len, self.done.values()))
+
+
+async def test_message_groups_stay_in_order_while_members_come_and_go_and_run_in_parallel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_share, "MISSED_S", 0.02)
+    count = 60
+    calls = GroupCalls({"0 3", "1 40", "none 7"})
+    changes: dict[str, Any] = {"order_by": "message_group", "commit_interval_ms": 20}
+    async with cluster(tmp_path) as (namesrv, broker):
+        await broker.put_topic("U", 2)
+        await send_groups(namesrv, 0, count // 2)
+        async with consumer(namesrv, calls, **changes) as first:
+            await first.subscribe("U")
+            await until(lambda: calls.count() > 40)
+            async with consumer(namesrv, calls, **changes) as second:
+                await second.subscribe("U")
+                await until(lambda: len(second.assigned) == 1)
+                await send_groups(namesrv, count // 2, count)
+            await until(lambda: calls.count() >= count * (GROUPS + 1))
+        for key in range(GROUPS):
+            assert calls.done[str(key)] == list(range(count))
+        assert sorted(calls.done["none"]) == list(range(count))
+        assert not calls.fails
+        assert calls.most > 1, "groups of a queue run in parallel"
+        for queue_id in range(2):
+            stored = await broker.read_queue("U", queue_id)
+            assert await committed(broker, "U", queue_id, len(stored))
+
+
+async def test_a_group_that_fails_stops_no_other_one_but_the_commit(tmp_path: Path) -> None:
+    done: list[bytes] = []
+    mended = False
+
+    async def listener(messages: list[ReceivedMessage]) -> ConsumeResult | None:
+        if messages[0].sharding_key == "bad" and not mended:
+            return ConsumeResult.LATER
+        done.extend(message.body for message in messages)
+        return None
+
+    changes: dict[str, Any] = {"order_by": OrderBy.MESSAGE_GROUP, "commit_interval_ms": 10}
+    async with cluster(tmp_path) as (namesrv, broker):
+        async with consumer(namesrv, listener, concurrency=1, **changes) as consuming:
+            await consuming.subscribe("T")
+            async with Producer(namesrv) as producer:
+                queue = QueueRef("T", 1, GROUP)
+                keys = ["good", "bad", "good", "bad", "better", "", "good"]
+                for n, key in enumerate(keys):
+                    message = Message("T", b"%d" % n, queue=queue, sharding_key=key)
+                    await producer.send_and_wait(message)
+            await until(lambda: len(done) == 5)
+            await until_async(lambda: committed(broker, "T", 1, 1))
+            mended = True
+            await until_async(lambda: committed(broker, "T", 1, 7))
+        assert sorted(done[:5]) == [b"0", b"2", b"4", b"5", b"6"]
+        assert done[5:] == [b"1", b"3"]
+
+
+async def committed(broker: LiveBroker, topic: str, queue_id: int, offset: int) -> bool:
+    position = await broker.committed("G", topic, queue_id)
+    return position is not None and position.offset == offset
+
+
+@pytest.mark.parametrize("changes", [{"order_by": "key"}, {"order_by": None}, {"orderly": False}])
+def test_an_order_that_cannot_be_kept_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigInvalid, match="order_by"):
+        consumer("127.0.0.1:1", print, **{"order_by": "message_group", **changes})

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.client.listener import Listener, Work, Workers
 from cometmq.client.messages import ConsumeResult
-from cometmq.client.progress import Progress, Run
+from cometmq.client.progress import AnyRun, Progress
 from cometmq.client.received import ReceivedMessage
 from cometmq.format.record import encode
 from cometmq.model import Position, QueueRef
@@ -33,7 +33,7 @@ class FakeQueue:
         self.messages = [message(n) for n in range(count)]
         self.done = asyncio.Event()
 
-    def finish(self, run: Run, start: int, stop: int) -> None:
+    def finish(self, run: AnyRun, start: int, stop: int) -> None:
         self.finished.append((start, stop))
         self.progress.finish(run, start, stop)
         if self.progress.count == 0:
