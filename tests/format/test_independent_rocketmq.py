@@ -32,6 +32,7 @@ SIZES = {
     "mapped_file_size_consume_queue": QUEUE_FILE_BYTES,
     "max_hash_slot_num": SHAPE.slots,
     "max_index_num": SHAPE.entries,
+    "file_reserved_time": 1_000_000,  # the messages are old, and it may be the hour of retention
 }
 
 # By topic, queue id and queue offset: log offset, size, tag hash, the record.
