@@ -21,6 +21,7 @@ from bench import (
     filters,
     groups,
     holds,
+    idle,
     latency,
     messaging,
     replication,
@@ -50,6 +51,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
 OTHERS = {
     "holds": holds.main,
+    "idle": idle.main,
     "replication": replication.main,
     "failover": failover.main,
     "filters": filters.main,

@@ -38,3 +38,6 @@ monotonic_ns = time.monotonic_ns
 """Nanoseconds of the clock of :meth:`Clock.monotonic_s`, for what is too short or too frequent to
 have its clock handed in.
 """
+
+process_cpu_s = time.process_time
+"""Processor seconds that all threads of this process have used."""

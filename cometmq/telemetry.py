@@ -14,27 +14,20 @@ group) is put on every sample as it is served. docs/metrics.md lists all of them
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import logging
-import socket
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from cometmq import native
 from cometmq.clock import Clock
 from cometmq.config import LogForm, LogLevel
-from cometmq.errors import CometError, ConfigInvalid
+from cometmq.errors import CometError
 
 if TYPE_CHECKING:  # slow to import: a process answers health checks before that
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import Metric
-    from prometheus_client.registry import RestrictedRegistry
 
 _DELIVERY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 60.0, 600.0, 3600.0,
@@ -238,93 +231,3 @@ class DeliveryAge:
     def answered(self, first_store_time_ms: int) -> None:
         """A group got messages, the first of which was stored then."""
         self._seconds.observe(max(0, self._clock.wall_ms() - first_store_time_ms) / 1000)
-
-
-class MetricsServer:
-    """Serves a registry over HTTP in a thread of its own; ``port`` is the bound port."""
-
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        host: str,
-        port: int,
-        labels: Mapping[str, str],
-        pages: Mapping[str, Callable[[], str]],
-    ) -> None:
-        from prometheus_client import start_http_server
-
-        labelled = _Labelled(registry, labels)
-        self._server, self._thread = start_http_server(port, addr=host, registry=labelled)
-        app = self._server.get_app()
-        assert app is not None
-        self._server.set_app(_with_pages(app, pages))
-        self._host = host
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stop serving and give the port back."""
-        stopping = threading.Thread(target=self._server.shutdown)
-        stopping.start()
-        while stopping.is_alive():  # a connection wakes the server, which looks up each 0.5 s only
-            with contextlib.suppress(OSError):
-                socket.create_connection((self._host, self.port), timeout=0.1).close()
-            stopping.join(0.01)
-        self._server.server_close()
-        self._thread.join()
-
-
-def start_metrics_server(
-    registry: CollectorRegistry,
-    *,
-    host: str,
-    port: int,
-    labels: Mapping[str, str] | None = None,
-    pages: Mapping[str, Callable[[], str]] | None = None,
-) -> MetricsServer:
-    """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
-    ``pages``: JSON for other paths, made when it is wanted, in the server's thread.
-
-    ``labels`` go on every sample that has no label of that name itself, so that each series of the
-    interpreter and of the process names its process, too.
-    """
-    try:
-        return MetricsServer(registry, host, port, labels or {}, pages or {})
-    except OSError as error:
-        raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
-
-
-def _with_pages(app: WSGIApplication, pages: Mapping[str, Callable[[], str]]) -> WSGIApplication:
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        page = pages.get(environ["PATH_INFO"])
-        if page is None:
-            return app(environ, start_response)
-        start_response("200 OK", [("Content-Type", "application/json")])
-        return [page().encode()]
-
-    return answer
-
-
-class _Labelled:
-    """What a registry collects, with the labels of the process as a whole."""
-
-    def __init__(
-        self,
-        whole: CollectorRegistry,
-        labels: Mapping[str, str],
-        part: RestrictedRegistry | None = None,
-    ) -> None:
-        self._whole = whole
-        self._part = part or whole
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._part.collect():
-            metric.samples = [s._replace(labels=self._of(s.labels)) for s in metric.samples]
-            yield metric
-
-    def restricted_registry(self, names: Iterable[str]) -> _Labelled:
-        """Asked by the server for a scrape of some names only (``?name[]=…``)."""
-        return _Labelled(self._whole, self._labels, self._whole.restricted_registry(names))
-
-    def _of(self, own: Mapping[str, str]) -> dict[str, str]:
-        return {**self._labels, **own}

@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 from cometmq import native, reexec
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import ConfigInvalid
-from cometmq.flight_recorder import TRACE_PATH, recorder
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import use_levels
 from cometmq.format.record import BLANK_BYTES, host_bytes
@@ -40,11 +39,12 @@ from cometmq.member.rpc.servicers import Servicers
 from cometmq.reexec import RoleChange
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
+from cometmq.rpc.metrics_server import start_metrics_server
 from cometmq.rpc.process import StopSignal, announce
 from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.server import join_address
 from cometmq.rpc.tasks import race
-from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.telemetry import fields, new_registry
 
 log = logging.getLogger(__name__)
 
@@ -252,13 +252,7 @@ class MemberApp(ABC):
         host = self._config.listen_host
         port = self._config.metrics_port
         labels = self._metrics.process_labels
-        metrics = start_metrics_server(
-            self._registry,
-            host=host,
-            port=port,
-            labels=labels,
-            pages={TRACE_PATH: recorder.as_json},
-        )
+        metrics = start_metrics_server(self._registry, host=host, port=port, labels=labels)
         self._stack.callback(metrics.close)
         self._metrics_port = metrics.port
         self.metrics_address = join_address(host, metrics.port)

@@ -7,6 +7,7 @@ behind, or announces its stop, is taken out of the set, in the lease, before the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -80,6 +81,26 @@ def wanted_sets(
         taken = {replica_id.member_id for replica_id in in_sync}
         electable.update(replica_id for replica_id in near if replica_id.member_id not in taken)
     return replica_ids(in_sync), replica_ids(electable)
+
+
+def unchanged_until_s(
+    record: LeaseRecord,
+    own: Own,
+    replicas: Mapping[ReplicaId, Replica],
+    policy: SetPolicy,
+    now_s: float,
+) -> float:
+    """While the record has the sets that are wanted, and nothing is heard of followers, these stay
+    as they are until then; infinity: for ever. Time alone only takes members out.
+    """
+    ends_s = []
+    for replica_id in record.in_sync:
+        replica = replicas.get(replica_id)
+        since_s = own.since_s if replica is None else replica.in_step_s
+        ends_s.append(since_s + policy.lag_s_max)
+    heard_s = [one.heard_s for one in replicas.values() if one.heard_s is not None]
+    ends_s += [since_s + policy.async_silence_s_max for since_s in heard_s]
+    return min((end_s for end_s in ends_s if end_s >= now_s), default=math.inf)
 
 
 def _stays(replica: Replica | None, own: Own, policy: SetPolicy, now_s: float) -> bool:

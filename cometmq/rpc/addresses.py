@@ -104,9 +104,13 @@ async def follow_addresses(
 ) -> None:
     """Call ``changed`` with the resolved addresses now and whenever they differ; runs for ever.
 
-    When nothing at all resolves, the last known addresses stay.
+    When nothing at all resolves, the last known addresses stay. Without a name there is nothing to
+    look up again.
     """
     configured = tuple(addresses)
+    if all(_is_ip(split_address(address)[0]) for address in configured):
+        changed(await resolve(configured))
+        await asyncio.get_running_loop().create_future()
     known: tuple[str, ...] = ()
     while True:
         found = await resolve(configured)

@@ -21,6 +21,8 @@ from cometmq.errors import AnswersUnread, InvalidRequest
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.rpc.hangup import hang_up
 from cometmq.rpc.memory import give_back_freed, resident_bytes
+from cometmq.rpc.tasks import wait_at_most
+from cometmq.rpc.ticks import tick
 from cometmq.rpc.unread import Account, Ledger, Peer, UnreadLimits, Waiter
 from cometmq.telemetry import Rarely
 
@@ -234,6 +236,7 @@ class Calls:
         self._usual_bytes: dict[str, float] = {}  # by method
         self._low_bytes = math.inf  # resident memory at its lowest since it was given back
         self._looked_s = -math.inf
+        self._may_have_grown = True  # since it was looked
 
     def open(self, context: _GrpcContext, serialize: Serialize | None) -> Call:
         """A call that has just come."""
@@ -263,9 +266,9 @@ class Calls:
     # --- who does not read ------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Refuse and close what is overdue; until cancelled."""
+        """Refuse and close what is overdue; until cancelled. Sleeps while nobody owes anything."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await tick(SWEEP_S)
             tired, silent = self.ledger.overdue(self._clock.monotonic_s())
             self._refuse(tired)
             if silent:
@@ -274,6 +277,18 @@ class Calls:
                 names = [peer.name for peer in silent]
                 await asyncio.to_thread(self._hang_up, names)
             await self._give_back_memory()
+            if self.ledger.is_clear:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Waits until a call owes something, or memory is to be looked at once more."""
+        owed = asyncio.Event()
+        self.ledger.at_owed(owed.set)
+        if self._may_have_grown:
+            await wait_at_most(owed, GIVE_BACK_S)
+        else:
+            await owed.wait()
+        self._may_have_grown |= owed.is_set()
 
     def _refuse(self, tired: list[Waiter]) -> None:
         for waiter in tired:
@@ -288,6 +303,7 @@ class Calls:
         if crowd or now_s - self._looked_s < GIVE_BACK_S:
             return
         self._looked_s = now_s
+        self._may_have_grown = not ledger.is_clear
         self._low_bytes = min(self._low_bytes, resident_bytes())
         if resident_bytes() - self._low_bytes >= GROWTH_BYTES:
             await asyncio.to_thread(give_back_freed)

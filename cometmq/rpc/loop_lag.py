@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-from cometmq.clock import Clock
+from cometmq.clock import Clock, process_cpu_s
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.rpc.gate import Gate
+from cometmq.rpc.ticks import until_tick_s
 
 INTERVAL_S = 0.1
+REST_INTERVAL_S = 1.0
+BUSY_SHARE = 0.02  # of a core: a process that uses more since the last look is not at rest
 NOTED_S = 0.002  # less is the timer's own inaccuracy
 _LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
@@ -19,11 +23,19 @@ class LoopLagMonitor:
     """``cometmq_ready`` and ``cometmq_event_loop_lag_seconds``; use :meth:`run` as a task.
 
     Everything that a process does, it does on one loop: a timer that fires late has been waiting as
-    long as every request has.
+    long as every request has. A process at rest is measured less often, because each timer wakes
+    it. ``cpu_s``: the processor seconds of the process so far.
     """
 
-    def __init__(self, registry: CollectorRegistry, gate: Gate, clock: Clock) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        gate: Gate,
+        clock: Clock,
+        cpu_s: Callable[[], float] = process_cpu_s,
+    ) -> None:
         self._clock = clock
+        self._cpu_s = cpu_s
         ready = Gauge(
             "cometmq_ready",
             "1 while the process serves; 0 while it starts and while it drains.",
@@ -39,10 +51,14 @@ class LoopLagMonitor:
 
     async def run(self) -> None:
         """Measure until cancelled."""
+        is_busy = True
         while True:
+            wait_s = INTERVAL_S if is_busy else until_tick_s(REST_INTERVAL_S)
+            cpu_s = self._cpu_s()
             begun_ns, before_s = recorder.now_ns(), self._clock.monotonic_s()
-            await asyncio.sleep(INTERVAL_S)
-            late_s = self._clock.monotonic_s() - before_s - INTERVAL_S
+            await asyncio.sleep(wait_s)
+            late_s = self._clock.monotonic_s() - before_s - wait_s
             self._lag_s.observe(max(0.0, late_s))
             if late_s > NOTED_S:
-                recorder.note_limited(Stage.TIMER_LATE, begun_ns + int(INTERVAL_S * 1e9))
+                recorder.note_limited(Stage.TIMER_LATE, begun_ns + int(wait_s * 1e9))
+            is_busy = self._cpu_s() - cpu_s > BUSY_SHARE * wait_s

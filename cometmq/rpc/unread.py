@@ -151,6 +151,16 @@ class Ledger:
         # Connections whose first waiter lacks nothing but room in its pool, in turn.
         self._turns: tuple[dict[Peer, None], dict[Peer, None]] = ({}, {})
         self._waiters: dict[Waiter, None] = {}
+        self._at_owed: Callable[[], None] | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing is held for anybody, and nobody waits."""
+        return not (self.owed_count or self.held_bytes or self._waiters)
+
+    def at_owed(self, notify: Callable[[], None]) -> None:
+        """``notify`` is called once: when the next call owes something."""
+        self._at_owed = notify
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -203,6 +213,9 @@ class Ledger:
         account.owed = True
         account.peer.owed_count += 1
         self.owed_count += 1
+        if self._at_owed is not None:
+            notify, self._at_owed = self._at_owed, None
+            notify()
         if since_s is not None:
             self._unread[account] = since_s
 

@@ -277,6 +277,11 @@ class BaseStore:
         """
         self._guarded(self._log.commit)
 
+    @property
+    def queues_wait(self) -> bool:
+        """Whether :meth:`flush_queues` has something to do."""
+        return self._opened.checkpoint.needs_flush
+
     def flush_queues(self) -> None:
         """Sync the queues' files and folders, then write the checkpoint."""
         self._guarded(lambda: self._opened.checkpoint.flush_queues(self._last_span))

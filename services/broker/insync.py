@@ -17,17 +17,27 @@ from cometmq.member.config import MemberConfig, PromoteAsync
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.state.keeper import StateDemands
 from cometmq.member.storage.authority import Replicated
-from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
+from cometmq.replication.insync import (
+    Own,
+    SetPolicy,
+    replicated_positions,
+    unchanged_until_s,
+    wanted_sets,
+)
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import REPLICATED, Watermarks
+from cometmq.rpc.tasks import wait_at_most
+from cometmq.rpc.ticks import until_tick_s
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
 from services.broker.replicas import FollowerTable, Replicas
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two looks for members that lag
+LOOK_S = 0.1  # between two looks for members that lag, at least
+REST_S = 1.0  # and at most
 RETRY_S = 0.5
+TIMER_STEP_S = 0.001  # of the event loop: a time has passed when it is over for sure
 
 
 def policy_of(config: MemberConfig) -> SetPolicy:
@@ -172,22 +182,35 @@ class InSyncSet:
         """Keep the sets in the lease as they should be, until cancelled; raises Deposed."""
         if self._holder is None:
             return
-        while True:  # time alone puts a member out of step: there is no event to wait for
-            pause_s = await self._keep(self._holder, replicas)
-            await asyncio.sleep(pause_s)
+        changed, clock = asyncio.Event(), self._clock
+        with replicas.changed.subscribed(changed), replicas.storage.moved.subscribed(changed):
+            while True:
+                changed.clear()
+                looked_s = clock.boottime_s()
+                pause_s = await self._keep(self._holder, replicas)
+                await wait_at_most(changed, pause_s)
+                await asyncio.sleep(max(0.0, looked_s + LOOK_S - clock.boottime_s()))
 
     async def _keep(self, holder: LeaseHolder, replicas: Replicas) -> float:
+        """Returns how long nothing changes if nothing is heard."""
         marks = replicas.storage.watermarks
         replicas.let_go(holder.must_acknowledge() | holder.electable_others())
         before = holder.record
         if holder.settled and self._wanted(holder, marks) == (before.in_sync, before.electable):
-            return LOOK_S
+            return self._rest_s(holder, marks)
         await holder.put_sets(lambda: self._wanted(holder, marks))
         if not holder.settled:
             return RETRY_S
         assert holder.record.holder in holder.record.in_sync, "the writer is in its own set"
         self._log_change(set(before.in_sync), set(holder.record.in_sync))
         return LOOK_S
+
+    def _rest_s(self, holder: LeaseHolder, marks: Watermarks) -> float:
+        now_s, own = self._clock.boottime_s(), self._own(holder, marks)
+        until_s = unchanged_until_s(
+            holder.record, own, self._followers.by_replica_id, self._policy, now_s
+        )
+        return min(until_tick_s(REST_S), until_s - now_s + TIMER_STEP_S)
 
     def _wanted(self, holder: LeaseHolder, marks: Watermarks) -> tuple[ReplicaIds, ReplicaIds]:
         return wanted_sets(

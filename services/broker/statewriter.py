@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, Shortage, StoreFailed
@@ -15,7 +16,7 @@ from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import rocketmq_tables
 from cometmq.messaging.state import STATE_QUEUE_ID, STATE_TOPIC
-from cometmq.rpc.tasks import wait_at_most
+from cometmq.rpc.ticks import until_tick_s
 from cometmq.telemetry import fields
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,17 @@ class StateWriter:
         grown = asyncio.Event()
         with self._storage.moved.subscribed(grown):
             while True:
-                until_s = self._clock.monotonic_s() + interval_s
-                while (left_s := until_s - self._clock.monotonic_s()) > 0:
-                    grown.clear()
-                    await asyncio.sleep(min(left_s, PROGRESS_PAUSE_S))
-                    if self._keeper.progress_bytes >= PROGRESS_BYTES:
-                        break
-                    await wait_at_most(grown, until_s - self._clock.monotonic_s())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(until_tick_s(interval_s)):
+                        await self._until_much_to_read(grown)
                 self._write_now()
+
+    async def _until_much_to_read(self, grown: asyncio.Event) -> None:
+        """Until the next start would have to read too much of the log."""
+        while self._keeper.progress_bytes < PROGRESS_BYTES:
+            await grown.wait()
+            grown.clear()
+            await asyncio.sleep(PROGRESS_PAUSE_S)
 
     def _write_now(self) -> None:
         try:

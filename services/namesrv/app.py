@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
-from cometmq.flight_recorder import TRACE_PATH, recorder
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RefusedCallers, RpcMetrics
+from cometmq.rpc.metrics_server import start_metrics_server
 from cometmq.rpc.process import announce
 from cometmq.rpc.server import RpcServer, join_address
-from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.telemetry import fields, new_registry
 from cometmq.v1.namesrv_pb2_grpc import add_NameServiceServicer_to_server
 from services.namesrv.config import NamesrvConfig
 from services.namesrv.metrics import PROCESS_LABELS, NamesrvMetrics
@@ -96,13 +96,7 @@ class App:
         gauge("cometmq_namesrv_watch_streams", "Open watch streams.", self._watchers.__len__)
         gauge("cometmq_namesrv_holds", "Registered pullholds.", self._pullholds.__len__)
         host, port = self._config.listen_host, self._config.metrics_port
-        metrics = start_metrics_server(
-            self._registry,
-            host=host,
-            port=port,
-            labels=PROCESS_LABELS,
-            pages={TRACE_PATH: recorder.as_json},
-        )
+        metrics = start_metrics_server(self._registry, host=host, port=port, labels=PROCESS_LABELS)
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(host, metrics.port)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())

@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from cometmq.clock import Clock, SystemClock
-from cometmq.flight_recorder import TRACE_PATH, recorder
 from cometmq.rpc.loop_lag import LoopLagMonitor
 from cometmq.rpc.metrics import RpcMetrics
+from cometmq.rpc.metrics_server import start_metrics_server
 from cometmq.rpc.process import announce
 from cometmq.rpc.readiness import await_registration, open_server
 from cometmq.rpc.registrar import Registrar
 from cometmq.rpc.secret import open_secret
 from cometmq.rpc.server import RpcServer, join_address
-from cometmq.telemetry import fields, new_registry, start_metrics_server
+from cometmq.telemetry import fields, new_registry
 from cometmq.v1.hold_pb2_grpc import add_HoldServiceServicer_to_server
 from services.pullhold.answers import Answers
 from services.pullhold.broker_link import Brokers, LinkPolicy
@@ -107,7 +107,6 @@ class App:
             host=config.listen_host,
             port=config.metrics_port,
             labels={"cluster": config.cluster, "node_type": "pullhold"},
-            pages={TRACE_PATH: recorder.as_json},
         )
         self._stack.callback(metrics.close)
         self.metrics_address = join_address(config.listen_host, metrics.port)

@@ -22,6 +22,7 @@ from cometmq.messaging.inline_messages import InlineMessages
 from cometmq.rpc.retry import Backoff, BackoffPolicy
 from cometmq.rpc.secret import SharedSecret
 from cometmq.rpc.tasks import race, stop_all
+from cometmq.rpc.ticks import tick
 from cometmq.telemetry import fields
 from cometmq.v1 import broker_pb2
 from services.pullhold.answers import Answers
@@ -250,7 +251,7 @@ class Link:
         faults of ours, and a broker that has gone although its stream is open.
         """
         while True:
-            await asyncio.sleep(self._policy.safety_check_interval_s)
+            await tick(self._policy.safety_check_interval_s)
             keys = self._holds.queues.waited_for(self.broker_group)
             suspects: list[tuple[ClusterQueue, int, int]] = []
             for first in range(0, len(keys), QUEUES_PER_QUESTION_MAX):
@@ -270,7 +271,7 @@ class Link:
         """
         group, directory = self.broker_group, self._directory
         while True:
-            await asyncio.sleep(BETTER_MEMBER_INTERVAL_S)
+            await tick(BETTER_MEMBER_INTERVAL_S)
             try:
                 better = await directory.member(group)
             except CometError:  # name servers know no member, or none answers
@@ -307,6 +308,7 @@ class Brokers:
         self._parts = (holds, answers, directory, policy, clock, metrics)
         self._links_max = policy.broker_groups_max
         self._links: dict[str, Link] = {}
+        self._linked = asyncio.Event()  # there is a link
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None  # of the links' tasks, while `run` runs
 
@@ -319,6 +321,7 @@ class Brokers:
                 raise LimitExceeded(f"{self._links_max} broker groups are watched")
             link = self._links[broker_group] = Link(broker_group, *self._parts)
             self._tasks[broker_group] = self._group.create_task(link.run())
+            self._linked.set()
         return link
 
     @property
@@ -332,13 +335,16 @@ class Brokers:
         """
         async with asyncio.TaskGroup() as self._group:
             while True:
-                await asyncio.sleep(COLLECT_INTERVAL_S)
+                await self._linked.wait()
+                await tick(COLLECT_INTERVAL_S)
                 for broker_group, link in list(self._links.items()):
                     if link.collect_idle():
                         await self._close(broker_group)
 
     async def _close(self, broker_group: str) -> None:
         link = self._links.pop(broker_group)
+        if not self._links:
+            self._linked.clear()
         await link.pulls.close()
         await stop_all([self._tasks.pop(broker_group)])
 

@@ -14,7 +14,6 @@ from services.pullhold.metrics import HoldMetrics
 from services.pullhold.model import Due, HoldSpec, HoldState, Session
 
 TICK_S = 0.01  # holds that end within it end together
-LOOK_AGAIN_S = 0.25  # a broker that is lost makes holds due without a new hold
 
 
 class HoldService:
@@ -29,8 +28,8 @@ class HoldService:
         self._clock = clock
         self._metrics = metrics
         self._sessions: set[Session] = set()
-        self._looks_at_s = 0.0  # when `run` checks the deadlines next
-        self._sooner = asyncio.Event()
+        self._sooner = asyncio.Event()  # a hold is due before `run` looks
+        holds.at_sooner(self._sooner.set)
 
     def open(self, client: str, room: Room) -> Session:
         """A new call of a client; ``room`` takes its answers. LimitExceeded."""
@@ -55,8 +54,6 @@ class HoldService:
             link.pulls.pull([hold])
         else:
             link.changes.want_inline(hold)
-        if hold.deadline_s < self._looks_at_s:
-            self._sooner.set()
 
     def refuse(self, session: Session, hold_id: int, error: CometError) -> None:
         """Answers a hold that cannot be parked."""
@@ -77,12 +74,14 @@ class HoldService:
     async def run(self) -> None:
         """Answers the holds that are due; until cancelled."""
         while True:
-            now_s = self._clock.monotonic_s()
-            due_s = self._holds.next_due_s()
-            wait_s = LOOK_AGAIN_S if due_s is None else min(LOOK_AGAIN_S, due_s - now_s)
-            self._looks_at_s = now_s + wait_s
             self._sooner.clear()
-            await wait_at_most(self._sooner, max(TICK_S, wait_s))
+            due_s = self._holds.next_due_s()
+            if due_s is None:
+                await self._sooner.wait()
+                continue
+            wait_s = max(TICK_S, due_s - self._clock.monotonic_s())
+            if await wait_at_most(self._sooner, wait_s):
+                continue
             for hold, why in self._holds.due(self._clock.monotonic_s()):
                 if why is Due.DEADLINE:
                     self.answers.send_nothing(hold)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cometmq.errors import InvalidRequest, LimitExceeded
@@ -56,6 +56,10 @@ class Holds:
         self._grace_s = grace_s
         self._deadlines = Deadlines()
         self._graces = Deadlines()
+
+    def at_sooner(self, notify: Callable[[], None]) -> None:
+        """``notify`` is called whenever :meth:`next_due_s` comes sooner than it did."""
+        self._deadlines.sooner = self._graces.sooner = notify
 
     def __len__(self) -> int:
         """Holds that have not ended."""
@@ -449,10 +453,17 @@ class Clients:
 # --- deadlines ------------------------------------------------------------------------------------
 
 
+def _nothing() -> None:
+    pass
+
+
 class Deadlines:
-    """A heap. A hold that ends stays in it until its time comes or the heap is cleaned."""
+    """A heap. A hold that ends stays in it until its time comes or the heap is cleaned. ``sooner``
+    is called when a time comes in that is earlier than all others.
+    """
 
     def __init__(self) -> None:
+        self.sooner: Callable[[], None] = _nothing
         self._heap: list[tuple[float, int, Hold]] = []
         self._numbers = itertools.count()  # holds of the same time in the order in which they came
 
@@ -461,6 +472,8 @@ class Deadlines:
 
     def push(self, when_s: float, hold: Hold, hold_count: int) -> None:
         """``hold_count``: holds that have not ended."""
+        if not self._heap or when_s < self._heap[0][0]:
+            self.sooner()
         heapq.heappush(self._heap, (when_s, next(self._numbers), hold))
         if len(self._heap) > 2 * hold_count + STALE_MAX:
             self._heap = [e for e in self._heap if e[2].state is not HoldState.DONE]

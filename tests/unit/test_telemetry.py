@@ -5,23 +5,20 @@ from __future__ import annotations
 import io
 import json
 import logging
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import Counter, generate_latest
 
 from cometmq import native
 from cometmq.clock import SystemClock
 from cometmq.config import LogForm, LogLevel
 from cometmq.telemetry import (
-    MetricsServer,
     OutageLogger,
     escape,
     fields,
     new_registry,
     setup_logging,
-    start_metrics_server,
     version,
 )
 
@@ -131,52 +128,7 @@ def test_a_registry_tells_build_and_start() -> None:
     assert "process_cpu_seconds_total" in text
 
 
-def test_the_metrics_server_serves_on_its_bound_port() -> None:
-    registry = CollectorRegistry()
-    Counter("cometmq_tests", "Tests.", registry=registry).inc(3)
-    server = start_metrics_server(registry, host="127.0.0.1", port=0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
-            assert b"cometmq_tests_total 3.0" in answer.read()
-    finally:
-        server.close()
-
-
-def _scraped(server: MetricsServer, query: str = "") -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics{query}") as answer:
-        return bytes(answer.read()).decode()
-
-
-def test_the_labels_of_the_process_are_on_every_sample_without_them() -> None:
-    registry = CollectorRegistry()
-    Counter("cometmq_tests", "Tests.", registry=registry).inc()
-    Gauge("cometmq_others", "Others.", ["cluster"], registry=registry).labels("b").set(1)
-    labels = {"cluster": "a", "node_type": "broker"}
-    server = start_metrics_server(registry, host="127.0.0.1", port=0, labels=labels)
-    try:
-        whole, part = _scraped(server), _scraped(server, "?name[]=cometmq_tests_total")
-    finally:
-        server.close()
-    assert 'cometmq_tests_total{cluster="a",node_type="broker"} 1.0' in whole
-    assert 'cometmq_others{cluster="b",node_type="broker"} 1.0' in whole
-    assert 'cometmq_tests_total{cluster="a",node_type="broker"} 1.0' in part
-    assert "cometmq_others" not in part
-
-
 def test_no_series_tell_when_others_were_made() -> None:
     registry = new_registry("broker", SystemClock())
     Counter("cometmq_tests", "Tests.", registry=registry).inc()
     assert "_created" not in generate_latest(registry).decode()
-
-
-def test_other_pages_are_served_beside_the_metrics() -> None:
-    registry = new_registry("test", SystemClock())
-    pages = {"/page": lambda: '{"a": 1}'}
-    server = start_metrics_server(registry, host="127.0.0.1", port=0, pages=pages)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/page", timeout=5) as answer:
-            assert answer.read() == b'{"a": 1}'
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
-            assert b"cometmq_build_info" in answer.read()
-    finally:
-        server.close()

@@ -32,6 +32,7 @@ from cometmq.replication.watermarks import (
     union,
 )
 from cometmq.rpc.tasks import wait_at_most
+from cometmq.rpc.ticks import tick
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended, MessageStore, RecordRun
 
@@ -266,7 +267,9 @@ class BaseStorage:
     async def _flush_queues(self, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(interval_s)
+            await tick(interval_s)
+            if not self.store.queues_wait:
+                continue
             begun_ns = recorder.now_ns()
             with contextlib.suppress(Shortage):  # what is not synced yet stays noted
                 await loop.run_in_executor(self._queue_thread, self.store.flush_queues)

@@ -41,6 +41,10 @@ class DirtySet(Generic[Note]):
     def add(self, note: Note) -> None:
         self._notes[note] = None
 
+    def __bool__(self) -> bool:
+        """Whether something is to be synced."""
+        return bool(self._notes)
+
     def drained(self) -> Iterator[Note]:
         """Take the notes out one by one, newest first."""
         while self._notes:
@@ -271,6 +275,11 @@ class Dispatcher:
         return removed
 
     # --- flushing: the flush thread ---------------------------------------------------------------
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether files or folders are to be synced."""
+        return bool(self._dirty_files or self._dirty_directories)
 
     def flush(self, *, at_once: bool = False) -> tuple[int, int]:
         """Bring the queues' files to the disk; returns the ``dispatched`` up to which that is

@@ -44,6 +44,18 @@ class Checkpointer:
         self._indexer = indexer
         self._file = file
         self._marker = RecoveryPointWriter(log, dispatcher)
+        self._flushed_from: object = None  # what the last flush that succeeded began with
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether :meth:`flush_queues` has something to do that the last one did not do."""
+        return self._dispatcher.has_dirty or self._flushed_from != self._sources()
+
+    def _sources(self) -> object:
+        """All that a checkpoint is made of."""
+        log, dispatcher = self._log, self._dispatcher
+        marks = dispatcher.dispatched, dispatcher.drop_count, self._indexer.durable_time_ms
+        return log.flushed, log.end, *marks
 
     def flush_queues(self, last_span: Callable[[], Span], *, at_once: bool = False) -> None:
         """Sync the queues, then note in the checkpoint what is on the disk now. ``last_span`` gives
@@ -51,6 +63,7 @@ class Checkpointer:
         :meth:`Dispatcher.flush`.
         """
         # Before the queues: nothing newer may be claimed.
+        flushed_from = self._sources()
         self._marker.sample(last_span)
         log_offset, log_time_ms = self._log.flushed
         dispatched, queue_time_ms = self._dispatcher.flush(at_once=at_once)
@@ -70,6 +83,7 @@ class Checkpointer:
                 )
             )
             self._log.reach = reach
+        self._flushed_from = flushed_from
 
     def extend_reach(self, offset: int) -> None:
         """The log is about to be written up to ``offset``. As a rule the checkpoint has said so
@@ -117,6 +131,7 @@ class Checkpointer:
     def rewind(self, offset: int, time_ms: int) -> None:
         """The log is about to be cut at ``offset``, behind a record of ``time_ms``."""
         self._marker.forget()
+        self._flushed_from = None
         now = self._file.current
         self._file.rewind(
             dataclasses.replace(

@@ -16,7 +16,7 @@ from cometmq.admin import cluster_command, commandline, local
 from cometmq.admin.cli import cli
 from cometmq.errors import ClusterRunning
 from cometmq.flight_recorder import FlightRecorder, Stage
-from cometmq.telemetry import start_metrics_server
+from cometmq.rpc.metrics_server import start_metrics_server
 
 SILENT = "127.0.0.1:1"
 
@@ -365,8 +365,9 @@ def test_a_trace_is_read_over_the_port_of_the_metrics() -> None:
     recorder = FlightRecorder()
     recorder.note(Stage.GC_PAUSE, recorder.now_ns() - 5_000_000, 2)
     recorder.note(Stage.APPEND, recorder.now_ns(), 77)
-    pages = {"/trace": recorder.as_json}
-    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, pages=pages)
+    server = start_metrics_server(
+        CollectorRegistry(), host="127.0.0.1", port=0, trace=recorder.as_json
+    )
     try:
         address = f"127.0.0.1:{server.port}"
         [found] = json.loads(run("broker", "trace", address, "--output", "json").output)
@@ -379,8 +380,7 @@ def test_a_trace_is_read_over_the_port_of_the_metrics() -> None:
 
 @pytest.mark.parametrize("page", ["# HELP", "{}", "[]"])
 def test_a_trace_of_another_program_is_refused(page: str) -> None:
-    pages = {"/trace": lambda: page}
-    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, pages=pages)
+    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, trace=lambda: page)
     try:
         result = run("broker", "trace", f"127.0.0.1:{server.port}")
     finally:

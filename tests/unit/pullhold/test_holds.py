@@ -396,8 +396,13 @@ class HoldsMachine(RuleBasedStateMachine):
         self.truth = {key: Truth() for key in (A0, A1, B0)}
         self.now_s = 0.0
         self.numbers = 0
+        self.looks_s: float | None = None  # when the service looks by itself; None: never
+        self.holds.at_sooner(self.look_sooner)
         self.parked: set[Hold] = set()  # not answered yet
         self.pulling: set[Hold] = set()
+
+    def look_sooner(self) -> None:
+        self.looks_s = 0.0
 
     def answered(self, hold: Hold) -> None:
         self.parked.remove(hold)  # KeyError: answered twice
@@ -532,6 +537,13 @@ class HoldsMachine(RuleBasedStateMachine):
             for key in self.holds.queues.drop_idle(group, self.now_s, 0.5):
                 assert not any(h.key == key for h in self.parked)
                 self.truth[key].told = None
+
+    @invariant()
+    def no_due_hold_is_slept_through(self) -> None:
+        """The service sleeps until what was due first when it looked, unless it is woken."""
+        due_s = self.holds.next_due_s()
+        assert due_s is None or (self.looks_s is not None and self.looks_s <= due_s)
+        self.looks_s = due_s
 
     @invariant()
     def nothing_is_missed(self) -> None:

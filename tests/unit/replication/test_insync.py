@@ -3,9 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cometmq.replication.follower import Ack, Replica
-from cometmq.replication.insync import Own, SetPolicy, replicated_positions, wanted_sets
+from cometmq.replication.insync import (
+    Own,
+    SetPolicy,
+    replicated_positions,
+    unchanged_until_s,
+    wanted_sets,
+)
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import HighWatermarks
 
@@ -167,3 +175,47 @@ def test_a_leaving_follower_is_in_no_set_until_it_reconnects(
     assert wanted(record, leaving, replicated=replicated) == ((W,), (W,))
     leaving.join(1000)
     assert wanted(record, leaving, replicated=replicated) == ((W, A), (W, A))
+
+
+ages_s = st.floats(0.0, 8.0)
+followers = st.builds(
+    lambda replica_id, appended, in_step, heard, connected: replica(
+        replica_id,
+        appended,
+        appended,
+        in_step_s=NOW_S - in_step,
+        heard_s=NOW_S - heard,
+        connected=connected,
+    ),
+    st.sampled_from([A, B]),
+    st.integers(400, 1000),
+    ages_s,
+    ages_s,
+    st.booleans(),
+)
+
+
+@given(st.lists(followers, max_size=2), ages_s, st.booleans(), st.floats(0.0, 10.0))
+def test_settled_sets_stay_as_long_as_is_said(
+    some: list[Replica], since: float, replicated: bool, later_s: float
+) -> None:
+    replicas = {one.replica_id: one for one in some}
+    own = replace(OWN, since_s=NOW_S - since)
+
+    def sets(record: LeaseRecord, now_s: float) -> tuple[ReplicaIds, ReplicaIds]:
+        return wanted_sets(record, own, replicas, POLICY, now_s, replicated=replicated)
+
+    in_sync, electable = sets(SHARED, NOW_S)
+    settled = replace(SHARED, in_sync=in_sync, electable=electable)
+    until_s = unchanged_until_s(settled, own, replicas, POLICY, NOW_S)
+    assert until_s >= NOW_S
+    now_s = min(NOW_S + later_s, until_s)
+    assert sets(settled, now_s) == (in_sync, electable)
+
+
+def test_who_lags_is_taken_out_as_soon_as_is_said() -> None:
+    replicas = {A: replica(A, in_step_s=NOW_S - 1.0)}
+    until_s = unchanged_until_s(SHARED, OWN, replicas, POLICY, NOW_S)
+    assert until_s == NOW_S - 1.0 + POLICY.lag_s_max
+    in_sync, _ = wanted_sets(SHARED, OWN, replicas, POLICY, until_s + 0.001, replicated=True)
+    assert in_sync == (W,)

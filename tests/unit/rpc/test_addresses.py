@@ -86,3 +86,23 @@ async def test_unresolvable_names_do_not_empty_the_list(monkeypatch: pytest.Monk
         await asyncio.sleep(0)
     following.cancel()
     assert heard == []
+
+
+async def test_addresses_without_names_are_not_looked_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[tuple[str, ...]] = []
+    lookups: list[object] = []
+
+    async def resolved(names: tuple[str, ...]) -> tuple[str, ...]:
+        lookups.append(names)
+        return names
+
+    monkeypatch.setattr(addresses, "resolve", resolved)
+    wanted = ["10.0.0.1:1", "[::1]:2"]
+    following = asyncio.create_task(follow_addresses(wanted, heard.append, every_s=0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not following.done()
+    following.cancel()
+    assert (heard, len(lookups)) == ([tuple(wanted)], 1)

@@ -53,3 +53,18 @@ async def test_a_late_timer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     # 30 ms between two looks, of which 1 ms was asked for.
     assert registry.get_sample_value(f"{lag}_bucket", {"le": "0.02"}) == 0
     assert registry.get_sample_value(f"{lag}_bucket", {"le": "0.05"}) != 0
+
+
+async def test_a_process_at_rest_is_measured_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.1 s of work in each of the first two intervals, then none, then some again."""
+    used_s, waits_s = iter([0.0, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.5, 0.5]), []
+
+    async def sleep(seconds: float) -> None:
+        waits_s.append(seconds)
+
+    monkeypatch.setattr(loop_lag, "until_tick_s", lambda _: 0.75)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monitor = LoopLagMonitor(CollectorRegistry(), Gate(), Late(), used_s.__next__)
+    with pytest.raises(RuntimeError):  # the list is at its end
+        await monitor.run()
+    assert waits_s == [loop_lag.INTERVAL_S] * 3 + [0.75, loop_lag.INTERVAL_S]

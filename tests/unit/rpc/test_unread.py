@@ -55,6 +55,19 @@ def strangers(ledger: Ledger, count: int) -> list[Account]:
     return accounts
 
 
+def test_who_sleeps_while_nothing_is_owed_is_woken_once(ledger: Ledger) -> None:
+    woken: list[int] = []
+    account = ledger.open("ipv4:10.0.0.1:1")
+    ledger.at_owed(lambda: woken.append(ledger.owed_count))
+    assert ledger.is_clear
+    ledger.owe(account, 0.0)
+    assert (woken, ledger.is_clear) == ([1], False)
+    ledger.settle(account)
+    ledger.owe(account, 1.0)
+    ledger.close(account)
+    assert (woken, ledger.is_clear) == ([1], True)
+
+
 def test_strangers_get_half_and_readers_the_rest(ledger: Ledger) -> None:
     strangers(ledger, 20)
     assert ledger.held_bytes == LIMITS.strange_bytes_max

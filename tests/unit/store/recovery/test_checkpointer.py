@@ -81,3 +81,15 @@ def test_a_writer_that_is_seen_in_between_is_not_sampled(tmp_path: Path) -> None
     marker.sample(moving)
     assert marker.mark_below(10**9) is None
     store.abandon()
+
+
+def test_a_store_at_rest_has_nothing_to_flush(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for step in (lambda: append(store, ("A", 0, [b"x"])), store.flush_log):
+        step()
+        assert store.queues_wait
+        store.flush_queues()
+        assert not store.queues_wait
+    store.drop_topic("A")
+    assert store.queues_wait
+    store.abandon()

@@ -1,0 +1,128 @@
+"""The port of the metrics: the registry of a process, and what its flight recorder has."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from cometmq.errors import ConfigInvalid
+from cometmq.flight_recorder import TRACE_PATH, name_thread, recorder
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import RestrictedRegistry
+
+# The server looks so often whether it is to stop; a connection makes it look too. Each look wakes
+# a process at rest.
+LOOK_S = 3600.0
+
+
+class MetricsServer:
+    """Serves in a thread of its own; ``port`` is the bound port."""
+
+    def __init__(self, app: WSGIApplication, host: str, port: int) -> None:
+        self._server = _listen(app, host, port)
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread.start()
+        self._host = host
+        self.port: int = self._server.server_port
+
+    def _serve(self) -> None:
+        name_thread("metrics")
+        self._server.serve_forever(LOOK_S)
+
+    def close(self) -> None:
+        """Stop serving and give the port back."""
+        stopping = threading.Thread(target=self._server.shutdown)
+        stopping.start()
+        while stopping.is_alive():
+            with contextlib.suppress(OSError):
+                socket.create_connection((self._host, self.port), timeout=0.1).close()
+            stopping.join(0.01)
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_metrics_server(
+    registry: CollectorRegistry,
+    *,
+    host: str,
+    port: int,
+    labels: Mapping[str, str] | None = None,
+    trace: Callable[[], str] = recorder.as_json,
+) -> MetricsServer:
+    """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
+    ``trace``: the JSON of the page of the flight recorder, made when it is wanted, in a thread.
+
+    ``labels`` go on every sample that has no label of that name itself, so that each series of the
+    interpreter and of the process names its process, too.
+    """
+    app = _with_trace(make_wsgi_app(_Labelled(registry, labels or {})), trace)
+    try:
+        return MetricsServer(app, host, port)
+    except OSError as error:
+        raise ConfigInvalid(f"option metrics_port: {host}:{port}: {error.strerror}") from error
+
+
+class _Silent(WSGIRequestHandler):
+    """Scrapes are no events."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _listen(app: WSGIApplication, host: str, port: int) -> ThreadingWSGIServer:
+    [(family, *_, address), *_] = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+
+    class Server(ThreadingWSGIServer):
+        address_family = family
+
+    return make_server(str(address[0]), port, app, Server, _Silent)
+
+
+def _with_trace(app: WSGIApplication, trace: Callable[[], str]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != TRACE_PATH:
+            return app(environ, start_response)
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [trace().encode()]
+
+    return answer
+
+
+class _Labelled:
+    """What a registry collects, with the labels of the process as a whole."""
+
+    def __init__(
+        self,
+        whole: CollectorRegistry,
+        labels: Mapping[str, str],
+        part: RestrictedRegistry | None = None,
+    ) -> None:
+        self._whole = whole
+        self._part = part or whole
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._part.collect():
+            metric.samples = [s._replace(labels=self._of(s.labels)) for s in metric.samples]
+            yield metric
+
+    def restricted_registry(self, names: Iterable[str]) -> _Labelled:
+        """Asked by the server for a scrape of some names only (``?name[]=…``)."""
+        return _Labelled(self._whole, self._labels, self._whole.restricted_registry(names))
+
+    def _of(self, own: Mapping[str, str]) -> dict[str, str]:
+        return {**self._labels, **own}

@@ -1,0 +1,19 @@
+"""When what comes again and again comes: at whole multiples of its interval, so that everything
+that a process at rest does now and then it does in one turn of its loop, and the processor sleeps
+in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+def until_tick_s(every_s: float) -> float:
+    """Seconds of the running loop's clock until its next multiple of ``every_s``; above 0."""
+    now_s = asyncio.get_running_loop().time()
+    return every_s - now_s % every_s
+
+
+async def tick(every_s: float) -> None:
+    """Waits until the loop's clock reaches the next multiple of ``every_s``."""
+    await asyncio.sleep(until_tick_s(every_s))
