@@ -265,6 +265,13 @@ class DelayLevelInvalid(RequestError):
     )
 
 
+class InvisibleTimeInvalid(RequestError):
+    """An invisible time is too short or too long."""
+
+    code = 1040
+    advice = "Ask for 10 s to 12 h."
+
+
 class BodyCompressionInvalid(RequestError):
     """A message's body is compressed, and cannot be decompressed within the limit."""
 
@@ -435,6 +442,26 @@ class OffsetReset(ConflictError):
     advice = (
         "Go on at the position that the error carries, and commit with the reset number that "
         "comes with it: the SDK does so."
+    )
+
+
+class HandleInvalid(ConflictError):
+    """The handle is not of this group and broker group, or its messages are another member's."""
+
+    code = 3040
+    advice = (
+        "The message comes again, to this member or to another one. Acknowledge messages before "
+        "their invisible time is over, or change it while the work goes on."
+    )
+
+
+class GroupModeMismatch(ConflictError):
+    """The group gets its messages in the other way: it pulls, or it receives (POP)."""
+
+    code = 3041
+    advice = (
+        "Use a consumer of the group's mode (cometmq group list shows it), or change the group's: "
+        "cometmq group update NAME --mode pull or --mode pop."
     )
 
 

@@ -30,6 +30,8 @@ from cometmq.messaging.handle_secrets import Secret
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.pop import wire as pop_wire
+from cometmq.messaging.pop.table import QueueMoved
 from cometmq.messaging.quotas import NO_QUOTA, Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
@@ -236,6 +238,15 @@ class SecretAdded:
     secret: Secret
 
 
+@dataclass(frozen=True, slots=True)
+class PopsMoved:
+    """What groups that receive have been given, and have done, in one turn of the writer's loop; in
+    a snapshot: all that their members have.
+    """
+
+    queues: tuple[QueueMoved, ...]
+
+
 Change = (
     TopicPut
     | TopicReserved
@@ -258,6 +269,7 @@ Change = (
     | QueuesLocked
     | QueuesUnlocked
     | SecretAdded
+    | PopsMoved
 )
 
 
@@ -601,6 +613,12 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("nq"),
         lambda c: {"n": c.group, "q": c.queues},
         lambda f: QueuesUnlocked(_str(f["n"]), _numbers(f["q"])),
+    ),
+    PopsMoved: _Kind(
+        "pop",
+        frozenset("btp"),
+        lambda c: pop_wire.fields_of(c.queues),
+        lambda f: PopsMoved(pop_wire.queues_of(_int(f["b"]), _int(f["t"]), f["p"])),
     ),
     SecretAdded: _Kind(
         "secret",

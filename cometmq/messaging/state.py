@@ -32,6 +32,7 @@ from cometmq.messaging.changes import (
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
+    PopsMoved,
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
@@ -49,17 +50,19 @@ from cometmq.messaging.changes import (
 )
 from cometmq.messaging.dedup import StreamEntry, StreamTable
 from cometmq.messaging.generations import GenerationTable, History
+from cometmq.messaging.group_policy import ConsumeMode
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.handle_secrets import HandleSecrets, Secret
 from cometmq.messaging.locks import LockTable
 from cometmq.messaging.offsets import CommittedOffset, OffsetTable, batched
+from cometmq.messaging.pop.table import PopTable, QueueMoved
 from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
 from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.messaging.sent_ids import SentIds
 from cometmq.messaging.topics import TopicTable
-from cometmq.model import TopicConfig
+from cometmq.model import Position, QueueKey, TopicConfig
 
 STATE_TOPIC = "rmq_sys_cometmq_state"
 STATE_QUEUE_ID = 0
@@ -84,6 +87,7 @@ TOPIC_BYTES, QUEUE_BYTES, GROUP_BYTES, COMMIT_BYTES = 200, 60, 200, 80
 STREAM_BYTES = 2_000
 RESENT_BYTES = 200
 LOCK_BYTES = 300
+POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
 SECRET_ENTRY_BYTES = 110
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
@@ -121,6 +125,7 @@ class BrokerState:
         self.resets = ResetTable()
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
         self.secrets = HandleSecrets()
+        self.pops = PopTable()  # takes what members receive and acknowledge
 
     # --- plan: what is asked for → the change to append ---
 
@@ -252,6 +257,7 @@ class BrokerState:
         self.locks = other.locks
         self.resets = other.resets
         self.secrets = other.secrets
+        self.pops = other.pops
 
     @staticmethod
     def _check_owner(topic: str, by_system: bool) -> None:
@@ -275,18 +281,26 @@ class BrokerState:
                 self._drop_topic(topic)
             case TopicSnapshot(config, histories):
                 self._copy_topic(config, histories)
-            case GenerationsRaised(generation, starts):
-                self.generations.raise_all(generation, starts)
-            case GenerationsCounted(last):
-                self.generations.count_from(last)
+            case GenerationsRaised() | GenerationsCounted():
+                self._raise(change)
             case GroupPut() | GroupPolicyPut() | GroupDropped():
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
+            case PopsMoved(queues):
+                self._move_pops(queues)
             case QueuesCounted():
                 pass
             case _:
                 self._reach(change)
+
+    def _raise(self, change: GenerationsRaised | GenerationsCounted) -> None:
+        match change:
+            case GenerationsRaised(generation, starts):
+                self.generations.raise_all(generation, starts)
+                self.pops.cut(starts)
+            case GenerationsCounted(last):
+                self.generations.count_from(last)
 
     def _reach(
         self,
@@ -355,6 +369,7 @@ class BrokerState:
         self.locks.forget_topic(topic)
         self.resets.forget_topic(topic)
         self.resent.forget_topic(topic)
+        self.pops.forget_topic(topic)
 
     def _copy_topic(self, config: TopicConfig, histories: tuple[History, ...]) -> None:
         if len(histories) < _queue_count(config):
@@ -375,6 +390,8 @@ class BrokerState:
                         f"a policy is given to the consumer group {group}, which is not there"
                     )
                 self.groups[group] = replace(known, policy=policy)
+                if policy.mode is ConsumeMode.PULL:
+                    self.pops.forget_group(group)
                 self.read_quotas.pop(group, None)
                 if policy.read_quota:
                     self.read_quotas[group] = policy.read_quota
@@ -386,6 +403,7 @@ class BrokerState:
                 self.locks.forget_group(group)
                 self.resets.forget_group(group)
                 self.resent.forget_group(group)
+                self.pops.forget_group(group)
 
     def _restore_all(self, commits: Iterable[CommittedOffset]) -> None:
         for commit in commits:
@@ -395,6 +413,28 @@ class BrokerState:
             if history is not None and commit.position.generation >= history.born:
                 self.offsets.restore(commit)
 
+    def _move_pops(self, queues: Iterable[QueueMoved]) -> None:
+        for moved in queues:
+            # As a commit it may have come behind the deletion of its topic or of its group.
+            history = self.generations.find(*moved.key)
+            is_there = history is not None and moved.generation >= history.born
+            if is_there and moved.group in self.groups:
+                self.pops.restore(moved)
+                self.commit_floor(moved.group, moved.key)
+
+    def commit_floor(self, group: str, key: QueueKey) -> None:
+        """What a group that receives has done of a queue without a gap is its committed offset."""
+        queue = self.pops.find(group, key)
+        history = self.generations.find(*key)
+        if queue is not None and history is not None:
+            position = Position(history.current, queue.floor)
+            self.offsets.restore(CommittedOffset(group, *key, position))
+
+    def pop_generation(self, key: QueueKey) -> int:
+        """The generation of a queue; 0: it is not there."""
+        history = self.generations.find(*key)
+        return history.current if history is not None else 0
+
     def _reset(self, number: int, commits: Sequence[CommittedOffset]) -> None:
         for group in {commit.group for commit in commits}:
             # It may get messages again that it sent back before, and send them back again.
@@ -403,6 +443,7 @@ class BrokerState:
             history = self.generations.find(commit.topic, commit.queue_id)
             if history is not None and commit.position.generation >= history.born:
                 self.offsets.reset(commit)
+                self.pops.forget(commit.group, (commit.topic, commit.queue_id))
                 self.resets.put(commit.group, number, [(commit.topic, commit.queue_id)])
 
     # --- copy: everything, as changes that rebuild it from nothing ---
@@ -435,6 +476,7 @@ class BrokerState:
             yield QueuesLocked(run)
         yield from stream_changes(self.streams, [])
         yield from attempt_changes(self.attempts)
+        yield from pop_changes(self.pops.as_moved(self.pop_generation))
 
     def _committed(self) -> Iterator[OffsetsCommitted | OffsetsReset]:
         for commits in batched(self.offsets, RECORD_BYTES_MAX):
@@ -480,6 +522,7 @@ class BrokerState:
         entries += sum(_policy_bytes(settings) for settings in self.groups.values())
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
         entries += ATTEMPT_BYTES * len(self.attempts) + SECRET_ENTRY_BYTES * len(self.secrets)
+        entries += POP_BYTES * self.pops.queue_count + LEASE_BYTES * self.pops.lease_count
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:
@@ -512,6 +555,20 @@ def attempt_changes(attempts: Iterable[Attempt]) -> Iterator[AttemptsStored]:
     left = iter(attempts)
     while some := tuple(islice(left, ATTEMPTS_PER_CHANGE)):
         yield AttemptsStored(some)
+
+
+def pop_changes(moved: Iterable[QueueMoved]) -> Iterator[PopsMoved]:
+    """Leases as changes that fit a record each, but for one of a single queue that is larger."""
+    some: list[QueueMoved] = []
+    size = 0
+    for one in moved:
+        if some and size + one.size_bytes > RECORD_BYTES_MAX:
+            yield PopsMoved(tuple(some))
+            some, size = [], 0
+        some.append(one)
+        size += one.size_bytes
+    if some:
+        yield PopsMoved(tuple(some))
 
 
 def _policy_bytes(settings: GroupSettings) -> int:

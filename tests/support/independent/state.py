@@ -132,6 +132,33 @@ def _is_attempts(value: object) -> bool:
     return False
 
 
+def _is_pop(value: object) -> bool:
+    """[queue id, generation, next offset, leases, ends]; a set of messages is an odd number of
+    lengths.
+    """
+    match value:
+        case [int(queue_id), generation, next_offset, list(given), list(done)]:
+            numbers = _is_list_of(_is_list_of(_offset))
+            return (
+                0 <= queue_id <= INT32_MAX
+                and _generation(generation)
+                and _offset(next_offset)
+                and numbers(given)
+                and all(len(one) >= 6 and len(one) % 2 == 0 and min(one[5:]) for one in given)
+                and numbers(done)
+                and all(len(one) == 1 or len(one) % 2 for one in done)
+            )
+    return False
+
+
+def _messages(first: int, lengths: Sequence[int]) -> set[int]:
+    found: set[int] = set()
+    for number, length in enumerate(lengths):
+        found |= set(range(first, first + length)) if number % 2 == 0 else set()
+        first += length
+    return found
+
+
 KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "topic": {**_SETTINGS, "g": _generation},
     "topic-reserve": {"n": _is_name, "t": _count},
@@ -177,6 +204,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     },
     "locks": {"n": _is_name, "c": _is_text, "l": _offset, "q": _is_map_to(_is_list_of(_count))},
     "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
+    "pop": {"b": _offset, "t": _offset, "p": _is_map_to(_is_map_to(_is_list_of(_is_pop)))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
     "secret": {
         "t": _count,
@@ -221,6 +249,24 @@ def raise_history(history: list[tuple[int, int]], generation: int, start: int) -
         history[1:3] = [(history[2][0], history[1][1])]
 
 
+@dataclass
+class Pop:
+    """A group that receives, in a queue: lease number → (visible again, attempt, messages)."""
+
+    next_offset: int = 0
+    leases: dict[int, tuple[int, int, set[int]]] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> int:
+        return min((min(one[2]) for one in self.leases.values()), default=self.next_offset)
+
+    def take(self, number: int, messages: set[int]) -> None:
+        if number in self.leases:
+            self.leases[number][2].difference_update(messages)
+            if not self.leases[number][2]:
+                del self.leases[number]
+
+
 class Commit(NamedTuple):
     generation: int
     offset: int
@@ -259,6 +305,7 @@ class State:
     attempts: dict[tuple[str, int, int], None] = field(default_factory=dict, compare=False)
     resets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     locks: dict[tuple[str, str, int], tuple[str, int]] = field(default_factory=dict)
+    pops: dict[tuple[str, str, int], Pop] = field(default_factory=dict)
     # Of producers; in a state snapshot further than the changes before it.
     # Stream → its intervals, its runs.
     streams: dict[str, list[list[list[int]]]] = field(default_factory=dict, compare=False)
@@ -316,6 +363,7 @@ class State:
         self.locks = {key: lock for key, lock in self.locks.items() if key[1] != change["n"]}
         self.resets = {key: one for key, one in self.resets.items() if key[1] != change["n"]}
         self.resent = {key: one for key, one in self.resent.items() if key[0] != change["n"]}
+        self.pops = {key: one for key, one in self.pops.items() if key[1] != change["n"]}
 
     def _topic_copy(self, change: Json, place: object) -> None:
         expect(change["n"] not in self.topics, place, f"topic {change['n']} is there already")
@@ -341,6 +389,12 @@ class State:
                 expect(history[-1][0] < generation, place, f"{name}: {generation} does not rise")
                 expect(history[-1][1] <= maximum, place, f"{name}: the start {maximum} falls")
                 raise_history(history, generation, maximum)
+            for (_, topic, queue_id), pop in self.pops.items():
+                if topic == name and pop.next_offset > maxima[queue_id]:
+                    pop.next_offset = maxima[queue_id]
+                    for number in list(pop.leases):
+                        held = pop.leases[number][2]
+                        pop.take(number, {one for one in held if one >= pop.next_offset})
 
     def _counter(self, change: Json, place: object) -> None:
         expect(change["g"] >= self.generation, place, "the counter goes back")
@@ -354,6 +408,8 @@ class State:
         expect(name in self.groups, place, f"group {name} is not there to have a policy")
         expect(not {"rs", "re"} <= set(change), place, f"two retry policies of {name}")
         self.policies[name] = change
+        if change["m"] == 1:
+            self.pops = {key: one for key, one in self.pops.items() if key[0] != name}
         if change == {"o": False, "t": 15, "m": 1}:
             del self.policies[name]
 
@@ -365,6 +421,7 @@ class State:
         self.attempts = {key: None for key in self.attempts if key[0] != change["n"]}
         self.locks = {key: lock for key, lock in self.locks.items() if key[0] != change["n"]}
         self.resets = {key: one for key, one in self.resets.items() if key[0] != change["n"]}
+        self.pops = {key: one for key, one in self.pops.items() if key[0] != change["n"]}
         self.resent = {
             key: one
             for key, one in self.resent.items()
@@ -386,6 +443,7 @@ class State:
             for topic, commits in topics.items():
                 for queue_id, _, _ in commits:
                     self.offsets.pop((group, topic, queue_id), None)
+                    self.pops.pop((group, topic, queue_id), None)
                     self.resets[group, topic, queue_id] = change["r"]
         self._offsets(change, place)
 
@@ -394,6 +452,33 @@ class State:
 
     def _secret(self, change: Json, _: object) -> None:
         self.secrets = [*self.secrets, change["s"]][-2:]
+
+    def _pop(self, change: Json, _: object) -> None:
+        for group, topics in change["p"].items():
+            for topic, entries in topics.items():
+                histories = self.topics[topic].histories if topic in self.topics else []
+                for queue_id, generation, *what in entries:
+                    there = queue_id < len(histories) and generation >= histories[queue_id][0][0]
+                    if group in self.groups and there:
+                        pop = self.pops.setdefault((group, topic, queue_id), Pop())
+                        self._move(pop, change["b"], change["t"], *what)
+                        key, now = (group, topic, queue_id), histories[queue_id][-1][0]
+                        commit = Commit(now, pop.floor)
+                        self.offsets[key] = max(self.offsets.get(key, commit), commit)
+
+    def _move(self, pop: Pop, base: int, base_ms: int, end: int, given: Any, done: Any) -> None:
+        for number, source, first, visible_ms, attempt, *lengths in given:
+            messages = _messages(first, lengths)
+            if source:
+                pop.take(base + source, messages)
+            pop.next_offset = max(pop.next_offset, max(messages) + 1)
+            time_ms = base_ms + visible_ms if attempt else 0
+            pop.leases[base + number] = (time_ms, attempt, messages)
+        for number, *rest in done:
+            if base + number in pop.leases:
+                held = pop.leases[base + number][2]
+                pop.take(base + number, _messages(rest[0], rest[1:]) if rest else set(held))
+        pop.next_offset = max(pop.next_offset, end)
 
     def _resent(self, change: Json, _: object) -> None:
         key = change["t"], change["q"], change.get("n", "")

@@ -23,6 +23,7 @@ from cometmq.messaging.changes import (
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
+    PopsMoved,
     QueuesCounted,
     QueuesLocked,
     QueuesUnlocked,
@@ -50,6 +51,8 @@ from cometmq.messaging.handle_secrets import Secret
 from cometmq.messaging.intervals import Interval
 from cometmq.messaging.locks import Grant, GrantRun
 from cometmq.messaging.offsets import CommittedOffset
+from cometmq.messaging.pop.leases import Done, Given
+from cometmq.messaging.pop.table import QueueMoved
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
@@ -129,6 +132,25 @@ GOLDEN: dict[str, Change] = {
         QueuesLocked(GrantRun("billing", Grant("10.0.0.7@1", (2 << 32) + 1), {"orders": (0, 3)}))
     ),
     '{"k":"unlocks","n":"billing","q":{"orders":[3]}}': QueuesUnlocked("billing", {"orders": (3,)}),
+    '{"k":"pop","b":4294967296,"t":1700000030000,"p":{"billing":{"orders":[[3,7,140,'
+    "[[1,0,100,0,1,32],[2,0,132,30000,1,2,1,1],[3,0,134,0,0,1],[4,1,100,30000,2,32]],"
+    "[[2],[4,104,1,2,3]]]]}}}": PopsMoved(
+        (
+            QueueMoved(
+                "billing",
+                ("orders", 3),
+                7,
+                140,
+                (
+                    Given((1 << 32) + 1, 0, 100, 2**32 - 1, 1_700_000_030_000, 1),
+                    Given((1 << 32) + 2, 0, 132, 0b1011, 1_700_000_060_000, 1),
+                    Given((1 << 32) + 3, 0, 134, 1, 0, 0),
+                    Given((1 << 32) + 4, (1 << 32) + 1, 100, 2**32 - 1, 1_700_000_060_000, 2),
+                ),
+                (Done((1 << 32) + 2), Done((1 << 32) + 4, 104, 0b111001)),
+            ),
+        )
+    ),
     '{"k":"secret","t":1700000000000,"s":'
     '"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"}': SecretAdded(
         Secret(1_700_000_000_000, bytes(range(32)))
@@ -212,6 +234,9 @@ def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
         record(k="counter", g=True),
         record(k="raise", g=1, s=[]),
         record(k="secret", t=1, s="00" * 31),
+        record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [[1, 0, 0, 0, 1]], []]]}}),
+        record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[1, 5, 0]]]]}}),
+        record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[-1]]]]}}),
         record(k="secret", t=1, s="x" * 64),
         record(k="topic", n="orders", r=4, w=2, p=6, f=9, g=7),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[[7, 5]]]),
