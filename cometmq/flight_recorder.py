@@ -114,15 +114,17 @@ class FlightRecorder:
         shown = [f"{one.stage.name.lower()} {one.duration_ns / 1e6:.1f} ms" for one in longest]
         _log.warning("flight recorder kept", extra=fields(why=why, longest=", ".join(shown)))
 
-    def entries(self) -> list[Entry]:
-        """What the ring has now, in the order of the ends."""
-        return _in_order(list(self._ring))
+    def entries(self, since_ns: int = 0) -> list[Entry]:
+        """What the ring has now of stages that ended at ``since_ns`` or later, in the order of the
+        ends.
+        """
+        return _in_order(one for one in list(self._ring) if one and one[1] + one[2] >= since_ns)
 
-    def as_json(self) -> str:
+    def as_json(self, since_ns: int = 0) -> str:
         """``entries`` and ``kept``: lists of [stage, begin_ns, duration_ns, number]."""
         return json.dumps(
             {
-                "entries": _rows(self.entries()),
+                "entries": _rows(self.entries(since_ns)),
                 "kept": _rows(_in_order(self._kept)),
                 "pid": os.getpid(),
             }
@@ -154,7 +156,7 @@ def _entry(noted: tuple[int, int, int, int]) -> Entry:
     return Entry(Stage(noted[0]), *noted[1:])
 
 
-def _in_order(ring: Ring) -> list[Entry]:
+def _in_order(ring: Iterable[tuple[int, int, int, int] | None]) -> list[Entry]:
     return sorted((_entry(one) for one in ring if one is not None), key=lambda one: one.end_ns)
 
 

@@ -5,8 +5,9 @@ environment variable, which the successor takes out again: why, which ports were
 was handed over, when roles changed before, and what metrics go on with.
 
 What survives an exec and must not: blocked signals, ignored signals, open descriptors. Only the
-signals to stop stay blocked, so that one that comes between two programs waits for the second to
-listen: by default it would kill it, or, in a container's first process, be lost. Descriptors
+signals that a process listens to stay blocked, so that one that comes between two programs waits
+for the second to listen: by default it would kill it, or, in a container's first process, be lost.
+Descriptors
 are marked to be closed by the exec itself, not closed before it: threads of gRPC still wait in
 them, and would meet a number that is free or, worse, somebody else's.
 """
@@ -25,6 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TRACE_SIGNAL = signal.SIGUSR2  # the flight recorder keeps its ring
+HELD_SIGNALS = (*STOP_SIGNALS, TRACE_SIGNAL)
 VARIABLE = "_COMETMQ_REEXEC"  # not an option: those begin with COMETMQ_
 
 CHANGES_FREE_MAX = 3  # so many within the window cost no waiting
@@ -81,14 +84,16 @@ def delay_s(change: RoleChange | None, now_s: float) -> float:
     return min(DELAY_MAX_S, DELAY_FIRST_S * 2.0 ** (surplus - 1)) if surplus > 0 else 0.0
 
 
-def hold_stop_signals() -> None:
-    """Signals to stop wait from now on. Those that came before have been handled on return."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+def hold_signals() -> None:
+    """What a process listens to waits from now on. Signals that came before have been handled on
+    return.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_SIGNALS)
 
 
-def take_stop_signals() -> None:
-    """Signals to stop are delivered from now on, one that waited at once: handlers are in place."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+def take_signals() -> None:
+    """Signals are delivered from now on, those that waited at once: handlers are in place."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 
 def replace_process(argv: Sequence[str], change: RoleChange) -> NoReturn:
@@ -115,11 +120,11 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
-    hold_stop_signals()  # before they get their default again, which ends the process
+    hold_signals()  # before they get their default again, which ends the process
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with suppress(OSError, ValueError):  # the C library keeps two for itself
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals() - set(STOP_SIGNALS))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals() - set(HELD_SIGNALS))
 
 
 def _close_at_exec() -> None:

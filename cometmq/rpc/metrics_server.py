@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import make_wsgi_app
@@ -59,10 +60,11 @@ def start_metrics_server(
     host: str,
     port: int,
     labels: Mapping[str, str] | None = None,
-    trace: Callable[[], str] = recorder.as_json,
+    trace: Callable[[int], str] = recorder.as_json,
 ) -> MetricsServer:
     """Serve ``registry`` on ``host:port``; 0 = any free port. ConfigInvalid: the port is taken.
-    ``trace``: the JSON of the page of the flight recorder, made when it is wanted, in a thread.
+    ``trace``: the JSON of the page of the flight recorder, made when it is wanted, in a thread;
+    without the stages that ended before the page's parameter ``since_ns``.
 
     ``labels`` go on every sample that has no label of that name itself, so that each series of the
     interpreter and of the process names its process, too.
@@ -92,12 +94,16 @@ def _listen(app: WSGIApplication, host: str, port: int) -> ThreadingWSGIServer:
     return make_server(str(address[0]), port, app, Server, _Silent)
 
 
-def _with_trace(app: WSGIApplication, trace: Callable[[], str]) -> WSGIApplication:
+def _with_trace(app: WSGIApplication, trace: Callable[[int], str]) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] != TRACE_PATH:
             return app(environ, start_response)
+        since_ns = parse_qs(environ["QUERY_STRING"]).get("since_ns", ["0"])[-1]
+        if not (since_ns.isascii() and since_ns.isdecimal()):
+            start_response("400 Bad Request", [("Content-Type", "text/plain")])
+            return [b"since_ns: nanoseconds of CLOCK_MONOTONIC\n"]
         start_response("200 OK", [("Content-Type", "application/json")])
-        return [trace().encode()]
+        return [trace(int(since_ns)).encode()]
 
     return answer
 

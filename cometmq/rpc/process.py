@@ -17,7 +17,7 @@ from typing import Any
 from cometmq import reexec
 from cometmq.errors import CometError
 from cometmq.flight_recorder import name_threads, recorder
-from cometmq.reexec import STOP_SIGNALS, RoleChange
+from cometmq.reexec import STOP_SIGNALS, TRACE_SIGNAL, RoleChange
 from cometmq.rpc.descriptors import raise_limit
 from cometmq.rpc.memory import keep_freed
 from cometmq.rpc.polling import poll_in_one_thread
@@ -39,7 +39,7 @@ class StopSignal:
         self._came = False
         self._event = asyncio.Event()
         self._listen()
-        reexec.take_stop_signals()  # a predecessor may have held them
+        reexec.take_signals()  # a predecessor may have held them
 
     @property
     def is_set(self) -> bool:
@@ -79,6 +79,7 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     The error goes to standard error with its advice. When ``main`` returns a role change, and no
     signal to stop has come, the process is replaced.
     """
+    _keep_at_signal()
     stop = StopSignal()
     raise_limit()
     keep_freed()
@@ -92,7 +93,7 @@ def run(main: Callable[[StopSignal], Coroutine[Any, Any, RoleChange | None]]) ->
     except (CometError, ExceptionGroup) as error:
         return _report(error)
     if change is not None:
-        reexec.hold_stop_signals()  # from here on they are the successor's
+        reexec.hold_signals()  # from here on they are the successor's
         if not stop.is_set:
             reexec.replace_process(sys.argv[1:], change)
     return 0
@@ -103,12 +104,18 @@ async def _bound(
 ) -> RoleChange | None:
     stop.bind()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR2, recorder.keep, "SIGUSR2")
+    loop.add_signal_handler(TRACE_SIGNAL, recorder.keep, TRACE_SIGNAL.name)
     try:
         return await main(stop)
     finally:
-        loop.remove_signal_handler(signal.SIGUSR2)
+        loop.remove_signal_handler(TRACE_SIGNAL)
+        _keep_at_signal()
         stop.unbind()
+
+
+def _keep_at_signal() -> None:
+    """Where no loop listens to it: by default the signal would end the process."""
+    signal.signal(TRACE_SIGNAL, lambda *_: recorder.keep(TRACE_SIGNAL.name))
 
 
 def _report(error: Exception) -> int:

@@ -108,3 +108,17 @@ def test_a_thread_has_its_name_in_the_kernel() -> None:
     thread.start()
     thread.join()
     assert seen == ["a-name-that-is-long"[: flight_recorder.THREAD_NAME_LENGTH_MAX]]
+
+
+def test_entries_are_told_from_a_time_on() -> None:
+    now_ns = 0
+
+    def clock() -> int:
+        return now_ns
+
+    recorder = FlightRecorder(clock)
+    for number in range(1, 5):
+        now_ns = 10 * number
+        recorder.note(Stage.APPEND, now_ns - 3, number)
+    assert [entry.number for entry in recorder.entries(20)] == [2, 3, 4]
+    assert [entry.number for entry in parse(recorder.as_json(21))[0]] == [3, 4]

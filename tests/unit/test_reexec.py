@@ -76,7 +76,7 @@ def told(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_successor_begins_as_if_started_by_a_shell(told: dict[str, Any]) -> None:
-    assert sorted(told["blocked"]) == sorted(reexec.STOP_SIGNALS), "held for the successor"
+    assert sorted(told["blocked"]) == sorted(reexec.HELD_SIGNALS), "held for the successor"
     assert told["ignored"] == []
     assert told["open"] == []
     assert told["argv"] == ["--a", "b c"]
@@ -96,7 +96,7 @@ def test_a_signal_to_stop_between_two_programs_reaches_the_second(tmp_path: Path
     )
     (tmp_path / "predecessor.py").write_text(
         "import os, signal\nfrom cometmq import reexec\n"
-        "reexec.hold_stop_signals()\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        "reexec.hold_signals()\nos.kill(os.getpid(), signal.SIGTERM)\n"
         "reexec.replace_process([], reexec.RoleChange('successor', 'handover'))\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}

@@ -380,7 +380,9 @@ def test_a_trace_is_read_over_the_port_of_the_metrics() -> None:
 
 @pytest.mark.parametrize("page", ["# HELP", "{}", "[]"])
 def test_a_trace_of_another_program_is_refused(page: str) -> None:
-    server = start_metrics_server(CollectorRegistry(), host="127.0.0.1", port=0, trace=lambda: page)
+    server = start_metrics_server(
+        CollectorRegistry(), host="127.0.0.1", port=0, trace=lambda _: page
+    )
     try:
         result = run("broker", "trace", f"127.0.0.1:{server.port}")
     finally:

@@ -14,15 +14,15 @@ import pytest
 from cometmq import reexec
 from cometmq.errors import ConfigInvalid, StoreLocked
 from cometmq.flight_recorder import Stage, recorder
-from cometmq.reexec import STOP_SIGNALS, RoleChange
-from cometmq.rpc import recorded_loop
+from cometmq.reexec import HELD_SIGNALS, STOP_SIGNALS, TRACE_SIGNAL, RoleChange
+from cometmq.rpc import process, recorded_loop
 from cometmq.rpc.process import StopSignal, announce, run
 
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     """Puts the signal handlers and the mask back: a role change holds the signals to stop."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in HELD_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -51,8 +51,23 @@ def test_a_signal_after_the_end_does_not_kill() -> None:
         """Nothing to do."""
 
     assert run(main) == 0
-    for number in STOP_SIGNALS:
+    for number in HELD_SIGNALS:
         os.kill(os.getpid(), number)
+
+
+def test_a_signal_for_the_recorder_before_the_loop_runs_keeps_the_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(recorder, "keep", kept.append)
+    # What comes first after the handlers are in place: no loop is there yet.
+    monkeypatch.setattr(process, "raise_limit", lambda: os.kill(os.getpid(), TRACE_SIGNAL))
+
+    async def main(stop: StopSignal) -> None:
+        """Nothing to do."""
+
+    assert run(main) == 0
+    assert kept == ["SIGUSR2"]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
