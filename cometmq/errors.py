@@ -342,6 +342,16 @@ class MessageNotFound(MissingError):
     advice = "The message was never stored here, or its retention time is over."
 
 
+class TransactionNotFound(MissingError):
+    """There is no half message at this place with this transaction id."""
+
+    code = 2010
+    advice = (
+        "Name the half as the answer to its send, or the check, named it: its place in the half "
+        "queue and its transaction id, at the broker group that has it."
+    )
+
+
 class RouteNotFound(MissingError):
     """No broker serves the topic now."""
 
@@ -470,6 +480,16 @@ class ClientIdInUse(ConflictError):
 
     code = 3026
     advice = "Give each client of a group a client_id of its own, and start this one again."
+
+
+class TransactionEnded(ConflictError):
+    """The transaction of a half message has ended otherwise, or the half was given up."""
+
+    code = 3030
+    advice = (
+        "Nothing is left to do for this half: what became of it stays. A half that was given up is "
+        "in TRANS_CHECK_MAX_TIME_TOPIC: cometmq transaction resume brings it back."
+    )
 
 
 class BatchOutsideWindow(ConflictError):

@@ -29,6 +29,7 @@ BROKER_GROUP_NAME = re.compile(
 QUEUES_PER_TOPIC_MAX = 1024
 BUSY_COUNT = 32  # messages in an answer: a queue that has so many is read without a pull-hold
 DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and ours unless told, has 18
+IMMUNITY_S_MAX = 3_600  # that the producer of a half message is not asked about it
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
 # Of the group that keeps the offsets of one broadcasting consumer.
 BROADCAST_PREFIX = "%BROADCAST%"

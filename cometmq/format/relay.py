@@ -9,7 +9,7 @@ each message. RocketMQ does so for committed transactions, and reads the field n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from cometmq.errors import PropertiesTooLarge, StoreDamaged
@@ -30,6 +30,29 @@ from cometmq.model import PROPERTIES_BYTES_MAX
 _KEPT_SYS_FLAGS = SYS_FLAG_COMPRESSED | 1 << 1 | 7 << SYS_FLAG_COMPRESSION_SHIFT
 
 
+class OwnRecord(Protocol):
+    """A record that the broker itself appends."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def queue_id(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def tags_code(self, store_time_ms: int) -> int:
+        """What the record's unit holds in place of an offset and a size."""
+        ...
+
+    def encode(
+        self, queue_offset: int, log_offset: int, store_time_ms: int, store_host: bytes
+    ) -> bytes:
+        """The record as it is written at ``log_offset``."""
+        ...
+
+
 class Relayed(NamedTuple):
     """One record to be appended: what it is made from, and what is different."""
 
@@ -40,6 +63,7 @@ class Relayed(NamedTuple):
     reconsume_times: int
     delay_ms: int  # of a record for the schedule topic; else 0
     size_bytes: int
+    transaction_flags: int = 0  # of SYSFLAG: that a half message is committed
 
     def tags_code(self, store_time_ms: int) -> int:
         """What the record's unit holds: the due time of a delayed message, else the tag's hash."""
@@ -61,7 +85,7 @@ class Relayed(NamedTuple):
             source.flag,
             queue_offset,
             log_offset,
-            source.sys_flag & _KEPT_SYS_FLAGS | layout.host_flags,
+            source.sys_flag & _KEPT_SYS_FLAGS | layout.host_flags | self.transaction_flags,
             source.born_time_ms,
             source.born_host,
             store_time_ms,
@@ -84,6 +108,7 @@ def relay(
     properties: bytes | None = None,
     reconsume_times: int | None = None,
     delay_ms: int = 0,
+    transaction_flags: int = 0,
 ) -> Relayed:
     """The record that is to be made from ``source``; None: as the source has it.
 
@@ -100,7 +125,9 @@ def relay(
     layout = layout_of_hosts(source.born_host, store_host)
     size_bytes = layout.record_bytes_min + len(source.body) + len(topic) + len(properties)
     times = source.reconsume_times if reconsume_times is None else reconsume_times
-    return Relayed(source, topic, queue_id, properties, times, delay_ms, size_bytes)
+    return Relayed(
+        source, topic, queue_id, properties, times, delay_ms, size_bytes, transaction_flags
+    )
 
 
 def with_properties(properties: bytes, put_first: bytes, without: frozenset[bytes]) -> bytes:

@@ -16,6 +16,7 @@ from cometmq.errors import ConfigInvalid, TopicNameInvalid
 from cometmq.format.delayed import DEFAULT_LEVELS, parse_levels
 from cometmq.member.lease_place import place_of
 from cometmq.messaging.topics import check_name
+from cometmq.messaging.transactions import CheckRules
 from cometmq.model import (
     BROKER_GROUP_NAME,
     BROKER_GROUP_NAME_LENGTH_MAX,
@@ -217,6 +218,39 @@ class MemberConfig(ServiceConfig):
             "Times of the delay levels from 1 on, at most 64; the same for all members. Add levels"
             " at the end: messages that wait keep their level.",
             rocketmq="messageDelayLevel",
+        ),
+    )
+
+    # --- transactions ---
+    transaction_time_out: int = field(
+        default=6_000,
+        metadata=about(
+            "How old a half message is before its producers are asked about it, unless it says"
+            " otherwise.",
+            unit="ms",
+            minimum=0,
+            maximum=3_600_000,
+            rocketmq="transactionTimeOut",
+        ),
+    )
+    transaction_check_interval: int = field(
+        default=30_000,
+        metadata=about(
+            "How long the producers of a half message have to answer before they are asked again.",
+            unit="ms",
+            minimum=1_000,
+            maximum=3_600_000,
+            rocketmq="transactionCheckInterval",
+        ),
+    )
+    transaction_check_max: int = field(
+        default=15,
+        metadata=about(
+            "How often the producers are asked before a half message is given up.",
+            unit="checks",
+            minimum=1,
+            maximum=10_000,
+            rocketmq="transactionCheckMax",
         ),
     )
 
@@ -670,6 +704,14 @@ class MemberConfig(ServiceConfig):
     def delay_levels_s(self) -> tuple[int, ...]:
         """The times of the delay levels from 1 on, in seconds."""
         return parse_levels(self.message_delay_level)
+
+    def check_rules(self) -> CheckRules:
+        """When the producers of half messages are asked about them."""
+        return CheckRules(
+            self.transaction_time_out / 1000,
+            self.transaction_check_interval / 1000,
+            self.transaction_check_max,
+        )
 
     def peer_addresses(self) -> dict[int, str] | None:
         """Internal addresses of the group's other members, by id; None: they are not configured."""

@@ -174,6 +174,24 @@ class MemberMetrics:
             "rocketmq_delay_message_latency",
             "How long after its time a delayed message was delivered: first and last of each run.",
         )
+        by_topic = (*NODE, "topic")
+        self._committed = counter(
+            "rocketmq_commit_messages", "Half messages that were committed.", by_topic
+        )
+        self._rolled_back = counter(
+            "rocketmq_rollback_messages", "Half messages that were rolled back.", by_topic
+        )
+        self._finish_s = seconds(
+            "rocketmq_finish_message_latency",
+            "Time from a half message to the end of its transaction.",
+        )
+        self._given_up = counter(
+            "cometmq_halves_given_up",
+            "Half messages that went to TRANS_CHECK_MAX_TIME_TOPIC: no producer has ended them.",
+        )
+        self.transaction_checks = counter(
+            "cometmq_transaction_checks", "Half messages that a producer was asked about."
+        )
         self._delivery = DeliveryAge(registry, clock or SystemClock())
         self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 
@@ -232,6 +250,16 @@ class MemberMetrics:
         self._given_back.add((topic, group))
         self._resets.labels(*self.node, topic, group).inc(queue_count)
 
+    def transaction_ended(self, topic: str, age_s: float, *, is_committed: bool) -> None:
+        """A half message of ``topic`` has ended at this age."""
+        count = self._committed if is_committed else self._rolled_back
+        count.labels(*self.node, topic).inc()
+        self._finish_s.observe(age_s)
+
+    def halves_given_up(self, count: int) -> None:
+        """So many half messages were given up."""
+        self._given_up.inc(count)
+
     def _forget_given_back(self, place: int, name: str) -> None:
         for key in [key for key in self._given_back if key[place] == name]:
             self._given_back.discard(key)
@@ -244,6 +272,9 @@ class MemberMetrics:
         self._in.forget(topic)
         self._out.forget(topic)
         self._forget_given_back(0, topic)
+        for series in (self._committed, self._rolled_back):
+            with suppress(KeyError):
+                series.remove(*self.node, topic)
 
     def forget_group(self, group: str) -> None:
         """Likewise a deleted consumer group's."""
@@ -378,6 +409,11 @@ class MemberCollector(StoreCollector):
     def _values(self) -> Iterator[tuple[str, str, float]]:
         yield from super()._values()
         yield "rocketmq_consumer_connections", "Open group memberships.", len(self._consumers)
+        yield (
+            "rocketmq_half_messages",
+            "Half messages whose transactions have not ended.",
+            len(self._state.halves),
+        )
         yield "rocketmq_broker_permission", "RocketMQ's bits: 4 read, 2 write.", 6
         yield (
             "cometmq_send_in_flight_bytes",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cometmq.format.relay import Relayed
+from cometmq.format.relay import OwnRecord
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.storage.member_storage import MemberStorage, Ticket
 from cometmq.messaging.topics import TopicTable
@@ -24,7 +24,7 @@ class RelayWriter:
         self._topics = topics
         self._metrics = metrics
 
-    def append(self, relayed: Sequence[Relayed]) -> Ticket:
+    def append(self, relayed: Sequence[OwnRecord]) -> Ticket:
         """The topics are there. Raises DiskFull, BatchTooLarge, BrokerDraining, StoreFailed."""
         demands = {
             topic: DurabilityClass.of(*self._topics.demands(topic))

@@ -15,6 +15,7 @@ from cometmq.errors import (
     StoreForeignFile,
     TopicNameInvalid,
 )
+from cometmq.format.halves import HALF_TOPIC, OFFSETS_GROUP, OP_TOPIC, QUEUE_ID
 from cometmq.messaging import groups, rocketmq_tables, topics
 from cometmq.messaging.changes import (
     Change,
@@ -22,6 +23,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    HalvesReached,
     OffsetsCommitted,
     TopicDropped,
     TopicPut,
@@ -40,6 +42,7 @@ from cometmq.messaging.group_policy import (
 from cometmq.messaging.groups import GroupSettings
 from cometmq.messaging.offsets import CommittedOffset
 from cometmq.messaging.state import BrokerState
+from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import (
     GROUP_NAME,
     PERMISSION_READ,
@@ -334,6 +337,12 @@ def adopt_tables(state: BrokerState, tables: Tables, queues: Queues, flush_mode:
     _apply(state, _offset_changes(state, tables, queues))
     if tables.delays is not None:
         state.apply(DelaysReached(dict(tables.delays)))
+    if tables.offsets is not None:
+        floor, op_floor = (
+            tables.offsets.get((OFFSETS_GROUP, topic, QUEUE_ID), 0)
+            for topic in (HALF_TOPIC, OP_TOPIC)
+        )
+        state.apply(HalvesReached(HalfProgress(floor, op_floor)))
 
 
 def _apply(state: BrokerState, changes: Iterable[Change]) -> None:
@@ -388,7 +397,7 @@ def _offset_changes(state: BrokerState, tables: Tables, queues: Queues) -> Itera
     commits = []
     for (group, topic, queue_id), offset in (tables.offsets or {}).items():
         history = state.generations.find(topic, queue_id)
-        if history is not None:
+        if history is not None and group != OFFSETS_GROUP:
             # A crash of RocketMQ's may leave an offset behind the last message.
             reached = min(offset, queues.maximum(topic, queue_id))
             position = Position(history.current, reached)

@@ -36,6 +36,7 @@ from cometmq.messaging.quotas import NO_QUOTA, Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
 from cometmq.messaging.topics import check_attributes
+from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import FlushMode, MessageType, Position, ReplicationMode, TopicConfig
 
 VERSION = 1
@@ -188,6 +189,15 @@ class DelaysReached:
 
 
 @dataclass(frozen=True, slots=True)
+class HalvesReached:
+    """How far half messages have ended, and how often open ones were asked about. Replaces what was
+    known.
+    """
+
+    progress: HalfProgress
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsReached:
     """What is stored of these streams of producers: all intervals, and runs in addition to those
     that are known. The streams of ``gone`` are forgotten before.
@@ -263,6 +273,7 @@ Change = (
     | OffsetsCommitted
     | OffsetsReset
     | DelaysReached
+    | HalvesReached
     | StreamsReached
     | AttemptsStored
     | MessagesResent
@@ -439,6 +450,14 @@ def _intervals(value: list[Json]) -> tuple[Interval, ...]:
     return tuple(Interval(_int(first), _int(end)) for first, end in value)
 
 
+def _check_steps(value: list[Json]) -> tuple[tuple[int, int], ...]:
+    steps = tuple((_int(end), _int(count)) for end, count in value)
+    ends = [end for end, _ in steps]
+    if ends != sorted(set(ends)):
+        raise ValueError(f"{ends[:10]} are not the ends of runs in order")
+    return steps
+
+
 def _attributes(value: dict[str, Json]) -> tuple[tuple[str, str], ...]:
     found = tuple((name, _str(text)) for name, text in value.items())
     check_attributes(found)
@@ -574,6 +593,16 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("o"),
         lambda c: {"o": sorted(c.offsets.items())},
         lambda f: DelaysReached({_int(level): _int(offset) for level, offset in f["o"]}),
+    ),
+    HalvesReached: _Kind(
+        "halves",
+        frozenset("hoc"),
+        lambda c: {
+            "h": c.progress.floor,
+            "o": c.progress.op_floor,
+            "c": list(map(list, c.progress.checks)),
+        },
+        lambda f: HalvesReached(HalfProgress(_int(f["h"]), _int(f["o"]), _check_steps(f["c"]))),
     ),
     AttemptsStored: _Kind(
         "attempts",

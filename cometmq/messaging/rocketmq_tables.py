@@ -16,6 +16,7 @@ from typing import Any
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import fastjson
+from cometmq.format.halves import HALF_TOPIC, OFFSETS_GROUP, OP_TOPIC, QUEUE_ID
 from cometmq.messaging import group_policy
 from cometmq.messaging.group_policy import CustomizedRetry, ExponentialRetry, GroupPolicy
 from cometmq.messaging.groups import GroupSettings
@@ -143,6 +144,9 @@ def _offsets(state: BrokerState) -> dict[str, dict[int, int]]:
         # one.
         position = state.generations.of(commit.topic, commit.queue_id).settle(commit.position)
         table.setdefault(f"{commit.topic}@{commit.group}", {})[commit.queue_id] = position.offset
+    if HALF_TOPIC in state.topics:
+        for topic, floor in zip((HALF_TOPIC, OP_TOPIC), state.halves.floors, strict=True):
+            table[f"{topic}@{OFFSETS_GROUP}"] = {QUEUE_ID: floor}
     return table
 
 

@@ -29,6 +29,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    HalvesReached,
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
@@ -62,6 +63,7 @@ from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.messaging.sent_ids import SentIds
 from cometmq.messaging.topics import TopicTable
+from cometmq.messaging.transactions import HalfProgress, HalfTable
 from cometmq.model import Position, QueueKey, TopicConfig
 
 STATE_TOPIC = "rmq_sys_cometmq_state"
@@ -91,6 +93,7 @@ POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
 SECRET_ENTRY_BYTES = 110
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
+CHECK_STEP_BYTES = 16
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
 RECORD_HEAD_BYTES = 4096  # a block for what is around a record's body
 
@@ -123,6 +126,7 @@ class BrokerState:
         self.resent = ResentTable()
         self.locks = LockTable()
         self.resets = ResetTable()
+        self.halves = HalfTable()  # takes halves and ends
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
         self.secrets = HandleSecrets()
         self.pops = PopTable()  # takes what members receive and acknowledge
@@ -253,6 +257,7 @@ class BrokerState:
         self.streams = other.streams
         self.sent_ids = other.sent_ids
         self.attempts = other.attempts
+        self.halves = other.halves
         self.resent = other.resent
         self.locks = other.locks
         self.resets = other.resets
@@ -305,6 +310,7 @@ class BrokerState:
     def _reach(
         self,
         change: DelaysReached
+        | HalvesReached
         | StreamsReached
         | AttemptsStored
         | MessagesResent
@@ -325,8 +331,18 @@ class BrokerState:
                 self.locks.grant(run)
             case QueuesUnlocked(group, queues):
                 self.locks.release(group, queues)
+            case _:
+                self._progress(change)
+
+    def _progress(
+        self,
+        change: DelaysReached | HalvesReached | StreamsReached | AttemptsStored | MessagesResent,
+    ) -> None:
+        match change:
             case DelaysReached(offsets):
                 self.delays = dict(offsets)
+            case HalvesReached(progress):
+                self.halves.restore(progress)
             case StreamsReached(streams, gone):
                 self.streams.restore(streams, gone)
             case AttemptsStored(attempts):
@@ -466,14 +482,19 @@ class BrokerState:
             if settings.policy != group_policy.DEFAULT:
                 yield GroupPolicyPut(name, settings.policy)
         yield from self._committed()
-        if self.delays:
-            yield DelaysReached(self.delays)
         for secret in self.secrets:
             yield SecretAdded(secret)
-        for key, intervals in self.resent:
-            yield MessagesResent(key, intervals)
         for run in self.locks:
             yield QueuesLocked(run)
+        yield from self._reached()
+
+    def _reached(self) -> Iterator[Change]:
+        if self.delays:
+            yield DelaysReached(self.delays)
+        if self.halves.progress != HalfProgress():
+            yield HalvesReached(self.halves.progress)
+        for key, intervals in self.resent:
+            yield MessagesResent(key, intervals)
         yield from stream_changes(self.streams, [])
         yield from attempt_changes(self.attempts)
         yield from pop_changes(self.pops.as_moved(self.pop_generation))
@@ -521,6 +542,7 @@ class BrokerState:
         entries += STREAM_BYTES * len(self.streams) + RESENT_BYTES * self.resent.interval_count
         entries += sum(_policy_bytes(settings) for settings in self.groups.values())
         entries += LOCK_BYTES * self.locks.count + COMMIT_BYTES * self.resets.count
+        entries += CHECK_STEP_BYTES * len(self.halves.written.checks)
         entries += ATTEMPT_BYTES * len(self.attempts) + SECRET_ENTRY_BYTES * len(self.secrets)
         entries += POP_BYTES * self.pops.queue_count + LEASE_BYTES * self.pops.lease_count
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record

@@ -8,13 +8,14 @@ operator sent again is marked.
 
 from __future__ import annotations
 
-from cometmq.format import delayed, record
+from cometmq.format import delayed, halves, record
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
 from cometmq.format.relay import walk
 from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
 from cometmq.messaging.retry import AttemptTable, attempt_of
 from cometmq.messaging.sent_ids import SentIds, sent_id
+from cometmq.messaging.transactions import EndedHalf
 from cometmq.model import RETRY_PREFIX
 
 _ID_NAME = f"{UNIQ_KEY}\x01".encode()
@@ -33,6 +34,9 @@ class Tail:
         # Messages that were sent again, by the log offset of their source: the group that got
         # them, or "" for their topic. A crash may have come before their mark.
         self.resent: dict[int, str] = {}
+        # Half messages that have ended, by their log offset. A crash may have come before the op
+        # record that lists them.
+        self.ended_halves: dict[int, EndedHalf] = {}
         self._streams = streams
         self._attempts = attempts
         self._sent_ids = sent_ids
@@ -81,6 +85,9 @@ class Tail:
 
     def _observe_relayed(self, found: Record) -> None:
         assert found.prepared_offset, found.log_offset
+        if found.sys_flag & halves.SYS_FLAG_TRANSACTION or found.topic == halves.GIVEN_UP_TOPIC:
+            self.ended_halves[found.prepared_offset] = ended_by(found)
+            return
         attempt = attempt_of(found)
         level = delayed.level_named(found.properties)
         if attempt is not None:
@@ -91,3 +98,17 @@ class Tail:
             is_retry = found.topic.startswith(RETRY_PREFIX)
             group = found.topic.removeprefix(RETRY_PREFIX) if is_retry else ""
             self.resent[found.prepared_offset] = group
+
+
+def ended_by(found: Record) -> EndedHalf:
+    """What became of a half, by the record that was made from it."""
+    its = halves.read(found.raw_properties)
+    group = "" if its is None else its.group
+    return EndedHalf(
+        found.prepared_offset,
+        group,
+        found.topic,
+        found.queue_id,
+        found.queue_offset,
+        found.log_offset,
+    )

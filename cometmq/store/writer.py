@@ -21,7 +21,7 @@ from cometmq.errors import (
 from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, stamp
 from cometmq.format.record import BLANK_BYTES
-from cometmq.format.relay import Relayed
+from cometmq.format.relay import OwnRecord
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
@@ -176,7 +176,7 @@ class MessageStore(BaseStore):
             claims.append(SegmentClaim(name, queue_id, count, first, prefix, delay_ms, needs_key))
         return claims
 
-    def append_relayed(self, relayed: Sequence[Relayed], store_host: bytes) -> Appended:
+    def append_relayed(self, relayed: Sequence[OwnRecord], store_host: bytes) -> Appended:
         """Write records that this member makes from stored ones: they bypass what producers may not
         send. ``queue_offsets`` and ``segment_bytes`` have one entry for each.
 

@@ -57,6 +57,10 @@ class _SegmentKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentKi
     """Consumers read them as soon as they are stored."""
     SEGMENT_KIND_DELAY_LEVEL: _SegmentKind.ValueType  # 2
     """Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+    SEGMENT_KIND_HALF: _SegmentKind.ValueType  # 4
+    """Half messages of transactions: consumers read them when EndTransactions commits them, and never when it rolls them back.
+    The records have the stored form of docs/format/batch.md.
+    """
 
 class SegmentKind(_SegmentKind, metaclass=_SegmentKindEnumTypeWrapper):
     """What becomes of the messages of a segment. A kind that the broker does not know is refused (INVALID_REQUEST)."""
@@ -67,6 +71,10 @@ SEGMENT_KIND_NORMAL: SegmentKind.ValueType  # 1
 """Consumers read them as soon as they are stored."""
 SEGMENT_KIND_DELAY_LEVEL: SegmentKind.ValueType  # 2
 """Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+SEGMENT_KIND_HALF: SegmentKind.ValueType  # 4
+"""Half messages of transactions: consumers read them when EndTransactions commits them, and never when it rolls them back.
+The records have the stored form of docs/format/batch.md.
+"""
 Global___SegmentKind: _TypeAlias = SegmentKind  # noqa: Y015
 
 class _SendStatus:
@@ -100,6 +108,34 @@ SEND_STATUS_FLUSH_SLAVE_TIMEOUT: SendStatus.ValueType  # 3
 take it back.
 """
 Global___SendStatus: _TypeAlias = SendStatus  # noqa: Y015
+
+class _TransactionResolution:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransactionResolutionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransactionResolution.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSACTION_RESOLUTION_UNSPECIFIED: _TransactionResolution.ValueType  # 0
+    """Refused."""
+    TRANSACTION_RESOLUTION_COMMIT: _TransactionResolution.ValueType  # 1
+    """Its consumers get the message."""
+    TRANSACTION_RESOLUTION_ROLLBACK: _TransactionResolution.ValueType  # 2
+    """Nobody ever sees it."""
+    TRANSACTION_RESOLUTION_UNKNOWN: _TransactionResolution.ValueType  # 3
+    """It is not known yet: the producers are asked again. Only as the answer to a check."""
+
+class TransactionResolution(_TransactionResolution, metaclass=_TransactionResolutionEnumTypeWrapper):
+    """How the transaction of a half message ends."""
+
+TRANSACTION_RESOLUTION_UNSPECIFIED: TransactionResolution.ValueType  # 0
+"""Refused."""
+TRANSACTION_RESOLUTION_COMMIT: TransactionResolution.ValueType  # 1
+"""Its consumers get the message."""
+TRANSACTION_RESOLUTION_ROLLBACK: TransactionResolution.ValueType  # 2
+"""Nobody ever sees it."""
+TRANSACTION_RESOLUTION_UNKNOWN: TransactionResolution.ValueType  # 3
+"""It is not known yet: the producers are asked again. Only as the answer to a check."""
+Global___TransactionResolution: _TypeAlias = TransactionResolution  # noqa: Y015
 
 class _MessageForm:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -428,6 +464,8 @@ class Segment(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    CHECK_IMMUNITY_S_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic of the messages. Each record of a normal segment carries the same name; delayed ones carry SCHEDULE_TOPIC_XXXX."""
     queue_id: _builtins.int
@@ -442,6 +480,12 @@ class Segment(_message.Message):
     """Acknowledged as soon as they are appended, whatever their topic asks for; they are shown to consumers no sooner than others. The
     records have the stored form of docs/format/batch.md. RocketMQ's waitStoreMsgOK=false.
     """
+    producer_group: _builtins.str
+    """For SEGMENT_KIND_HALF: the producer group whose members know how the transactions end, a name like a consumer group's; else empty."""
+    check_immunity_s: _builtins.int
+    """For SEGMENT_KIND_HALF: no member is asked about the messages before they are so many seconds old, at most 3,600; 0 = as long as
+    the broker's option says.
+    """
     def __init__(
         self,
         *,
@@ -451,10 +495,12 @@ class Segment(_message.Message):
         kind: Global___SegmentKind.ValueType = ...,
         delay_level: _builtins.int = ...,
         no_wait_store: _builtins.bool = ...,
+        producer_group: _builtins.str = ...,
+        check_immunity_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "delay_level", b"delay_level", "kind", b"kind", "no_wait_store", b"no_wait_store", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_immunity_s", b"check_immunity_s", "count", b"count", "delay_level", b"delay_level", "kind", b"kind", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,6 +746,8 @@ class OutgoingMessage(_message.Message):
     BORN_TIME_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    CHECK_IMMUNITY_S_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Topic name."""
     queue_id: _builtins.int
@@ -716,6 +764,12 @@ class OutgoingMessage(_message.Message):
     """RocketMQ's delay level, 1 (1 s) to 18 (2 h) unless the broker has another list: consumers read the message after that time. 0 = at once."""
     no_wait_store: _builtins.bool
     """Acknowledged as soon as it is appended, whatever its topic asks for; the call waits for its other messages."""
+    producer_group: _builtins.str
+    """Of a half message, see SEGMENT_KIND_HALF: its producer group; empty = it belongs to no transaction. Not together with delay_level
+    or no_wait_store.
+    """
+    check_immunity_s: _builtins.int
+    """As Segment's; only with producer_group."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Keys to find the message by; no blanks inside a key."""
@@ -739,10 +793,12 @@ class OutgoingMessage(_message.Message):
         born_time_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
         no_wait_store: _builtins.bool = ...,
+        producer_group: _builtins.str = ...,
+        check_immunity_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "no_wait_store", b"no_wait_store", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "check_immunity_s", b"check_immunity_s", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
@@ -787,6 +843,7 @@ class SentMessage(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    HALF_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """`<broker group>/<log offset>`."""
     @_builtins.property
@@ -795,7 +852,11 @@ class SentMessage(_message.Message):
 
     @_builtins.property
     def position(self) -> _common_pb2.Position:
-        """Its position there; the generation is the queue's at this time. Absent for a delayed message, which is not there yet."""
+        """Its position there; the generation is the queue's at this time. Absent for a delayed or half message, which is not there yet."""
+
+    @_builtins.property
+    def half(self) -> Global___HalfRef:
+        """Of a half message, its name for EndTransactions; else absent."""
 
     def __init__(
         self,
@@ -803,14 +864,313 @@ class SentMessage(_message.Message):
         message_id: _builtins.str = ...,
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
+        half: Global___HalfRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SentMessage: _TypeAlias = SentMessage  # noqa: Y015
+
+@_typing.final
+class HalfRef(_message.Message):
+    """A half message, at the broker group that has it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
+    TRANSACTION_ID_FIELD_NUMBER: _builtins.int
+    half_offset: _builtins.int
+    """Its place in the queue of half messages."""
+    log_offset: _builtins.int
+    """Where its record stands in the log."""
+    transaction_id: _builtins.str
+    """Its unique id, the property UNIQ_KEY; empty of a message that has none."""
+    def __init__(
+        self,
+        *,
+        half_offset: _builtins.int = ...,
+        log_offset: _builtins.int = ...,
+        transaction_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half_offset", b"half_offset", "log_offset", b"log_offset", "transaction_id", b"transaction_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HalfRef: _TypeAlias = HalfRef  # noqa: Y015
+
+@_typing.final
+class TransactionEnd(_message.Message):
+    """See BrokerService.EndTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_FIELD_NUMBER: _builtins.int
+    RESOLUTION_FIELD_NUMBER: _builtins.int
+    resolution: Global___TransactionResolution.ValueType
+    """Commit or roll back."""
+    @_builtins.property
+    def half(self) -> Global___HalfRef:
+        """The half message."""
+
+    def __init__(
+        self,
+        *,
+        half: Global___HalfRef | None = ...,
+        resolution: Global___TransactionResolution.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["half", b"half"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "resolution", b"resolution"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionEnd: _TypeAlias = TransactionEnd  # noqa: Y015
+
+@_typing.final
+class EndTransactionsRequest(_message.Message):
+    """See BrokerService.EndTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    producer_group: _builtins.str
+    """The producer group that the halves were sent for."""
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionEnd]:
+        """At most 1,024, each half once."""
+
+    def __init__(
+        self,
+        *,
+        producer_group: _builtins.str = ...,
+        ends: _abc.Iterable[Global___TransactionEnd] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "producer_group", b"producer_group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndTransactionsRequest: _TypeAlias = EndTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class TransactionResult(_message.Message):
+    """See BrokerService.EndTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    """`<broker group>/<log offset>` of the committed message."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Set when the transaction has not ended so."""
+
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """Of a committed message: the queue that it went to."""
+
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """Its position there; the generation is the queue's at this time."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        queue: _common_pb2.QueueRef | None = ...,
+        position: _common_pb2.Position | None = ...,
+        message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionResult: _TypeAlias = TransactionResult  # noqa: Y015
+
+@_typing.final
+class CheckTransactionsJoin(_message.Message):
+    """Who answers. See BrokerService.CheckTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    producer_group: _builtins.str
+    """Producer group name."""
+    client_id: _builtins.str
+    """The client: 1 to 255 printable characters."""
+    def __init__(
+        self,
+        *,
+        producer_group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "producer_group", b"producer_group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTransactionsJoin: _TypeAlias = CheckTransactionsJoin  # noqa: Y015
+
+@_typing.final
+class CheckTransactionsRequest(_message.Message):
+    """See BrokerService.CheckTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOIN_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def join(self) -> Global___CheckTransactionsJoin:
+        """In the first request, and only there."""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionEnd]:
+        """What became of halves that the client was asked about, at most 1,024; in the first request none."""
+
+    def __init__(
+        self,
+        *,
+        join: Global___CheckTransactionsJoin | None = ...,
+        answers: _abc.Iterable[Global___TransactionEnd] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["join", b"join"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "join", b"join"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTransactionsRequest: _TypeAlias = CheckTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class TransactionCheck(_message.Message):
+    """A question about one half message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    CHECK_COUNT_FIELD_NUMBER: _builtins.int
+    record: _builtins.bytes
+    """The half's record, in the form of docs/format/record.md. Its properties REAL_TOPIC and REAL_QID say where it goes."""
+    check_count: _builtins.int
+    """How often it was asked about, this time included."""
+    @_builtins.property
+    def half(self) -> Global___HalfRef:
+        """The half, for the answer."""
+
+    def __init__(
+        self,
+        *,
+        half: Global___HalfRef | None = ...,
+        record: _builtins.bytes = ...,
+        check_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["half", b"half"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_count", b"check_count", "half", b"half", "record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionCheck: _TypeAlias = TransactionCheck  # noqa: Y015
+
+@_typing.final
+class RefusedAnswer(_message.Message):
+    """An answer that did not count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def half(self) -> Global___HalfRef:
+        """The half."""
+
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why."""
+
+    def __init__(
+        self,
+        *,
+        half: Global___HalfRef | None = ...,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "half", b"half"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "half", b"half"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RefusedAnswer: _TypeAlias = RefusedAnswer  # noqa: Y015
+
+@_typing.final
+class CheckTransactionsResponse(_message.Message):
+    """See BrokerService.CheckTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionCheck]:
+        """Questions, at most 128 and 1 MiB of records, or one."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedAnswer]:
+        """Answers of this client that did not count."""
+
+    def __init__(
+        self,
+        *,
+        checks: _abc.Iterable[Global___TransactionCheck] | None = ...,
+        refused: _abc.Iterable[Global___RefusedAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTransactionsResponse: _TypeAlias = CheckTransactionsResponse  # noqa: Y015
+
+@_typing.final
+class EndTransactionsResponse(_message.Message):
+    """See BrokerService.EndTransactions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionResult]:
+        """One for each end, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___TransactionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndTransactionsResponse: _TypeAlias = EndTransactionsResponse  # noqa: Y015
 
 @_typing.final
 class SendResponse(_message.Message):

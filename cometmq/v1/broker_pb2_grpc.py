@@ -77,6 +77,16 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
                 _registered_method=True)
+        self.EndTransactions = channel.unary_unary(
+                '/cometmq.v1.BrokerService/EndTransactions',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.EndTransactionsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.EndTransactionsResponse.FromString,
+                _registered_method=True)
+        self.CheckTransactions = channel.stream_stream(
+                '/cometmq.v1.BrokerService/CheckTransactions',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.FromString,
+                _registered_method=True)
         self.QueryOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerService/QueryOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsRequest.SerializeToString,
@@ -206,6 +216,31 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndTransactions(self, request, context):
+        """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
+        together: a crash lets the call take effect up to some place in the order of the log, and checks finish the rest. Each item has its
+        own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
+        answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
+        TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+        has not come so far), INDEX_DISABLED. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckTransactions(self, request_iterator, context):
+        """Answers what became of transactions: a producer holds the stream open, and the broker asks any one member of the group about half
+        messages whose time has come: first after their immunity, then each `transaction_check_interval`. The first request joins, each later one
+        answers; the first response is empty and says that the client has joined. What is not answered, or was asked of a client that has gone, is asked of another member. While no
+        member is there, checks wait and do not count; after `transaction_check_max` the half goes to TRANS_CHECK_MAX_TIME_TOPIC. Answers that nobody asked this
+        client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
+        NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryOffsets(self, request, context):
         """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
         Deadline 3 s.
@@ -296,6 +331,16 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.SendBack,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.SerializeToString,
+            ),
+            'EndTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTransactions,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.EndTransactionsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.EndTransactionsResponse.SerializeToString,
+            ),
+            'CheckTransactions': grpc.stream_stream_rpc_method_handler(
+                    servicer.CheckTransactions,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.SerializeToString,
             ),
             'QueryOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryOffsets,
@@ -547,6 +592,60 @@ class BrokerService:
             '/cometmq.v1.BrokerService/SendBack',
             cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/EndTransactions',
+            cometmq_dot_v1_dot_broker__pb2.EndTransactionsRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.EndTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckTransactions(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/cometmq.v1.BrokerService/CheckTransactions',
+            cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

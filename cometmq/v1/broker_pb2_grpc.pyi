@@ -95,6 +95,23 @@ class BrokerServiceStub:
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
     """
+    EndTransactions: _grpc.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]
+    """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
+    together: a crash lets the call take effect up to some place in the order of the log, and checks finish the rest. Each item has its
+    own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
+    answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
+    TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+    has not come so far), INDEX_DISABLED. Deadline 3 s.
+    """
+    CheckTransactions: _grpc.StreamStreamMultiCallable[_broker_pb2.CheckTransactionsRequest, _broker_pb2.CheckTransactionsResponse]
+    """Answers what became of transactions: a producer holds the stream open, and the broker asks any one member of the group about half
+    messages whose time has come: first after their immunity, then each `transaction_check_interval`. The first request joins, each later one
+    answers; the first response is empty and says that the client has joined. What is not answered, or was asked of a client that has gone, is asked of another member. While no
+    member is there, checks wait and do not count; after `transaction_check_max` the half goes to TRANS_CHECK_MAX_TIME_TOPIC. Answers that nobody asked this
+    client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
+    NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
+    """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
     Deadline 3 s.
@@ -185,6 +202,23 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+    """
+    EndTransactions: _aio.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]  # type: ignore[assignment]
+    """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
+    together: a crash lets the call take effect up to some place in the order of the log, and checks finish the rest. Each item has its
+    own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
+    answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
+    TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+    has not come so far), INDEX_DISABLED. Deadline 3 s.
+    """
+    CheckTransactions: _aio.StreamStreamMultiCallable[_broker_pb2.CheckTransactionsRequest, _broker_pb2.CheckTransactionsResponse]  # type: ignore[assignment]
+    """Answers what became of transactions: a producer holds the stream open, and the broker asks any one member of the group about half
+    messages whose time has come: first after their immunity, then each `transaction_check_interval`. The first request joins, each later one
+    answers; the first response is empty and says that the client has joined. What is not answered, or was asked of a client that has gone, is asked of another member. While no
+    member is there, checks wait and do not count; after `transaction_check_max` the half goes to TRANS_CHECK_MAX_TIME_TOPIC. Answers that nobody asked this
+    client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
+    NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
     """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -321,6 +355,35 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
         gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def EndTransactions(
+        self,
+        request: _broker_pb2.EndTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.EndTransactionsResponse, _abc.Awaitable[_broker_pb2.EndTransactionsResponse]]:
+        """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
+        together: a crash lets the call take effect up to some place in the order of the log, and checks finish the rest. Each item has its
+        own answer, given when what became of it is as safe as a message of its topic. Idempotent: an end that comes twice changes nothing, and is
+        answered as before. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        TRANSACTION_NOT_FOUND (no such half), TRANSACTION_ENDED (it ended otherwise, or was given up), NO_PERMISSION (another group's half),
+        TOPIC_NOT_FOUND (a commit whose topic is gone), STORE_DAMAGED, INVALID_REQUEST; of one that ended long ago: FLOW_CONTROL (the key index
+        has not come so far), INDEX_DISABLED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckTransactions(
+        self,
+        request_iterator: _MaybeAsyncIterator[_broker_pb2.CheckTransactionsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_broker_pb2.CheckTransactionsResponse], _abc.AsyncIterator[_broker_pb2.CheckTransactionsResponse]]:
+        """Answers what became of transactions: a producer holds the stream open, and the broker asks any one member of the group about half
+        messages whose time has come: first after their immunity, then each `transaction_check_interval`. The first request joins, each later one
+        answers; the first response is empty and says that the client has joined. What is not answered, or was asked of a client that has gone, is asked of another member. While no
+        member is there, checks wait and do not count; after `transaction_check_max` the half goes to TRANS_CHECK_MAX_TIME_TOPIC. Answers that nobody asked this
+        client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
+        NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
         """
 
     @_abc_1.abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -13,14 +13,17 @@ from cometmq.errors import (
     BatchOutsideWindow,
     CometError,
     FlowControl,
+    InvalidRequest,
     TopicNotFound,
 )
-from cometmq.format import delayed
+from cometmq.format import delayed, halves, queueunit
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
 from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
 from cometmq.messaging.dedup import Ids, ids_of
+from cometmq.messaging.groups import check_name as check_producer_group
 from cometmq.messaging.quotas import Account, QuotaTable
 from cometmq.messaging.topics import check_type
 from cometmq.model import MessageType, SendStatus, TopicConfig
@@ -35,7 +38,8 @@ AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in Ro
 
 class Claim(NamedTuple):
     """A run of records as its sender describes it. ``delay_level`` 0: it does not wait.
-    ``wait_store`` False: it is acknowledged when it is appended.
+    ``wait_store`` False: it is acknowledged when it is appended. ``half``: it belongs to
+    transactions, and waits for their ends.
     """
 
     topic: str
@@ -43,10 +47,17 @@ class Claim(NamedTuple):
     record_count: int
     delay_level: int = 0
     wait_store: bool = True
+    half: HalfForm | None = None
 
 
-class ScheduleTopicMissing(Exception):
-    """The first delayed message of this broker group: its system topic has to be made."""
+class SystemTopicMissing(Exception):
+    """The first message of its kind in this broker group: system topics have to be made, with so
+    many queues each.
+    """
+
+    def __init__(self, queue_counts: Mapping[str, int]) -> None:
+        super().__init__(*queue_counts)
+        self.queue_counts = queue_counts
 
 
 class ProduceObserver(Protocol):
@@ -69,6 +80,7 @@ class ProducePolicy:
     new_topic: TopicConfig  # what a request that says nothing asks for
     sync_flush_timeout_s: float
     slave_timeout_s: float
+    immunity_s: float = 6.0  # of half messages that say nothing
     dedup: bool = True  # a batch that comes again is not stored again
     # Of topics that first messages make, by one address: at once, and then one each so often.
     topic_creations_max: int = 500
@@ -143,18 +155,19 @@ class ProduceHandler:
         while True:
             try:
                 return self.append(records, claims, born_host, checksum, client_id=client_id)
-            except (TopicNotFound, ScheduleTopicMissing) as missing:
+            except (TopicNotFound, SystemTopicMissing) as missing:
                 await self.create_missing(missing, claims, born_host)
 
     async def create_missing(
         self,
-        missing: TopicNotFound | ScheduleTopicMissing,
+        missing: TopicNotFound | SystemTopicMissing,
         claims: Sequence[Claim],
         born_host: bytes,
     ) -> None:
         """Creates what :meth:`append` missed, or raises it where that is not allowed."""
-        if isinstance(missing, ScheduleTopicMissing):
-            await self._keeper.create_system_topic(SCHEDULE_TOPIC, delayed.level_count())
+        if isinstance(missing, SystemTopicMissing):
+            for topic, queue_count in missing.queue_counts.items():
+                await self._keeper.create_system_topic(topic, queue_count)
             return
         if missing.segment is None or not self._policy.auto_create_topics:
             raise missing
@@ -201,7 +214,7 @@ class ProduceHandler:
         has_ids: bool = True,
         client_id: str = "",
     ) -> Accepted:
-        """As :meth:`take`, at once: raises TopicNotFound and ScheduleTopicMissing for what
+        """As :meth:`take`, at once: raises TopicNotFound and SystemTopicMissing for what
         :meth:`create_missing` creates. ``has_ids`` False: its sender has not numbered the messages.
         """
         came_s = self._clock.monotonic_s()
@@ -218,6 +231,7 @@ class ProduceHandler:
         is_metered = self._keeper.state.send_quotas and self._check_quotas(
             claims, client_id or address_of_host(born_host), came_s
         )
+        has_halves = self._check_half_room(claims)
         self._storage.check_room(len(records))
         for_copies = any(segment.ack_demands & REPLICATED for segment in segments)
         self._check_in_flight(len(records), for_copies)
@@ -227,15 +241,14 @@ class ProduceHandler:
         ticket = self._storage.append(
             records, segments, born_host=born_host, store_host=self._store_host
         )
+        if has_halves:
+            self._open_halves(claims, ticket.appended.queue_offsets, came_s)
         streams = self._keeper.state.streams
         if ids is not None and streams.add(ids, ticket.appended.log_offset, came_s):
             self._observer.sender_forgotten()
         appended_s = self._clock.monotonic_s() - came_s
         self._observer.appended(appended_s)
-        if ticket.acked is None:
-            self._observer.acknowledged(appended_s)
-        else:
-            self._track(ticket.acked, len(records), for_copies, came_s)
+        self._track(ticket.acked, len(records), for_copies, came_s)
         if is_metered:
             client = client_id or address_of_host(born_host)
             self._use_quotas(claims, ticket.appended.segment_bytes, client, came_s)
@@ -315,26 +328,28 @@ class ProduceHandler:
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
         for index, claim in enumerate(claims):
-            topic, queue_id, count, delay_level, wait_store = claim
+            topic, queue_id, count, delay_level, wait_store, half = claim
             try:
                 config = self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
-                sent = MessageType.DELAY if delay_level else MessageType.NORMAL
-                check_type(config, sent)
+                check_type(config, _type_of(claim))
                 demands = DurabilityClass.of(*self._topics.demands(topic))
-                segments.append(
-                    self._delayed(claim, demands)
-                    if delay_level
-                    else Segment(
-                        topic,
-                        queue_id,
-                        count,
-                        demands,
-                        b"" if wait_store else delayed.NO_WAIT_PREFIX,
-                        wait_store=wait_store,
-                        needs_key=config.message_type is MessageType.FIFO,
+                if half is not None:
+                    segments.append(self._half(claim, half, demands))
+                elif delay_level:
+                    segments.append(self._delayed(claim, demands))
+                else:
+                    segments.append(
+                        Segment(
+                            topic,
+                            queue_id,
+                            count,
+                            demands,
+                            b"" if wait_store else delayed.NO_WAIT_PREFIX,
+                            wait_store=wait_store,
+                            needs_key=config.message_type is MessageType.FIFO,
+                        )
                     )
-                )
             except CometError as error:
                 error.segment = index
                 raise
@@ -342,10 +357,10 @@ class ProduceHandler:
 
     def _delayed(self, claim: Claim, demands: DurabilityClass) -> Segment:
         """A run of delayed messages: they lie in the queue of their level until they are due."""
-        topic, queue_id, count, level, wait_store = claim
+        topic, queue_id, count, level, wait_store, _ = claim
         delayed.check_level(level)
         if SCHEDULE_TOPIC not in self._topics:
-            raise ScheduleTopicMissing
+            raise SystemTopicMissing({SCHEDULE_TOPIC: delayed.level_count()})
         prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=wait_store)
         return Segment(
             SCHEDULE_TOPIC,
@@ -356,6 +371,48 @@ class ProduceHandler:
             delayed.delay_ms(level),
             wait_store,
         )
+
+    def _half(self, claim: Claim, form: HalfForm, demands: DurabilityClass) -> Segment:
+        """A run of half messages: they lie in the half queue until their transactions end."""
+        check_producer_group(form.group)
+        halves.check_immunity(form.immunity_s)
+        if claim.delay_level:
+            raise InvalidRequest("a message of a transaction has no delay_level")
+        if not claim.wait_store:
+            raise InvalidRequest("a message of a transaction waits until it is stored")
+        if HALF_TOPIC not in self._topics or OP_TOPIC not in self._topics:
+            raise SystemTopicMissing({HALF_TOPIC: 1, OP_TOPIC: 1})
+        return Segment(
+            HALF_TOPIC,
+            QUEUE_ID,
+            claim.record_count,
+            demands | DurabilityClass.of(*self._topics.demands(HALF_TOPIC)),
+            halves.prefix(form, claim.topic, claim.queue_id),
+        )
+
+    def _check_half_room(self, claims: Sequence[Claim]) -> bool:
+        """Whether there are half messages among them. FlowControl: too many are open."""
+        count = sum([claim.record_count for claim in claims if claim.half is not None])
+        if count:
+            self._keeper.state.halves.check_room(count)
+        return count > 0
+
+    def _open_halves(
+        self, claims: Sequence[Claim], queue_offsets: Sequence[int], now_s: float
+    ) -> None:
+        """The halves of a batch that is in the log."""
+        table = self._keeper.state.halves
+        for claim, first in zip(claims, queue_offsets, strict=True):
+            if claim.half is None:
+                continue
+            due_s = now_s + (claim.half.immunity_s or self._policy.immunity_s)
+            read = self._storage.store.read_units
+            offset, end = first, first + claim.record_count
+            while offset < end:  # each read stops at the end of a queue file
+                units = read(HALF_TOPIC, QUEUE_ID, offset, end - offset)
+                for log_offset, size, _ in queueunit.iterate(units):
+                    table.add(offset, (log_offset, size, claim.half.group), due_s)
+                    offset += 1
 
     async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:
         assert missing.segment is not None
@@ -382,8 +439,11 @@ class ProduceHandler:
             )
 
     def _track(
-        self, acked: asyncio.Future[None], size_bytes: int, for_copies: bool, came_s: float
+        self, acked: asyncio.Future[None] | None, size_bytes: int, for_copies: bool, came_s: float
     ) -> None:
+        if acked is None:
+            self._observer.acknowledged(self._clock.monotonic_s() - came_s)
+            return
         self._in_flight_bytes[for_copies] += size_bytes
 
         def done(future: asyncio.Future[None]) -> None:
@@ -393,3 +453,9 @@ class ProduceHandler:
                 self._observer.acknowledged(self._clock.monotonic_s() - came_s)
 
         acked.add_done_callback(done)
+
+
+def _type_of(claim: Claim) -> MessageType:
+    if claim.half is not None:
+        return MessageType.TRANSACTION
+    return MessageType.DELAY if claim.delay_level else MessageType.NORMAL

@@ -9,6 +9,7 @@ from cometmq.clock import Clock
 from cometmq.errors import CometError, InvalidRequest, MessageNotFound, StoreDamaged, TopicNotFound
 from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC, target_of
+from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
 from cometmq.member.read.records import is_in_queue
@@ -18,18 +19,22 @@ from cometmq.replication.watermarks import union
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended
 from cometmq.v1 import broker_pb2
-from services.broker.produce import Accepted, ProduceHandler, ScheduleTopicMissing
+from services.broker.produce import Accepted, ProduceHandler, SystemTopicMissing
 from services.broker.stored_batch import is_same
 from services.broker.structured import StructuredBatch, StructuredEncoder
+from services.broker.transactions import HalfName
 
 
 class SentPlace(NamedTuple):
-    """Where a message of a call lies. ``queue_offset`` None: it waits, and is not there yet."""
+    """Where a message of a call lies. ``queue_offset`` None: it waits, and is not there yet.
+    ``half``: of a message of a transaction.
+    """
 
     topic: str
     queue_id: int
     queue_offset: int | None
     log_offset: int
+    half: HalfName | None = None
 
 
 class SentCall(NamedTuple):
@@ -85,7 +90,7 @@ class SendCalls:
             batch = self._encode(call) if new else None
             try:
                 return await self._answer(call, batch, self._append(call, batch))
-            except (TopicNotFound, ScheduleTopicMissing) as missing:
+            except (TopicNotFound, SystemTopicMissing) as missing:
                 assert batch is not None
                 try:
                     await self._produce.create_missing(missing, batch.claims, born_host)
@@ -212,12 +217,16 @@ def _number(error: CometError, call: _Call, batch: StructuredBatch | None) -> No
 
 def _target(found: Record) -> tuple[str, int]:
     """The topic and queue that a message is meant for."""
-    target = target_of(found.raw_properties) if found.topic == SCHEDULE_TOPIC else None
+    waits = found.topic in (SCHEDULE_TOPIC, HALF_TOPIC)
+    target = target_of(found.raw_properties) if waits else None
     return target or (found.topic, found.queue_id)
 
 
 def _place(found: Record) -> SentPlace:
     topic, queue_id = _target(found)
+    if found.topic == HALF_TOPIC:
+        half = HalfName(found.queue_offset, found.log_offset, found.unique_id)
+        return SentPlace(topic, queue_id, None, found.log_offset, half)
     is_delayed = found.topic == SCHEDULE_TOPIC
     return SentPlace(topic, queue_id, None if is_delayed else found.queue_offset, found.log_offset)
 
@@ -226,6 +235,11 @@ def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
     places = []
     for segment, index, byte in batch.order:
         claim = batch.claims[segment]
-        offset = None if claim.delay_level else appended.queue_offsets[segment] + index
-        places.append(SentPlace(claim.topic, claim.queue_id, offset, appended.log_offset + byte))
+        offset = appended.queue_offsets[segment] + index
+        log_offset = appended.log_offset + byte
+        half = None
+        if claim.half is not None:
+            half = HalfName(offset, log_offset, record.decode(batch.records, byte).unique_id)
+        shown = None if claim.delay_level or half is not None else offset
+        places.append(SentPlace(claim.topic, claim.queue_id, shown, log_offset, half))
     return places

@@ -12,6 +12,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BatchOutOfOrder, CometError, InvalidRequest, LimitExceeded
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
+from cometmq.format.halves import HalfForm
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
@@ -24,6 +25,7 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of, host_and_port
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
+from services.broker import transaction_wire
 from services.broker.clients import Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.group_views import GroupViews
@@ -32,6 +34,8 @@ from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
 from services.broker.send_calls import SendCalls, SentPlace
+from services.broker.transaction_checks import CheckStream, TransactionChecks
+from services.broker.transactions import TransactionService
 
 Context = Any  # grpc.aio.ServicerContext, whose message types differ from method to method
 LONE_BYTES_MAX = 4096  # of a batch whose sender may wait for its answer and send nothing else
@@ -47,12 +51,20 @@ class StreamShares:
     def __init__(self, each_max: int) -> None:
         self.sending = Shares(each_max, "send streams", "streams_per_peer_max")
         self.members = Shares(each_max, "memberships in groups", "streams_per_peer_max")
+        self.checks = Shares(each_max, "streams of checks", "streams_per_peer_max")
 
 
 def _claim(segment: broker_pb2.Segment) -> Claim:
     """Raises InvalidRequest for a kind that we do not know."""
     topic, queue_id, count = segment.topic, segment.queue_id, segment.count
     wait_store = not segment.no_wait_store
+    if segment.kind == broker_pb2.SEGMENT_KIND_HALF:
+        if segment.delay_level:
+            raise InvalidRequest("delay_level: a message of a transaction does not wait")
+        half = HalfForm(segment.producer_group, segment.check_immunity_s)
+        return Claim(topic, queue_id, count, 0, wait_store, half)
+    if segment.producer_group or segment.check_immunity_s:
+        raise InvalidRequest("producer_group, check_immunity_s: only segments of kind HALF have it")
     if segment.kind == broker_pb2.SEGMENT_KIND_DELAY_LEVEL:
         check_level(segment.delay_level)
         return Claim(topic, queue_id, count, segment.delay_level, wait_store)
@@ -98,6 +110,8 @@ class BrokerServicer(ReadServicer):
         coordinator: GroupCoordinator,
         retries: RetryService,
         locks: QueueLocks,
+        transactions: TransactionService,
+        checks: TransactionChecks,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
@@ -111,6 +125,8 @@ class BrokerServicer(ReadServicer):
         self._coordinator = coordinator
         self._retries = retries
         self._locks = locks
+        self._transactions = transactions
+        self._checks = checks
         self._gate = gate
         self._shares = shares
         self._senders = senders
@@ -272,7 +288,48 @@ class BrokerServicer(ReadServicer):
             message_id=ids.message_id(self._identity.broker_group, place.log_offset),
             queue=convert.queue_proto(place.topic, place.queue_id),
             position=position,
+            half=None if place.half is None else transaction_wire.half_ref(place.half),
         )
+
+    # --- transactions ---
+
+    async def EndTransactions(
+        self, request: broker_pb2.EndTransactionsRequest, context: Context
+    ) -> broker_pb2.EndTransactionsResponse:
+        self._gate.check()
+        ends = transaction_wire.ends(request.ends)
+        answers = await self._transactions.end(request.producer_group, ends)
+        return transaction_wire.results(answers, self._identity.broker_group, self._reader)
+
+    async def CheckTransactions(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        if not first.HasField("join") or first.answers:
+            raise InvalidRequest("join: the first request joins, and answers nothing")
+        with self._shares.checks.held(address_of(context.peer())):
+            stream = self._checks.join(first.join.producer_group, first.join.client_id)
+            try:
+                await self._check(stream, context)
+            finally:
+                self._checks.leave(stream)
+
+    async def _check(self, stream: CheckStream, context: Context) -> None:
+        await context.write(broker_pb2.CheckTransactionsResponse())
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read_answers(context, stream))
+            stopping = tasks.create_task(self._gate.when_draining(stream.end))
+            async for checks, refused in stream.outgoing():
+                await context.write(transaction_wire.outgoing(checks, refused))
+            reading.cancel()
+            stopping.cancel()
+
+    async def _read_answers(self, context: Context, stream: CheckStream) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            if request.HasField("join"):
+                raise InvalidRequest("join: a stream joins once")
+            await self._checks.answered(stream, transaction_wire.ends(request.answers))
+        stream.end()
 
     # --- consuming ---
 

@@ -16,8 +16,10 @@ from cometmq.errors import (
     PropertyReserved,
     RequestError,
 )
-from cometmq.format import delayed, ids, properties, record
+from cometmq.format import delayed, halves, ids, properties, record
 from cometmq.format.batch import BatchLimits
+from cometmq.format.halves import HalfForm
+from cometmq.messaging.groups import check_name
 from cometmq.messaging.topics import TopicTable
 from cometmq.v1 import broker_pb2
 from services.broker.produce import Claim
@@ -32,6 +34,7 @@ class _RunKey(NamedTuple):
     queue_id: int
     delay_level: int
     wait_store: bool
+    half: HalfForm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,13 @@ class StructuredEncoder:
             except RequestError as error:
                 error.segment = index
                 raise
-            key = _RunKey(message.topic, queue_id, message.delay_level, not message.no_wait_store)
+            key = _RunKey(
+                message.topic,
+                queue_id,
+                message.delay_level,
+                not message.no_wait_store,
+                half_form(message),
+            )
             runs.setdefault(key, []).append((index, data))
         return self._join(runs, len(messages))
 
@@ -123,13 +132,19 @@ class StructuredEncoder:
             raise BodyTooLarge(
                 f"the body has {len(message.body)} bytes, {self._limits.body_bytes_max} are allowed"
             )
+        if message.producer_group and (message.delay_level or message.no_wait_store):
+            raise InvalidRequest("a message of a transaction has no delay_level, no no_wait_store")
         if message.born_time_ms < 0:
             raise InvalidRequest(f"born_time_ms: {message.born_time_ms} is before 1970")
         topic, level = message.topic, message.delay_level
         if level:
             delayed.check_level(level)
         prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=not message.no_wait_store)
-        if level:
+        half = half_form(message)
+        if half is not None:
+            prefix = halves.prefix(half, topic, queue_id)
+            topic, queue_id = halves.HALF_TOPIC, halves.QUEUE_ID
+        elif level:
             topic, queue_id = delayed.SCHEDULE_TOPIC, delayed.queue_id_of(level)
         return record.encode(
             topic.encode(),
@@ -170,12 +185,12 @@ class StructuredEncoder:
         claims: list[Claim] = []
         order = [(0, 0, 0)] * count
         at = 0
-        for (topic, queue_id, delay_level, wait_store), run in runs.items():
+        for (topic, queue_id, delay_level, wait_store, half), run in runs.items():
             for place, (index, data) in enumerate(run):
                 order[index] = (len(claims), place, at)
                 parts.append(data)
                 at += len(data)
-            claims.append(Claim(topic, queue_id, len(run), delay_level, wait_store))
+            claims.append(Claim(topic, queue_id, len(run), delay_level, wait_store, half))
         assert sum(claim.record_count for claim in claims) == len(order), (
             "each message has its place"
         )
@@ -184,3 +199,14 @@ class StructuredEncoder:
                 f"{at} bytes of records, {self._limits.batch_bytes_max} are allowed"
             )
         return StructuredBatch(b"".join(parts), claims, order)
+
+
+def half_form(message: broker_pb2.OutgoingMessage) -> HalfForm | None:
+    """Of a message of a transaction. Raises InvalidRequest."""
+    if message.producer_group:
+        check_name(message.producer_group)
+        halves.check_immunity(message.check_immunity_s)
+        return HalfForm(message.producer_group, message.check_immunity_s)
+    if message.check_immunity_s:
+        raise InvalidRequest("check_immunity_s: only a message with a producer_group has it")
+    return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.lease_holder import LeaseHolder
+from cometmq.member.read.search import Finder
 from cometmq.member.relay import RelayWriter
 from cometmq.member.state.keeper import StateDemands, StateKeeper
 from cometmq.member.state.opening import Opened
@@ -22,6 +23,8 @@ from services.broker.resends import Resender
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
+from services.broker.transaction_checks import TransactionChecks
+from services.broker.transactions import TransactionService
 
 
 class WriterCore:
@@ -72,6 +75,17 @@ class WriterCore:
         write_snapshot = self.keeper.write_snapshot
         self.core = MemberCore(context, self.storage, opened.state, write_snapshot=write_snapshot)
         self.retries = RetryService(self.storage, self.keeper, relays, metrics, self.core.members)
+        self.transactions = TransactionService(
+            self.storage,
+            self.keeper,
+            relays,
+            Finder(self.core.reader),
+            metrics,
+            context.config.check_rules(),
+            clock,
+        )
+        self.checks = TransactionChecks(self.transactions, self.storage, metrics, clock)
+        self.core.retention.before_removal = self.transactions.leave
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
 
     def described(self) -> namesrv_pb2.Member:
@@ -98,6 +112,7 @@ class WriterCore:
             self._state_writer.write(),
             self._state_writer.export(),
             self.schedule.run(),
+            self.checks.run(),
             self.core.retention.run(),
         ]
 

@@ -131,6 +131,8 @@ async def test_a_folder_that_was_taken_over(listing: Listing, store: Path) -> No
         assert bodies == [b"first", b"second", b"delayed", b"delayed"]
         assert read.state is not None
         assert read.state.topics.keys() == {
+            "RMQ_SYS_TRANS_HALF_TOPIC",
+            "RMQ_SYS_TRANS_OP_HALF_TOPIC",
             "SCHEDULE_TOPIC_XXXX",
             "orders",
             "many",

@@ -72,7 +72,11 @@ def test_its_tables_become_ours(config: MemberConfig, listing: Listing, name: st
     opened = open_it(config)
     state = opened.state
     known = {config.name: config for config in state.topics}
-    assert known.keys() == {"SCHEDULE_TOPIC_XXXX", "orders", "many", "packed", "wide"}
+    transactions = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
+    users = {"SCHEDULE_TOPIC_XXXX", "orders", "many", "packed", "wide"}
+    assert known.keys() == users | transactions
+    assert len(state.halves) == 0
+    assert state.halves.floors == (1, 1), "its only half message has ended"
     assert (known["many"].read_queue_count, known["many"].permission) == (20, 4)
     assert known["orders"].flush_mode is FlushMode.ASYNC
     assert state.groups["billing"].retry_times_max == 5

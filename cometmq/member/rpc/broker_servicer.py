@@ -186,6 +186,14 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.UnlockQueuesResponse:
         raise not_writer(self._identity)
 
+    async def EndTransactions(
+        self, request: broker_pb2.EndTransactionsRequest, context: Context
+    ) -> broker_pb2.EndTransactionsResponse:
+        raise not_writer(self._identity)
+
+    async def CheckTransactions(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        raise not_writer(self._identity)
+
     async def SendBack(
         self, request: broker_pb2.SendBackRequest, context: Context
     ) -> broker_pb2.SendBackResponse:

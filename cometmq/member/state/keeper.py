@@ -21,6 +21,7 @@ from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging.changes import (
     Change,
     DelaysReached,
+    HalvesReached,
     MessagesResent,
     OffsetsReset,
     QueuesLocked,
@@ -249,9 +250,9 @@ class StateKeeper:
             self._on_drop_group(group)
 
     def write_progress(self, now_s: float) -> None:
-        """Append how far delayed messages were delivered, what producers have sent and what groups
-        have sent back since the last time. No answer waits for it. May raise DiskFull,
-        BrokerDraining: then the next call writes it.
+        """Append how far delayed messages were delivered and transactions have ended, and what
+        producers have sent and groups have sent back since the last time. No answer waits for it.
+        May raise DiskFull, BrokerDraining: then the next call writes it.
         """
         self.state.streams.expire(now_s)
         self._write_progress()
@@ -259,7 +260,12 @@ class StateKeeper:
     def _write_progress(self) -> None:
         state = self.state
         offsets = self.delays.offsets
-        has_unwritten = state.streams.has_unwritten or state.attempts.has_unwritten
+        halves = state.halves.progress
+        has_unwritten = (
+            state.streams.has_unwritten
+            or state.attempts.has_unwritten
+            or halves != state.halves.written
+        )
         if offsets == self.delays.written and not has_unwritten:
             return
         delays = DelaysReached(offsets)
@@ -268,10 +274,12 @@ class StateKeeper:
             changes: list[Change] = [
                 *stream_changes(changed, gone),
                 *attempt_changes(attempts),
+                *([HalvesReached(halves)] if halves != state.halves.written else []),
                 delays,
             ]
             self._append(change_records(changes), DurabilityClass.ASYNC)
         self.delays.written = offsets
+        state.halves.written = halves
         state.apply(delays)
         self._progress_end = self._storage.store.appended_offset
 

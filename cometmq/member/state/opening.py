@@ -17,10 +17,12 @@ from cometmq.errors import ConfigInvalid, StoreDamaged, StoreForeignFile
 from cometmq.format import delayed, queueunit
 from cometmq.format.batch import BatchLimits
 from cometmq.format.delayed import SCHEDULE_TOPIC
+from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, op_records
 from cometmq.format.indexfile import Sizes
 from cometmq.member.config import MemberConfig
 from cometmq.member.state import adoption
 from cometmq.member.state.follower import FollowerState
+from cometmq.member.state.halves import now_of, open_halves
 from cometmq.member.state.statelog import (
     Counted,
     append_now,
@@ -119,6 +121,7 @@ def open_writer(
         _fit_levels(store, state, stored, delays)
         state.apply(DelaysReached(delays.offsets))
         delays.written = delays.offsets
+        _open_halves(store, state, config, host, clock)
         for change in state.plan_secret(clock.wall_ms(), os.urandom(SECRET_BYTES)):
             state.apply(change)
         orphans = {topic for topic in stored if not _is_known(topic, state)}
@@ -163,6 +166,27 @@ def _fit_levels(
         config = replace(known or TopicConfig(SCHEDULE_TOPIC), read_queue_count=count)
         change = state.plan_topic(replace(config, write_queue_count=count), by_system=True)
         state.apply(change)
+
+
+def _open_halves(
+    store: MessageStore, state: BrokerState, config: MemberConfig, host: bytes, clock: Clock
+) -> None:
+    """The half messages that are open. Those that a crash left without an op record get one: the
+    log's end tells of them this time only.
+    """
+    low, end = store.queue_bounds(HALF_TOPIC, QUEUE_ID)
+    if low < end:
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            if topic not in state.topics:  # RocketMQ's tables need not name them
+                state.apply(state.plan_topic(TopicConfig(topic, 1, 1), by_system=True))
+    table = state.halves
+    rules = config.check_rules()
+    if missing := open_halves(store, table, table.log_end, rules, now_of(clock)):
+        ops = op_records(missing, host)
+        appended = store.append_relayed(ops, host)
+        table.told(appended.queue_offsets[-1] + 1, missing)
+    table.log_end = {}
+    table.written = table.progress  # the snapshot that follows has it
 
 
 class _WriterApproval:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -124,6 +124,8 @@ class Retention:
         self._clock = clock
         self._pause_s = pause_s
         self._write_snapshot = write_snapshot
+        # Called with the log offset below which files are about to go.
+        self.before_removal: Callable[[int], Awaitable[None]] | None = None
         self._pinned_since_s: float | None = None
         self._one_at_a_time = asyncio.Lock()
         self._closing = threading.Event()
@@ -197,6 +199,11 @@ class Retention:
             # The next pass, or the one after it, finds the last but one snapshot further up.
             with suppress(Shortage, BrokerDraining):
                 self._write_snapshot()
+        if verdict.remove and self.before_removal is not None:
+            try:
+                await self.before_removal(verdict.remove[-1][0].end)
+            except (Shortage, BrokerDraining) as error:  # the log has to go all the same
+                log.error("what is open there goes too", extra=fields(reason=str(error)))
         # The topics that keep their messages for a time of their own, and the oldest store time
         # that they show.
         reserves = [

@@ -24,7 +24,8 @@ SENT_BYTES_MAX = 4 * 1024 * 1024
 def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayProgress:
     """How far the levels of delayed messages were delivered, by the state and the log's end. What
     producers sent goes into the state's streams, what groups sent back into its attempts, and the
-    marks of messages that were sent again are completed.
+    marks of messages that were sent again are completed. What became of half messages goes into
+    the state's halves.
     """
 
     def end_of(level: int) -> int:
@@ -35,6 +36,7 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
         return progress
     tail = Tail(state.streams, state.attempts, state.sent_ids, now_s)
     _read(store, tail)
+    state.halves.log_end = tail.ended_halves
     for source in tail.delivered.values():
         # Retention may have removed the source, and damage its unit.
         with suppress(MessageNotFound, StoreDamaged):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.flight_recorder import Stage, named_threads, recorder
-from cometmq.format.relay import Relayed
+from cometmq.format.relay import OwnRecord
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
@@ -394,7 +394,10 @@ class MemberStorage(BaseStorage):
         return self._appended(appended, zip(keys, demands, maxima, strict=True), acks)
 
     def append_relayed(
-        self, relayed: Sequence[Relayed], demands: Mapping[str, DurabilityClass], store_host: bytes
+        self,
+        relayed: Sequence[OwnRecord],
+        demands: Mapping[str, DurabilityClass],
+        store_host: bytes,
     ) -> Ticket:
         """Append records that this member makes itself; ``demands``: of each topic. Raises what
         ``MessageStore.append_relayed`` raises, BrokerDraining.

@@ -195,6 +195,7 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "offsets": {"o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "reset": {"r": _number(1, 2**63 - 1), "o": _is_map_to(_is_map_to(_is_list_of(_is_commit)))},
     "delays": {"o": _is_list_of(_is_list_of(_offset))},
+    "halves": {"h": _offset, "o": _offset, "c": _is_list_of(_is_list_of(_offset))},
     "attempts": {"a": _is_list_of(_is_attempts)},
     "resent": {
         "t": _is_name,
@@ -297,6 +298,8 @@ class State:
     quotas: dict[str, list[int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], Commit] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
+    # In a state snapshot further than the changes before it.
+    halves: Json = field(default_factory=dict, compare=False)
     # In a state snapshot one more than the changes before it, where an epoch begins with a new one.
     secrets: list[str] = field(default_factory=list, compare=False)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
@@ -449,6 +452,9 @@ class State:
 
     def _delays(self, change: Json, _: object) -> None:
         self.delays = {level: offset for level, offset in change["o"]}
+
+    def _halves(self, change: Json, _: object) -> None:
+        self.halves = change
 
     def _secret(self, change: Json, _: object) -> None:
         self.secrets = [*self.secrets, change["s"]][-2:]

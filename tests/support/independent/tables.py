@@ -97,6 +97,9 @@ def offsets_export(state: State) -> Json:
     for group, topic, queue_id in state.offsets:
         queues = table.setdefault(f"{topic}@{group}", {})
         queues[str(queue_id)] = state.resumes_at((group, topic, queue_id))
+    if "RMQ_SYS_TRANS_HALF_TOPIC" in state.topics:
+        table["RMQ_SYS_TRANS_HALF_TOPIC@CID_RMQ_SYS_TRANS"] = {"0": state.halves.get("h", 0)}
+        table["RMQ_SYS_TRANS_OP_HALF_TOPIC@CID_RMQ_SYS_TRANS"] = {"0": state.halves.get("o", 0)}
     return table
 
 

@@ -51,7 +51,7 @@ def test_a_topic_without_queues_for_writers_is_left_to_the_check() -> None:
 def test_what_it_makes_passes_the_check_of_batches(host: bytes) -> None:
     full = {"tag": "t", "keys": ["a", "b"], "properties": {"k": "v"}, "flag": 3, "born_time_ms": 9}
     batch = encode(message(0, **full), message(1), host=host)
-    claims = [SegmentClaim(t.encode(), q, n, 0) for t, q, n, _, _ in batch.claims]
+    claims = [SegmentClaim(t.encode(), q, n, 0) for t, q, n, *_ in batch.claims]
     stamp(
         batch.records, claims, log_offset=0, store_time_ms=1,
         born_host=host, store_host=HOST, limits=LIMITS,

@@ -20,6 +20,7 @@ from cometmq.messaging.changes import (
     GroupDropped,
     GroupPolicyPut,
     GroupPut,
+    HalvesReached,
     MessagesResent,
     OffsetsCommitted,
     OffsetsReset,
@@ -56,6 +57,7 @@ from cometmq.messaging.pop.table import QueueMoved
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
+from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 from tests.support.independent import state
 from tests.unit.messaging.strategies import CHANGES
@@ -151,6 +153,9 @@ GOLDEN: dict[str, Change] = {
             ),
         )
     ),
+    '{"k":"halves","h":40,"o":7,"c":[[44,2],[51,1]]}': HalvesReached(
+        HalfProgress(40, 7, ((44, 2), (51, 1)))
+    ),
     '{"k":"secret","t":1700000000000,"s":'
     '"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"}': SecretAdded(
         Secret(1_700_000_000_000, bytes(range(32)))
@@ -238,6 +243,8 @@ def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
         record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[1, 5, 0]]]]}}),
         record(k="pop", b=0, t=0, p={"billing": {"orders": [[0, 1, 0, [], [[-1]]]]}}),
         record(k="secret", t=1, s="x" * 64),
+        record(k="halves", h=1, o=2, c=[[9, 1], [9, 2]]),
+        record(k="halves", h=1, o=2, c=[[9]]),
         record(k="topic", n="orders", r=4, w=2, p=6, f=9, g=7),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[[7, 5]]]),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[]]),

@@ -1,0 +1,313 @@
+"""Transactions: which half messages are open, when their producers are asked about them, and what
+became of those that ended lately. RocketMQ's rules. Pure: the time is a parameter.
+
+A half is named by its offset in the half queue. Offsets only rise, so the table keeps the halves in
+the order of the log. The half queue and the op queue tell the table again after a restart: only how
+often a half was asked about, and from where on the queues have to be read, is state of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from cometmq.errors import FlowControl
+from cometmq.format.halves import GIVEN_UP_TOPIC
+
+HALVES_MAX = 200_000
+ENDED_MAX = 32_768  # halves that ended last, of which it is known what became of them
+CHECK_STEPS_MAX = 8_192  # of the state's change
+OPS_PER_STEP = 64  # op records: as exactly is known which of them are needed
+STALE_MAX = 65_536  # entries of halves that have ended, beside twice the open ones
+LOOK_MAX = 20_000  # entries of one look, some milliseconds
+
+
+class Resolution(Enum):
+    """How a transaction ends; the values are those of ``cometmq.v1.TransactionResolution``."""
+
+    COMMIT = 1  # the message is for its consumers
+    ROLLBACK = 2  # nobody ever sees it
+    UNKNOWN = 3  # not yet: ask again
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRules:
+    """When the producers of a half are asked how its transaction ended."""
+
+    immunity_s: float = 6.0  # not before, unless the half says otherwise
+    interval_s: float = 30.0
+    checks_max: int = 15
+
+
+class HalfProgress(NamedTuple):
+    """What the state keeps. All halves below ``floor`` have ended; op records below ``op_floor``
+    tell of such halves only. ``checks``: (end, count) in order of ``end``; an open half was asked
+    about as often as the first entry with a higher end says, or never.
+    """
+
+    floor: int = 0
+    op_floor: int = 0
+    checks: tuple[tuple[int, int], ...] = ()
+
+    def checks_of(self, offset: int) -> int:
+        """How often a half was asked about."""
+        at = bisect_right(self.checks, (offset, math.inf))
+        return self.checks[at][1] if at < len(self.checks) else 0
+
+
+# Log offset and size of its record, producer group. No class of its own: the collector of garbage
+# leaves such a tuple alone.
+OpenHalf = tuple[int, int, str]
+
+
+class EndedHalf(NamedTuple):
+    """What became of a half whose record stands at ``half_log_offset``: the record that was made of
+    it. ``queue_offset`` -1: none was, it is rolled back.
+    """
+
+    half_log_offset: int
+    group: str
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = -1
+    log_offset: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.topic == GIVEN_UP_TOPIC
+
+    @property
+    def is_committed(self) -> bool:
+        return self.queue_offset >= 0 and not self.is_given_up
+
+
+class HalfTable:
+    """The open halves of a writer. A follower knows the progress alone."""
+
+    def __init__(self, halves_max: int = HALVES_MAX) -> None:
+        self.halves_max = halves_max
+        self.written = HalfProgress()  # what the state in the log knows
+        self.end = 0  # of the half queue
+        # Halves that the log's end tells of, by their log offsets: while a writer opens its log.
+        self.log_end: dict[int, EndedHalf] = {}
+        self._floor = 0
+        self._op_floor = 0
+        self._ops: deque[tuple[int, int]] = deque()  # end of some op records, highest half in them
+        self._open: dict[int, OpenHalf] = {}  # in the order of their offsets
+        self._ended: dict[int, EndedHalf] = {}  # the oldest first
+        self._checks: dict[int, int] = {}  # of open halves that were asked about
+        self._steps: tuple[tuple[int, int], ...] | None = ()  # None: they have changed
+        # When to look at which halves again: by the second of the monotonic clock. Entries of
+        # halves that have ended stay until their second comes, or there are too many.
+        self._due: dict[int, array[int]] = {}
+        self._seconds: list[int] = []  # a heap
+        self._due_count = 0
+
+    def __len__(self) -> int:
+        """Open halves."""
+        return len(self._open)
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def restore(self, progress: HalfProgress) -> None:
+        """The state in the log says so."""
+        self.written = progress
+        self._floor, self._op_floor, self._steps = progress
+        self.end = progress.floor
+
+    @property
+    def progress(self) -> HalfProgress:
+        """What the state is to know."""
+        self._advance()
+        if self._steps is None:
+            self._steps = tuple(_coarse(list(self._check_steps())))
+        return HalfProgress(self._floor, self._op_floor, self._steps)
+
+    @property
+    def has_unwritten(self) -> bool:
+        return self.progress != self.written
+
+    @property
+    def floors(self) -> tuple[int, int]:
+        """From where on the half queue and the op queue have to be read."""
+        self._advance()
+        return self._floor, self._op_floor
+
+    def _advance(self) -> None:
+        while self._floor < self.end and self._floor not in self._open:
+            self._floor += 1
+        while self._ops and self._ops[0][1] < self._floor:
+            self._op_floor = self._ops.popleft()[0]
+
+    def _check_steps(self) -> Iterator[tuple[int, int]]:
+        """Runs of open halves that were asked about equally often."""
+        left, end, count = len(self._checks), 0, 0
+        for offset in self._open:
+            checks = self._checks.get(offset, 0)
+            if checks != count and end:
+                yield end, count
+            end, count = offset + 1, checks
+            left -= checks > 0
+            if not left:
+                break
+        if count:
+            yield end, count
+
+    # --- halves -----------------------------------------------------------------------------------
+
+    def check_room(self, count: int) -> None:
+        """Raises ``FlowControl`` when so many more halves are too many."""
+        if len(self._open) + count > self.halves_max:
+            raise FlowControl(
+                f"{len(self._open)} half messages are open here, {self.halves_max} may be: end "
+                "transactions, or see cometmq transaction list"
+            )
+
+    def add(self, offset: int, half: OpenHalf, due_s: float, checks: int = 0) -> None:
+        """A half was stored; its producers are asked about it from ``due_s`` on."""
+        assert offset >= self.end, (offset, self.end)
+        self._open[offset] = half
+        self.end = offset + 1
+        if checks:
+            self._checks[offset] = checks
+        self.schedule(offset, due_s)
+
+    def passed(self, end: int) -> None:
+        """All halves below ``end`` that are not open have ended."""
+        self.end = max(self.end, end)
+
+    def find(self, offset: int) -> OpenHalf | None:
+        """None: it is not open."""
+        return self._open.get(offset)
+
+    def ended(self, offset: int) -> EndedHalf | None:
+        """What became of a half that ended lately; None: it is not known any more, or it has not
+        ended.
+        """
+        return self._ended.get(offset)
+
+    def close(self, offset: int, ended: EndedHalf) -> None:
+        """An open half has ended."""
+        del self._open[offset]
+        if self._checks.pop(offset, 0):
+            self._steps = None
+        self.remember(offset, ended)
+
+    def remember(self, offset: int, ended: EndedHalf) -> None:
+        """What became of a half."""
+        self._ended[offset] = ended
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    def told(self, op_end: int, offsets: Iterable[int]) -> None:
+        """The op queue, up to ``op_end``, lists these halves; none of them is open."""
+        highest = max(offsets)
+        if self._ops and self._ops[-1][0] // OPS_PER_STEP == op_end // OPS_PER_STEP:
+            highest = max(highest, self._ops.pop()[1])
+        self._ops.append((op_end, highest))
+
+    def open_halves(self, first: int, count_max: int) -> list[tuple[int, OpenHalf, int]]:
+        """Open halves from offset ``first`` on: offset, half, how often it was asked about."""
+        found: list[tuple[int, OpenHalf, int]] = []
+        for offset, half in self._open.items():
+            if offset >= first:
+                found.append((offset, half, self._checks.get(offset, 0)))
+                if len(found) >= count_max:
+                    break
+        return found
+
+    def below(self, log_offset: int, count_max: int) -> list[int]:
+        """Open halves whose records lie below this place of the log."""
+        found: list[int] = []
+        for offset, half in self._open.items():
+            if half[0] >= log_offset or len(found) >= count_max:
+                break
+            found.append(offset)
+        return found
+
+    @property
+    def oldest(self) -> OpenHalf | None:
+        """The open half that was stored first."""
+        return next(iter(self._open.values()), None)
+
+    # --- checks -----------------------------------------------------------------------------------
+
+    def checks_of(self, offset: int) -> int:
+        """How often an open half was asked about."""
+        return self._checks.get(offset, 0)
+
+    def count_check(self, offset: int) -> None:
+        """A producer is asked about an open half."""
+        assert offset in self._open
+        self._checks[offset] = self._checks.get(offset, 0) + 1
+        self._steps = None
+
+    def schedule(self, offset: int, at_s: float) -> None:
+        """Look at an open half then."""
+        second = math.ceil(at_s)
+        bucket = self._due.get(second)
+        if bucket is None:
+            bucket = self._due[second] = array("q")
+            heappush(self._seconds, second)
+        bucket.append(offset)
+        self._due_count += 1
+        if self._due_count > 2 * len(self._open) + STALE_MAX:
+            self._forget_stale()
+
+    def take_due(self, now_s: float, count_max: int) -> list[int]:
+        """Open halves to be looked at now, at most so many: none of them comes again before it is
+        scheduled again.
+        """
+        found: list[int] = []
+        left = LOOK_MAX
+        while left and self._seconds and self._seconds[0] <= now_s and len(found) < count_max:
+            bucket = self._due[self._seconds[0]]
+            while bucket and left and len(found) < count_max:
+                offset = bucket.pop()
+                left -= 1
+                self._due_count -= 1
+                if offset in self._open:
+                    found.append(offset)
+            if not bucket:
+                del self._due[heappop(self._seconds)]
+        found.sort()
+        return found
+
+    @property
+    def next_look_s(self) -> float | None:
+        """When :meth:`take_due` may find something; None: nothing is open."""
+        return self._seconds[0] if self._seconds else None
+
+    def _forget_stale(self) -> None:
+        for second, bucket in self._due.items():
+            self._due[second] = array("q", [one for one in bucket if one in self._open])
+        self._due_count = sum(map(len, self._due.values()))
+
+    def validate(self) -> None:
+        """Asserts what must hold; for tests."""
+        assert list(self._open) == sorted(self._open)
+        assert self._checks.keys() <= self._open.keys()
+        assert self._due.keys() == set(self._seconds)
+        assert self._due_count == sum(map(len, self._due.values()))
+        assert self._floor <= self.end
+        progress = self.progress
+        if len(progress.checks) < CHECK_STEPS_MAX:
+            for offset in self._open:
+                assert progress.checks_of(offset) == self._checks.get(offset, 0), offset
+
+
+def _coarse(steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Few enough steps for a record: neighbours become one with the lower count, so that a half may
+    be asked about once more often, and never given up early.
+    """
+    while len(steps) > CHECK_STEPS_MAX:
+        pairs = zip(steps[::2], [*steps[1::2], steps[-1]], strict=False)
+        steps = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in pairs]
+    return steps

@@ -1,0 +1,446 @@
+"""Transactions against a dictionary: random halves, ends, checks, clocks, crashes and orderly stops
+of one writer.
+
+A half is never seen before it is committed, a committed one is seen once, each orphan is checked
+and never before its time, and no crash loses one: whatever the log's end has kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from prometheus_client import CollectorRegistry
+
+from cometmq.errors import TransactionEnded
+from cometmq.format import halves, queueunit, record
+from cometmq.format.halves import GIVEN_UP_TOPIC, HALF_TOPIC, HalfForm
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.search import Finder
+from cometmq.member.relay import RelayWriter
+from cometmq.messaging.transaction_checks import CheckBoard
+from cometmq.messaging.transactions import (
+    CheckRules,
+    EndedHalf,
+    HalfProgress,
+    HalfTable,
+    Resolution,
+)
+from cometmq.model import TopicConfig
+from services.broker.produce import Claim, ProduceHandler, ProducePolicy
+from services.broker.transaction_checks import CheckStream, TransactionChecks
+from services.broker.transactions import End, HalfName, TransactionService
+from tests.support.cluster.broker import encoded
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.small_stores import HOST, WallClock
+
+COMMIT, ROLLBACK, UNKNOWN = Resolution.COMMIT, Resolution.ROLLBACK, Resolution.UNKNOWN
+RULES = CheckRules(immunity_s=6.0, interval_s=30.0, checks_max=3)
+GROUPS = ("P", "Q")
+
+
+# --- the pure table and board ---------------------------------------------------------------------
+
+
+class Asking(RuleBasedStateMachine):
+    """Halves of two groups, members that come and go, and a clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 100.0
+        self.table = HalfTable()
+        self.board = CheckBoard(self.table, RULES)
+        self.open: dict[int, str] = {}  # the model: open halves and their groups
+        self.asked_s: dict[int, list[float]] = {}  # when each was asked about
+        self.stored_s: dict[int, float] = {}
+        self.members: dict[int, str] = {}
+        self.owed: dict[int, int] = {}  # half → member that owes the answer
+        self.next_offset, self.next_member = 0, 1
+
+    @rule(group=st.sampled_from(GROUPS), count=st.integers(1, 5))
+    def send(self, group: str, count: int) -> None:
+        for _ in range(count):
+            offset = self.next_offset
+            self.table.add(offset, (offset * 100, 90, group), self.now_s + RULES.immunity_s)
+            self.open[offset], self.stored_s[offset] = group, self.now_s
+            self.asked_s[offset] = []
+            self.next_offset += 1
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.open:
+            self._end(data.draw(st.sampled_from(sorted(self.open))))
+
+    def _end(self, offset: int) -> None:
+        group = self.open.pop(offset)
+        self.owed.pop(offset, None)
+        self.table.close(offset, EndedHalf(offset * 100, group))
+        self.board.closed(offset, group)
+        self.table.told(offset + 1, [offset])
+
+    @rule(group=st.sampled_from(GROUPS))
+    def join(self, group: str) -> None:
+        self.board.join(group, self.next_member)
+        self.members[self.next_member] = group
+        self.next_member += 1
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if self.members:
+            member = data.draw(st.sampled_from(sorted(self.members)))
+            self.board.leave(self.members.pop(member), member)
+            self.owed = {half: one for half, one in self.owed.items() if one != member}
+
+    @rule(seconds=st.sampled_from([0.3, 5.0, 6.5, 31.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        while self.board.look(self.now_s):
+            pass
+        for offset in self.board.given_up:
+            assert len(self.asked_s[offset]) == RULES.checks_max, "given up and not asked"
+            assert self.asked_s[offset][-1] + RULES.interval_s <= self.now_s
+            self._end(offset)
+        self.board.given_up = []
+        for ask in self.board.asks(self.now_s):
+            for offset in ask.offsets:
+                assert self.open[offset] == self.members[ask.member]
+                assert self.now_s >= self.stored_s[offset] + RULES.immunity_s, "too early"
+                owed_by = self.owed.get(offset)
+                last_s = self.asked_s[offset][-1] if self.asked_s[offset] else float("-inf")
+                assert owed_by is None or self.now_s >= last_s + RULES.interval_s
+                self.asked_s[offset].append(self.now_s)
+                self.owed[offset] = ask.member
+        for offset, group in self.open.items():  # every orphan was asked about
+            is_due = self.stored_s[offset] + RULES.immunity_s + 1 <= self.now_s
+            if group in self.members.values() and is_due:
+                assert self.asked_s[offset], offset
+
+    @rule(data=st.data())
+    def does_not_know(self, data: st.DataObject) -> None:
+        if self.owed:
+            offset = data.draw(st.sampled_from(sorted(self.owed)))
+            assert self.board.is_asked(offset, self.owed[offset])
+            assert not self.board.is_asked(offset, 10_000)
+            self.board.unknown(offset)
+            del self.owed[offset]
+
+    @invariant()
+    def holds(self) -> None:
+        self.table.validate()
+        self.board.validate()
+        assert len(self.table) == len(self.open)
+        assert self.table.floors[0] == min(self.open, default=self.next_offset)
+        for offset, asked in self.asked_s.items():
+            if offset in self.open:
+                assert self.table.checks_of(offset) == len(asked)
+            assert len(asked) <= RULES.checks_max
+
+
+TestAsking = Asking.TestCase
+
+
+def test_many_steps_become_few_and_no_half_is_given_up_early() -> None:
+    table = HalfTable()
+    for offset in range(30_000):
+        table.add(offset, (offset, 1, "P"), 0.0)
+        for _ in range(1 + offset % 2):
+            table.count_check(offset)
+    progress = table.progress
+    assert 0 < len(progress.checks) <= 8_192
+    for offset in range(30_000):
+        assert 1 <= progress.checks_of(offset) <= table.checks_of(offset)
+    assert progress.checks_of(30_001) == 0
+
+
+def test_entries_of_ended_halves_are_forgotten_in_time() -> None:
+    table = HalfTable()
+    for offset in range(150_000):
+        table.add(offset, (offset, 1, "P"), 3_600.0)
+        table.close(offset, EndedHalf(offset, "P"))
+        table.validate() if offset % 30_000 == 0 else None
+    assert table._due_count <= 70_000
+    table.validate()
+
+
+# --- a writer -------------------------------------------------------------------------------------
+
+
+class Parts:
+    """What takes and ends halves in one life of the writer."""
+
+    def __init__(self, member: Member, clock: WallClock) -> None:
+        self.member = member
+        metrics = MemberMetrics(CollectorRegistry(), "c", "g")
+        policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
+        self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
+        relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
+        finder = Finder(member.reader)
+        self.service = TransactionService(
+            member.storage, member.keeper, relays, finder, metrics, RULES, clock
+        )
+        self.checks = TransactionChecks(self.service, member.storage, metrics, clock)
+
+
+class Story:
+    """What became of each half, by its transaction id."""
+
+    def __init__(self, source: random.Random) -> None:
+        self.source = source
+        self.clock = WallClock()
+        self.open: dict[str, HalfName] = {}
+        self.committed: set[str] = set()
+        self.gone: set[str] = set()  # rolled back, or given up
+        self.count = 0
+
+    async def send(self, parts: Parts) -> None:
+        queue_id, count = self.source.randrange(2), self.source.choice([1, 1, 3, 40])
+        prefix = halves.prefix(HalfForm("P"), "T", queue_id)
+        ids = [f"{self.count + n:08X}" for n in range(count)]
+        self.count += count
+        records = [
+            encoded(HALF_TOPIC, 0, one.encode(), properties=prefix + f"UNIQ_KEY\x01{one}".encode())
+            for one in ids
+        ]
+        claim = Claim("T", queue_id, count, 0, True, HalfForm("P"))
+        accepted = await parts.produce.take(b"".join(records), [claim], HOST)
+        appended = accepted.ticket.appended
+        at = appended.log_offset
+        for number, (one, data) in enumerate(zip(ids, records, strict=True)):
+            self.open[one] = HalfName(appended.queue_offsets[0] + number, at, one)
+            at += len(data)
+
+    async def end(self, parts: Parts, answering: CheckStream | None = None) -> None:
+        """Some ends, some of them twice, some of them opposite to what became of the half."""
+        if not self.open:
+            return
+        names = self.source.sample(sorted(self.open), min(len(self.open), 5))
+        wanted = [self.source.choice([COMMIT, ROLLBACK]) for _ in names]
+        ends = [End(self.open[n], how) for n, how in zip(names, wanted, strict=True)]
+        if answering is not None:
+            await parts.checks.answered(answering, ends)
+            return
+        answers = await parts.service.end("P", ends)
+        for name, end, answer in zip(names, ends, answers, strict=True):
+            assert isinstance(answer, EndedHalf), answer
+            assert answer.is_committed == (end.resolution is COMMIT)
+            (self.committed if answer.is_committed else self.gone).add(name)
+        assert await parts.service.end("P", ends) == answers
+        opposite = [End(e.half, ROLLBACK if e.resolution is COMMIT else COMMIT) for e in ends]
+        refused = await parts.service.end("P", opposite)
+        assert {type(one) for one in refused} == {TransactionEnded}
+        for name in names:
+            del self.open[name]
+
+    async def check(self, parts: Parts) -> None:
+        """A producer that knows all asks for what is due, and answers some of it."""
+        stream = parts.checks.join("P", "c")
+        now_s = self.clock.monotonic_s()
+        while parts.checks._board.look(now_s):
+            pass
+        await parts.checks._give_up()
+        for ask in list(parts.checks._board.asks(now_s)):
+            async for some in parts.checks.read(ask.offsets):
+                ends = []
+                for one in some:
+                    assert one.half == self.open[one.half.transaction_id]
+                    ends.append(End(one.half, self.source.choice([COMMIT, ROLLBACK, UNKNOWN])))
+                await parts.checks.answered(stream, ends)
+        parts.checks.leave(stream)
+
+    def see(self, member: Member) -> None:
+        """Takes over what the log says, and compares it with what is known."""
+        seen = [one.unique_id for q in range(2) for one in _records(member, "T", q)]
+        assert len(seen) == len(set(seen)), "committed twice"
+        given_up = {one.unique_id for one in _records(member, GIVEN_UP_TOPIC, 0)}
+        assert self.committed <= set(seen)
+        assert not self.gone & set(seen)
+        for name in set(seen) & self.open.keys():  # by an answer to a check
+            self.committed.add(name)
+            del self.open[name]
+        table = member.state.halves
+        for name in [n for n, one in self.open.items() if table.find(one.half_offset) is None]:
+            assert name in given_up or table.ended(self.open[name].half_offset) is not None
+            self.gone.add(name)
+            del self.open[name]
+        assert self.committed == set(seen)
+        assert len(table) == len(self.open), "a half is lost, or open again"
+        for one in self.open.values():
+            half = table.find(one.half_offset)
+            assert half is not None
+            assert half[0] == one.log_offset
+        table.validate()
+
+
+def _records(member: Member, topic: str, queue_id: int) -> list[record.Record]:
+    low, high = member.store.queue_bounds(topic, queue_id)
+    found = []
+    for offset in range(low, high):
+        unit = member.store.read_units(topic, queue_id, offset, 1)
+        found.append(record.decode(member.store.read_records([queueunit.unit_at(unit, 0)[:2]])))
+    return found
+
+
+@asynccontextmanager
+async def life(
+    folder: Path, clock: WallClock, *, clean: bool
+) -> AsyncIterator[tuple[Member, Parts]]:
+    async with living_member(folder, clean=clean, clock=clock) as member:
+        await member.put("T", 2)
+        yield member, Parts(member, clock)
+        await member.on_disk()
+        if clean:
+            member.keeper.write_progress(clock.monotonic_s())
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_each_half_ends_once_whatever_ends_the_writer(tmp_path: Path, seed: int) -> None:
+    story = Story(random.Random(seed))
+    source = story.source
+    for _ in range(5):
+        async with life(tmp_path / "s", story.clock, clean=source.random() < 0.4) as (
+            member,
+            parts,
+        ):
+            story.see(member)
+            for _ in range(source.randrange(2, 14)):
+                match source.randrange(5):
+                    case 0 | 1:
+                        await story.send(parts)
+                    case 2:
+                        await story.end(parts)
+                    case 3:
+                        story.clock.now_ms += source.choice([100, 7_000, 31_000])
+                        await story.check(parts)
+                    case _:
+                        if source.random() < 0.3:
+                            member.keeper.write_progress(story.clock.monotonic_s())
+                story.see(member)
+    async with life(tmp_path / "s", story.clock, clean=True) as (member, parts):
+        story.see(member)
+        while story.open:
+            await story.end(parts)
+        assert member.state.halves.progress.floor == story.count
+    assert story.committed
+    assert story.gone
+
+
+@pytest.mark.parametrize("kept", range(4))
+async def test_a_crash_inside_the_append_of_an_end_ends_each_half_once(
+    tmp_path: Path, kept: int
+) -> None:
+    """The log keeps some of the records that one call made: the op record comes last."""
+    clock = WallClock()
+    story = Story(random.Random(1))
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        while len(story.open) < 3:
+            await story.send(parts)
+        names = sorted(story.open)[:3]
+        member.keeper.write_progress(clock.monotonic_s())
+    async with life(tmp_path / "s", clock, clean=False) as (member, parts):
+        ends = [End(story.open[name], COMMIT) for name in names]
+        await member.on_disk()
+        shutil.copytree(tmp_path / "s", tmp_path / "cut")  # the queues of before
+        answers = await parts.service.end("P", ends)
+        await member.on_disk()
+        places = [one.log_offset for one in answers if isinstance(one, EndedHalf)]
+        [*_, op] = _records(member, halves.OP_TOPIC, 0)
+        cut = [*places, op.log_offset][kept]
+        assert sorted(places) == places
+        assert places[-1] < op.log_offset
+    log = Path("store", "commitlog")
+    shutil.copytree(tmp_path / "s" / log, tmp_path / "cut" / log, dirs_exist_ok=True)
+    _cut_log(tmp_path / "cut" / "store", cut)
+    async with life(tmp_path / "cut", clock, clean=True) as (member, parts):
+        seen = [one.unique_id for q in range(2) for one in _records(member, "T", q)]
+        assert sorted(seen) == names[:kept]
+        is_open = [member.state.halves.find(story.open[name].half_offset) for name in names]
+        assert [one is None for one in is_open] == [number < kept for number in range(3)]
+        again = await parts.service.end("P", ends)
+        assert all(isinstance(one, EndedHalf) and one.is_committed for one in again), again
+    async with life(tmp_path / "cut", clock, clean=True) as (member, parts):
+        seen = [one.unique_id for q in range(2) for one in _records(member, "T", q)]
+        assert sorted(seen) == names
+        assert not any(member.state.halves.find(story.open[n].half_offset) for n in names)
+
+
+def _cut_log(folder: Path, log_offset: int) -> None:
+    """Zeros from there on, as after a crash that lost what was not synced."""
+    for file in sorted((folder / "commitlog").iterdir()):
+        start, size = int(file.name), file.stat().st_size
+        if start + size > log_offset:
+            with file.open("r+b") as opened:
+                opened.seek(max(0, log_offset - start))
+                opened.write(bytes(size - max(0, log_offset - start)))
+
+
+async def test_a_damaged_half_stops_no_other_one(tmp_path: Path) -> None:
+    clock = WallClock()
+    story = Story(random.Random(2))
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        while len(story.open) < 3:
+            await story.send(parts)
+        names = sorted(story.open)[:3]
+        bad = story.open[names[1]]
+        _flip(tmp_path / "s" / "store", bad.log_offset + 8)
+        clock.now_ms += 7_000
+        stream = parts.checks.join("P", "c")
+        parts.checks._board.look(clock.monotonic_s())
+        offsets = [o for ask in parts.checks._board.asks(clock.monotonic_s()) for o in ask.offsets]
+        asked = [one.half async for some in parts.checks.read(offsets) for one in some]
+        parts.checks.leave(stream)
+        assert {story.open[names[0]], story.open[names[2]]} <= set(asked)
+        await parts.service.give_up([bad.half_offset], "test")
+        assert member.state.halves.find(bad.half_offset) is None
+        good = [
+            End(story.open[names[0]], COMMIT),
+            End(bad, COMMIT),
+            End(story.open[names[2]], COMMIT),
+        ]
+        answers = await parts.service.end("P", good)
+        assert isinstance(answers[1], TransactionEnded)
+        assert isinstance(answers[0], EndedHalf)
+        assert isinstance(answers[2], EndedHalf)
+
+
+def _flip(folder: Path, log_offset: int) -> None:
+    for file in (folder / "commitlog").iterdir():
+        start, size = int(file.name), file.stat().st_size
+        if start <= log_offset < start + size:
+            with file.open("r+b") as opened:
+                opened.seek(log_offset - start)
+                byte = opened.read(1)[0]
+                opened.seek(log_offset - start)
+                opened.write(bytes([byte ^ 0xFF]))
+
+
+async def test_halves_are_given_up_before_their_log_goes(tmp_path: Path) -> None:
+    clock = WallClock()
+    story = Story(random.Random(3))
+    async with life(tmp_path / "s", clock, clean=True) as (member, parts):
+        while len(story.open) < 50:
+            await story.send(parts)
+        ordered = sorted(story.open.values(), key=lambda one: one.log_offset)
+        border = ordered[20].log_offset
+        await parts.service.leave(border)
+        given_up = [one.unique_id for one in _records(member, GIVEN_UP_TOPIC, 0)]
+        assert given_up == [one.transaction_id for one in ordered[:20]]
+        assert len(member.state.halves) == len(ordered) - 20
+        oldest = member.state.halves.oldest
+        assert oldest is not None
+        assert oldest[0] == border
+
+
+async def test_progress_tells_a_follower_nothing_but_itself(tmp_path: Path) -> None:
+    table = HalfTable()
+    table.restore(HalfProgress(5, 2, ((9, 3),)))
+    assert table.progress == HalfProgress(5, 2, ((9, 3),))
+    assert not table.has_unwritten
+    assert len(table) == 0
+    await asyncio.sleep(0)
