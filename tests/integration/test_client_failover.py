@@ -184,9 +184,12 @@ async def test_a_writer_that_comes_back_is_read_again_at_once() -> None:
 
 async def test_commits_of_a_push_consumer_wait_for_a_writer() -> None:
     seen: list[bytes] = []
+    without_writer = asyncio.Event()
 
     async def listener(messages: list[ReceivedMessage]) -> None:
         seen.extend(message.body for message in messages)
+        if b"0" not in seen[-len(messages) :]:
+            await without_writer.wait()
 
     options = PushConsumerOptions(
         **QUICK, **POLL, rebalance_delay_ms=1, commit_interval_ms=5, rebalance_interval_ms=50
@@ -199,6 +202,8 @@ async def test_commits_of_a_push_consumer_wait_for_a_writer() -> None:
             await until(lambda: on.writer.committed.get(("G", ("T", 0))) == (1, 1))
             await on.fill(b"1", b"2")
             await on.tell(on.follower)
+            await until(lambda: on.follower.pulls)
+            without_writer.set()
             await until(lambda: len(seen) == 3)
             assert consumer.assigned == [QUEUE], "a group without a writer keeps its queues"
             await on.take_over()
