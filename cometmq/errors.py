@@ -303,6 +303,16 @@ class Unauthenticated(RequestError):
     )
 
 
+class ReplyInvalid(RequestError):
+    """A reply names nobody that waits for it, or the message is no request."""
+
+    code = 1060
+    advice = (
+        "Reply to messages that Producer.request has sent: they have the properties "
+        "CORRELATION_ID, REPLY_TO_CLIENT and TTL; a reply has the first two and MSG_TYPE = reply."
+    )
+
+
 # --- 2000: not there ----------------------------------------------------------------------------
 
 
@@ -559,6 +569,13 @@ class ReplicationBroken(ConflictError):
     advice = "The follower connects again; if it happens again look for a broken network or disk."
 
 
+class RequestExpired(ConflictError):
+    """The request's time is over: nobody waits for a reply any more."""
+
+    code = 3060
+    advice = "Nothing to do: the requester was told. Give requests more time, or reply sooner."
+
+
 class ClusterRunning(ConflictError):
     """A local cluster is already up in this folder."""
 
@@ -688,6 +705,26 @@ class SendTimeout(BusyError):
     advice = (
         "The message may or may not have been stored: send it again if a duplicate does no harm."
     )
+
+
+class RequestTimeout(BusyError):
+    """No reply to a request came within its time."""
+
+    code = 4060
+    status = "DEADLINE_EXCEEDED"
+    retry = Retry.NEVER
+    advice = (
+        "The request may have been done: send it again if that does no harm. Give it more time, or "
+        "look at the lag of the group that replies."
+    )
+
+
+class TooManyRequests(BusyError):
+    """As many requests wait for their replies as one producer may have."""
+
+    code = 4061
+    status = "RESOURCE_EXHAUSTED"
+    advice = "Wait for replies, or for their time to be over, before you send more requests."
 
 
 class OffsetStoreFailed(BusyError):

@@ -8,6 +8,7 @@ import asyncio
 import random
 from asyncio import Future
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +21,9 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.replier import Replier
+from cometmq.client.requests import ReplyCallback, Requests, call_back
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.routing import (
     AUTO_CREATE_TOPIC,
@@ -171,6 +175,15 @@ class Producer:
         self._selector = self._options.selector
         hooks = self._options.hooks
         self._hooks = SendHooks(hooks) if hooks else None
+        self._requests = Requests(
+            self._options,
+            self._connections,
+            self._routes,
+            self._tasks,
+            self._groups_of,
+            self.send,
+        )
+        self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._senders: dict[str, BrokerSender] = {}
         self._partitioners: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects,
@@ -186,7 +199,7 @@ class Producer:
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._routes.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
-        self._open = True
+        self._open = self._replier.is_open = True
         return self
 
     async def __aexit__(
@@ -194,7 +207,9 @@ class Producer:
     ) -> None:
         self._open = False
         self._rule.clear()
+        self._requests.close()
         try:
+            await self._replier.close()
             if not isinstance(error, asyncio.CancelledError):
                 await self.flush()
         finally:
@@ -306,6 +321,29 @@ class Producer:
                 "one-way messages not stored", extra=fields(count=self._lost_count, error=error)
             )
             self._lost_count = 0
+
+    async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """Sends a message to which a consumer replies, and waits for the reply: the first one that
+        comes, by any consumer. Raises InvalidRequest, TooManyRequests (10,000 wait), RequestTimeout
+        and what :meth:`send_and_wait` raises. A cancelled call waits for no reply.
+        """
+        return await (await self._requests.start(message, timeout_s))
+
+    async def request_then(
+        self, message: Message, callback: ReplyCallback, timeout_s: float = 3.0
+    ) -> None:
+        """As :meth:`request`, but ``callback(reply, error)`` is called in the event loop, with one
+        of the two, when the request has ended. It must not block.
+        """
+        future = await self._requests.start(message, timeout_s)
+        future.add_done_callback(partial(call_back, callback))
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received; the receipt says that the reply is
+        stored. Raises ReplyInvalid (the message is no request), RequestExpired, and what
+        :meth:`send_and_wait` raises.
+        """
+        return await self._replier.reply(message, body)
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""
@@ -433,6 +471,12 @@ class Producer:
             # Also of a group without a writer: its messages wait, else their order would be lost.
             queue = choose_by_hash(message.sharding_key, partitioner.queues)
         return queue
+
+    async def _groups_of(self, topic: str) -> set[str]:
+        """The broker groups that take the topic's messages."""
+        self._check_open()
+        partitioner = self._partitioners.get(topic) or await self._new_target(topic)
+        return {queue.broker_group for queue in partitioner.queues}
 
     def _check_open(self) -> None:
         if not self._open:

@@ -13,6 +13,7 @@ from typing import Self
 
 from cometmq.client.group_share import GroupShare
 from cometmq.client.long_poller import LongPoller
+from cometmq.client.messages import SendReceipt
 from cometmq.client.names import (
     check_position,
     check_queues,
@@ -27,6 +28,7 @@ from cometmq.client.pull_queues import PullQueues
 from cometmq.client.queue_calls import QueueCalls, good
 from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.replier import Replier
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff
@@ -58,6 +60,7 @@ class PullConsumer(QueueCalls):
         )
         self._calls.client_id = self._options.client_id
         self._tasks = Tasks(f"pull consumer {group}")
+        self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._long_poller = LongPoller(
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms
         )
@@ -81,7 +84,7 @@ class PullConsumer(QueueCalls):
         self._connections.begin()
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
-        self._open = True
+        self._open = self._replier.is_open = True
         return self
 
     async def __aexit__(
@@ -92,6 +95,7 @@ class PullConsumer(QueueCalls):
             if error is None:
                 self._polled.all_done()
             await self._queues.stop()
+            await self._replier.close()
             self._open = False
             await self._share.leave()
         finally:
@@ -150,6 +154,10 @@ class PullConsumer(QueueCalls):
         self._check_open()
         self._polled.all_done()
         await self._share.unsubscribe(check_topic(topic))
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        return await self._replier.reply(message, body)
 
     async def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``

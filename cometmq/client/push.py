@@ -16,7 +16,7 @@ from cometmq.client.group_share import GroupShare
 from cometmq.client.hooks import message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import Later, MessageModel, OrderBy
+from cometmq.client.messages import Later, MessageModel, OrderBy, SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
@@ -25,6 +25,8 @@ from cometmq.client.options import PushConsumerOptions, backoff_policy, check_na
 from cometmq.client.orderly import orderly_not_done
 from cometmq.client.positions import OffsetStore, check_store
 from cometmq.client.push_queues import PushQueues
+from cometmq.client.received import ReceivedMessage
+from cometmq.client.replier import Replier
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.send_backs import SendBacks
 from cometmq.errors import ClientClosed, ConfigInvalid
@@ -67,6 +69,7 @@ class PushConsumer:
         namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
+        self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._routes = RouteWatcher(
             self._connections,
             Backoff(backoff_policy(self._options), random.Random()),
@@ -161,7 +164,7 @@ class PushConsumer:
             self._share.subscribe_early(self._retries, Filter())
         self._queues.start(self._tasks)
         self._share.start(self._tasks)
-        self._open = True
+        self._open = self._replier.is_open = True
         return self
 
     async def __aexit__(
@@ -171,6 +174,7 @@ class PushConsumer:
         try:
             await self._share.stop()
             await self._queues.stop()
+            await self._replier.close()
             await self._share.leave()
         finally:
             self._workers.close()
@@ -236,6 +240,10 @@ class PushConsumer:
             raise ClientClosed("The consumer is not open.")
         self._options = replace(self._options, concurrency=concurrency)
         self._workers.resize(concurrency, self._tasks)
+
+    async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received, as ``Producer.reply`` does."""
+        return await self._replier.reply(message, body)
 
     async def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``

@@ -23,6 +23,7 @@ from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushCon
 from cometmq.client.positions import OffsetStore
 from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
+from cometmq.client.requests import ReplyCallback
 from cometmq.client.send_many import SendReceipts
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
@@ -128,6 +129,22 @@ class Producer(_Sync[producer.Producer]):
         """Sends without a receipt; what was not stored is logged."""
         self._wait(self._client.send_one_way(message))
 
+    def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """Sends a message to which a consumer replies, and waits for the reply."""
+        return self._wait(self._client.request(message, timeout_s))
+
+    def request_then(
+        self, message: Message, callback: ReplyCallback, timeout_s: float = 3.0
+    ) -> None:
+        """As :meth:`request`, but ``callback(reply, error)`` is called when the request has ended:
+        in the client's thread, where it must not block.
+        """
+        self._wait(self._client.request_then(message, callback, timeout_s))
+
+    def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received."""
+        return self._wait(self._client.reply(message, body))
+
     def flush(self) -> None:
         """Waits until every message sent so far is decided."""
         self._wait(self._client.flush())
@@ -191,6 +208,10 @@ class PushConsumer(_Sync[push.PushConsumer]):
         """So many listener calls at a time from now on."""
         self._wait(_call(partial(self._client.set_concurrency, concurrency)))
 
+    def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received."""
+        return self._wait(self._client.reply(message, body))
+
     def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``
         says.
@@ -250,6 +271,10 @@ class PullConsumer(_Sync[pull.PullConsumer]):
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
         self._wait(self._client.unsubscribe(topic))
+
+    def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
+        """Replies to a request that a consumer has received."""
+        return self._wait(self._client.reply(message, body))
 
     def leave_for_good(self) -> None:
         """The other members get this one's queues when the block ends, whatever ``session_ms``

@@ -152,6 +152,12 @@ class MemberMetrics:
             "cometmq_senders_forgotten",
             "Senders that were forgotten for newer ones: what they send again is stored again.",
         )
+        self._replies = counter(
+            "cometmq_replies",
+            "Replies to requests: handed out as they came (pushed) or when their requester came "
+            "back (found), for nobody here (unclaimed), too late for their requester (late).",
+            ["outcome"],
+        )
         self._append_s = seconds(
             "cometmq_append_seconds", "Time of checking, writing and dispatching one batch."
         )
@@ -219,6 +225,11 @@ class MemberMetrics:
     def sender_forgotten(self) -> None:
         """The table of senders is full: the one that was silent for longest has left."""
         self._forgotten.inc()
+
+    def replies(self, outcome: str, count: int) -> None:
+        """So many replies met this fate: pushed, found, unclaimed or late."""
+        if count:
+            self._replies.labels(outcome).inc(count)
 
     def messages_in(self, topic: str, count: int, size_bytes: int) -> None:
         """A run of messages was stored."""

@@ -1671,6 +1671,94 @@ class JoinGroupResponse(_message.Message):
 Global___JoinGroupResponse: _TypeAlias = JoinGroupResponse  # noqa: Y015
 
 @_typing.final
+class RepliesRequest(_message.Message):
+    """See BrokerService.Replies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    CORRELATION_IDS_FIELD_NUMBER: _builtins.int
+    LATE_COUNT_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """What requests carry as REPLY_TO_CLIENT, unique for each running client, 1 to 255 printable characters. In the first request."""
+    late_count: _builtins.int
+    """So many replies came on this stream, since the last request, that nobody waited for any more. For the broker's metrics."""
+    @_builtins.property
+    def correlation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Correlation ids of requests without a reply so far, at most 1,024: their replies may have been stored before the stream was opened."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        correlation_ids: _abc.Iterable[_builtins.str] | None = ...,
+        late_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "correlation_ids", b"correlation_ids", "late_count", b"late_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepliesRequest: _TypeAlias = RepliesRequest  # noqa: Y015
+
+@_typing.final
+class RepliesResponse(_message.Message):
+    """See BrokerService.Replies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    records: _builtins.bytes
+    """Records of replies, end to end, as they lie in the log; at most 1 MiB, or one record."""
+    @_builtins.property
+    def opened(self) -> Global___RepliesOpened:
+        """The first message of the stream."""
+
+    def __init__(
+        self,
+        *,
+        opened: Global___RepliesOpened | None = ...,
+        records: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "records", b"records"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "opened", b"opened", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "records"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___RepliesResponse: _TypeAlias = RepliesResponse  # noqa: Y015
+
+@_typing.final
+class RepliesOpened(_message.Message):
+    """The server takes replies for the client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    broker_group: _builtins.str
+    """Name of the broker group."""
+    topic: _builtins.str
+    """The topic to which replies are sent, queue 0."""
+    def __init__(
+        self,
+        *,
+        broker_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_group", b"broker_group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepliesOpened: _TypeAlias = RepliesOpened  # noqa: Y015
+
+@_typing.final
 class OffsetCommit(_message.Message):
     """One queue's progress."""
 

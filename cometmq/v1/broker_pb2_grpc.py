@@ -87,6 +87,11 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.FromString,
                 _registered_method=True)
+        self.Replies = channel.stream_stream(
+                '/cometmq.v1.BrokerService/Replies',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.RepliesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.RepliesResponse.FromString,
+                _registered_method=True)
         self.QueryOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerService/QueryOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsRequest.SerializeToString,
@@ -133,7 +138,7 @@ class BrokerServiceServicer:
         Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
         BATCH_MALFORMED, BATCH_TOO_LARGE,
         BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, REPLY_INVALID, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -241,6 +246,17 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Replies(self, request_iterator, context):
+        """Replies for one requester: the broker writes each reply that names the requester's `client_id` as soon as it is stored and
+        readable. The first request opens the stream, later ones may name requests whose replies may have come before: these are looked for in the
+        key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
+        written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
+        stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def QueryOffsets(self, request, context):
         """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
         Deadline 3 s.
@@ -341,6 +357,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.CheckTransactions,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.SerializeToString,
+            ),
+            'Replies': grpc.stream_stream_rpc_method_handler(
+                    servicer.Replies,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.RepliesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.RepliesResponse.SerializeToString,
             ),
             'QueryOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryOffsets,
@@ -646,6 +667,33 @@ class BrokerService:
             '/cometmq.v1.BrokerService/CheckTransactions',
             cometmq_dot_v1_dot_broker__pb2.CheckTransactionsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.CheckTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replies(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/cometmq.v1.BrokerService/Replies',
+            cometmq_dot_v1_dot_broker__pb2.RepliesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.RepliesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,7 +44,7 @@ class BrokerServiceStub:
     Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
     BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, REPLY_INVALID, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
     Send: _grpc.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]
@@ -112,6 +112,13 @@ class BrokerServiceStub:
     client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
     NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
     """
+    Replies: _grpc.StreamStreamMultiCallable[_broker_pb2.RepliesRequest, _broker_pb2.RepliesResponse]
+    """Replies for one requester: the broker writes each reply that names the requester's `client_id` as soon as it is stored and
+    readable. The first request opens the stream, later ones may name requests whose replies may have come before: these are looked for in the
+    key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
+    written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
+    stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+    """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
     Deadline 3 s.
@@ -152,7 +159,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
     BATCH_MALFORMED, BATCH_TOO_LARGE,
     BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+    PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, REPLY_INVALID, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
     No deadline: the stream lives as long as the producer wants it.
     """
     Send: _aio.UnaryUnaryMultiCallable[_broker_pb2.SendRequest, _broker_pb2.SendResponse]  # type: ignore[assignment]
@@ -220,6 +227,13 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
     NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
     """
+    Replies: _aio.StreamStreamMultiCallable[_broker_pb2.RepliesRequest, _broker_pb2.RepliesResponse]  # type: ignore[assignment]
+    """Replies for one requester: the broker writes each reply that names the requester's `client_id` as soon as it is stored and
+    readable. The first request opens the stream, later ones may name requests whose replies may have come before: these are looked for in the
+    key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
+    written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
+    stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+    """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
     Deadline 3 s.
@@ -263,7 +277,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors inside a result: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, MESSAGE_TYPE_MISMATCH,
         BATCH_MALFORMED, BATCH_TOO_LARGE,
         BATCH_CHECKSUM_MISMATCH, BATCH_OUTSIDE_WINDOW, BATCH_OUT_OF_ORDER, BODY_CHECKSUM_MISMATCH, BODY_TOO_LARGE, DELAY_LEVEL_INVALID, PROPERTIES_INVALID, PROPERTIES_TOO_LARGE,
-        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
+        PROPERTY_RESERVED, RECORD_FIELD_FORBIDDEN, REPLY_INVALID, TOPIC_NAME_INVALID, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, BROKER_DRAINING, STORE_FAILED.
         No deadline: the stream lives as long as the producer wants it.
         """
 
@@ -384,6 +398,19 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         member is there, checks wait and do not count; after `transaction_check_max` the half goes to TRANS_CHECK_MAX_TIME_TOPIC. Answers that nobody asked this
         client for are refused, and told. Errors end the stream: GROUP_NAME_INVALID, INVALID_REQUEST, LIMIT_EXCEEDED; for an answer:
         NO_PERMISSION (this client was not asked), and EndTransactions'. No deadline.
+        """
+
+    @_abc_1.abstractmethod
+    def Replies(
+        self,
+        request_iterator: _MaybeAsyncIterator[_broker_pb2.RepliesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_broker_pb2.RepliesResponse], _abc.AsyncIterator[_broker_pb2.RepliesResponse]]:
+        """Replies for one requester: the broker writes each reply that names the requester's `client_id` as soon as it is stored and
+        readable. The first request opens the stream, later ones may name requests whose replies may have come before: these are looked for in the
+        key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
+        written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
+        stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
         """
 
     @_abc_1.abstractmethod

@@ -11,6 +11,7 @@ from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
 from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.member.read.search import Finder
 from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
@@ -20,6 +21,7 @@ from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
 from services.broker.produce import ProduceHandler, ProducePolicy
 from services.broker.replication import Replication
+from services.broker.replies import Replies
 from services.broker.resets import OffsetResets
 from services.broker.send_calls import SendCalls
 from services.broker.servicer import BrokerServicer, StreamShares
@@ -99,7 +101,10 @@ class ClientApi:
         )
         self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.tell)
         host = identity.store_host
-        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock)
+        replies = Replies(
+            storage.store, keeper, Finder(core.reader), identity.cluster, metrics, clock
+        )
+        produce = ProduceHandler(storage, keeper, policy, host, metrics, clock, replies)
         encoder = StructuredEncoder(
             core.state.topics,
             policy.auto_created_queues,
@@ -119,6 +124,7 @@ class ClientApi:
             writer.queue_locks,
             writer.transactions,
             writer.checks,
+            replies,
             context.ports.gate,
             metrics,
             shares,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cometmq.clock import Clock
 from cometmq.errors import (
@@ -71,6 +71,13 @@ class ProduceObserver(Protocol):
     def sender_forgotten(self) -> None: ...
 
 
+class ReplyTaker(Protocol):
+    """Who hands replies to those that wait for them."""
+
+    def check(self, records: bytes, claims: Sequence[Claim]) -> Sequence[Any]: ...
+    def stored(self, replies: Sequence[Any], ticket: Ticket) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProducePolicy:
     """What the writer allows."""
@@ -115,6 +122,7 @@ class ProduceHandler:
         store_host: bytes,
         observer: ProduceObserver,
         clock: Clock,
+        replies: ReplyTaker | None = None,
     ) -> None:
         # Of batches that wait for copies, and of all others that wait, answered late or not: each
         # keeps its place in the queues of what waits, and copies may lag for long.
@@ -126,6 +134,7 @@ class ProduceHandler:
         self._store_host = store_host
         self._observer = observer
         self._clock = clock
+        self._replies = replies
         self._quotas = QuotaTable("of sends to topic")
         self._creations = Buckets(
             policy.topic_creations_max,
@@ -228,6 +237,7 @@ class ProduceHandler:
             known = self._known(ids, records, segments, came_s)
             if known is not None:
                 return known
+        replies = self._replies.check(records, claims) if self._replies is not None else ()
         is_metered = self._keeper.state.send_quotas and self._check_quotas(
             claims, client_id or address_of_host(born_host), came_s
         )
@@ -249,6 +259,9 @@ class ProduceHandler:
         appended_s = self._clock.monotonic_s() - came_s
         self._observer.appended(appended_s)
         self._track(ticket.acked, len(records), for_copies, came_s)
+        if replies:
+            assert self._replies is not None
+            self._replies.stored(replies, ticket)
         if is_metered:
             client = client_id or address_of_host(born_host)
             self._use_quotas(claims, ticket.appended.segment_bytes, client, came_s)

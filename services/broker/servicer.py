@@ -32,6 +32,7 @@ from services.broker.group_views import GroupViews
 from services.broker.membership import MemberStream, Origin
 from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
+from services.broker.replies import Outbox, Replies
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
 from services.broker.send_calls import SendCalls, SentPlace
 from services.broker.transaction_checks import CheckStream, TransactionChecks
@@ -52,6 +53,7 @@ class StreamShares:
         self.sending = Shares(each_max, "send streams", "streams_per_peer_max")
         self.members = Shares(each_max, "memberships in groups", "streams_per_peer_max")
         self.checks = Shares(each_max, "streams of checks", "streams_per_peer_max")
+        self.requesters = Shares(each_max, "reply streams", "streams_per_peer_max")
 
 
 def _claim(segment: broker_pb2.Segment) -> Claim:
@@ -112,6 +114,7 @@ class BrokerServicer(ReadServicer):
         locks: QueueLocks,
         transactions: TransactionService,
         checks: TransactionChecks,
+        replies: Replies,
         gate: Gate,
         metrics: MemberMetrics,
         shares: StreamShares,
@@ -127,12 +130,14 @@ class BrokerServicer(ReadServicer):
         self._locks = locks
         self._transactions = transactions
         self._checks = checks
+        self._replies = replies
         self._gate = gate
         self._shares = shares
         self._senders = senders
         self._clock = clock
         self._views = GroupViews()
         gate.at_drain(coordinator.end_members)
+        gate.at_drain(replies.end_all)
 
     # --- sending ---
 
@@ -330,6 +335,47 @@ class BrokerServicer(ReadServicer):
                 raise InvalidRequest("join: a stream joins once")
             await self._checks.answered(stream, transaction_wire.ends(request.answers))
         stream.end()
+
+    # --- replies ---
+
+    async def Replies(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        with self._shares.requesters.held(address_of(context.peer())):
+            self._coordinator.check_open()
+            outbox = await self._replies.open(first.client_id)
+            try:
+                await self._hand_out(outbox, first, context)
+            finally:
+                self._replies.close(outbox)
+
+    async def _hand_out(
+        self, outbox: Outbox, first: broker_pb2.RepliesRequest, context: Context
+    ) -> None:
+        opened = broker_pb2.RepliesOpened(
+            broker_group=self._identity.broker_group, topic=self._replies.topic
+        )
+        await context.write(broker_pb2.RepliesResponse(opened=opened))
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read_requester(outbox, first, context))
+            async for records in outbox.answers(self._replies.read):
+                response = broker_pb2.RepliesResponse(records=records)
+                await context.room(len(records))
+                await context.write(response)
+            reading.cancel()
+
+    async def _read_requester(
+        self, outbox: Outbox, first: broker_pb2.RepliesRequest, context: Context
+    ) -> None:
+        await self._hear(outbox, first)
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await self._hear(outbox, request)
+        outbox.end()
+
+    async def _hear(self, outbox: Outbox, request: broker_pb2.RepliesRequest) -> None:
+        self._replies.late(request.late_count)
+        await self._replies.look_for(outbox, request.correlation_ids)
 
     # --- consuming ---
 

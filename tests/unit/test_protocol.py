@@ -58,6 +58,7 @@ def test_the_contract_names_only_errors_that_exist() -> None:
 
 def test_the_document_names_only_errors_that_exist() -> None:
     statuses = {"NOT_FOUND", "OFFSET_MOVED", "NO_MATCHED_MESSAGE"}
-    properties = {"RETRY_TOPIC", "ORDER_TOPIC_CONFIG"}
+    properties = {"RETRY_TOPIC", "ORDER_TOPIC_CONFIG", "CORRELATION_ID", "MSG_TYPE"}
+    properties |= {"REPLY_TO_CLIENT"}
     named = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", DOCUMENT))
     assert named <= NAMES | statuses | properties

@@ -171,6 +171,9 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def JoinGroup(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         raise not_writer(self._identity)
 
+    async def Replies(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
+        raise not_writer(self._identity)
+
     async def CommitOffsets(
         self, request: broker_pb2.CommitOffsetsRequest, context: Context
     ) -> broker_pb2.CommitOffsetsResponse:

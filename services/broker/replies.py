@@ -1,0 +1,242 @@
+"""Replies to requests: each is a message of the reply topic, and goes to the stream of the client
+that waits for it. A stream that opens later gets what came before by the key index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from cometmq.clock import Clock
+from cometmq.errors import ClientIdInUse, CometError, LimitExceeded, ReplyInvalid
+from cometmq.format import properties, request_reply
+from cometmq.format.record import decode_all
+from cometmq.member.read.search import Finder, KeyQuery
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import Ticket
+from cometmq.messaging.groups import check_client_id
+from cometmq.model import TopicConfig
+from cometmq.store.base import BaseStore
+from cometmq.telemetry import fields, logger
+from services.broker.produce import Claim
+
+WAITING_MAX = 10_000  # replies of one stream that its client has not taken
+IDS_MAX = 1_024  # correlation ids of one request
+BYTES_MAX = 1024 * 1024  # of one answer
+INDEX_S_MAX = 5.0  # how long replies that may have come are looked for
+INDEX_POLL_S = 0.005
+FOUND_MAX = 4  # messages of one correlation id that are looked at
+TIME_MS_MAX = 2**63 - 1
+
+_log = logger(__name__)
+
+
+class RepliesObserver(Protocol):
+    """Who counts replies, by what became of them."""
+
+    def replies(self, outcome: str, count: int) -> None: ...
+
+
+class Reply(NamedTuple):
+    """A reply of a batch: for whom, and the byte of the batch where its record begins."""
+
+    client_id: str
+    start: int
+
+
+class Outbox:
+    """Replies for one stream, as places in the log. Belongs to the event loop."""
+
+    def __init__(self, client_id: str, opened_at: int) -> None:
+        self.client_id = client_id
+        self.opened_at = opened_at  # log offset: what lies behind it is handed in as it comes
+        self._waiting: deque[int] = deque()
+        self._wake = asyncio.Event()
+        self._end: CometError | None = None
+        self._is_over = False
+
+    def put(self, log_offset: int) -> bool:
+        """Takes a reply; False: the stream is over, or its client takes nothing."""
+        if self._is_over or len(self._waiting) >= WAITING_MAX:
+            return False
+        self._waiting.append(log_offset)
+        self._wake.set()
+        return True
+
+    def end(self, error: CometError | None = None) -> None:
+        """No more is taken."""
+        self._is_over, self._end = True, error
+        self._wake.set()
+
+    async def answers(self, read: Callable[[int], bytes]) -> AsyncIterator[bytes]:
+        """Records end to end, as they come, until the stream is over. Raises why it was ended."""
+        while not self._is_over:
+            if self._waiting:
+                yield self._next(read)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        if self._end is not None:
+            raise self._end
+
+    def _next(self, read: Callable[[int], bytes]) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while self._waiting and size < BYTES_MAX:
+            record = read(self._waiting[0])
+            if parts and size + len(record) > BYTES_MAX:
+                break
+            self._waiting.popleft()
+            parts.append(record)
+            size += len(record)
+        return b"".join(parts)
+
+
+class Replies:
+    """All streams of requesters, by client id. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        store: BaseStore,
+        keeper: StateKeeper,
+        finder: Finder,
+        cluster: str,
+        observer: RepliesObserver,
+        clock: Clock,
+    ) -> None:
+        self.topic = request_reply.reply_topic(cluster)
+        self._store = store
+        self._keeper = keeper
+        self._finder = finder
+        self._observer = observer
+        self._clock = clock
+        self._outboxes: dict[str, Outbox] = {}
+
+    def __len__(self) -> int:
+        """Open streams."""
+        return len(self._outboxes)
+
+    # --- what producers send ---
+
+    def check(self, records: bytes, claims: Sequence[Claim]) -> Sequence[Reply]:
+        """The replies of a batch. ReplyInvalid, with the segment: one of them names nobody;
+        BatchMalformed.
+        """
+        topic = self.topic
+        if all(claim.topic != topic for claim in claims):
+            return ()
+        found: list[Reply] = []
+        all_records = iter(decode_all(records))
+        start = 0
+        for segment, claim in enumerate(claims):
+            for record in islice(all_records, claim.record_count):
+                if claim.topic == topic:
+                    found.append(Reply(_requester(record.raw_properties, segment), start))
+                start += record.size
+        return found
+
+    def stored(self, replies: Sequence[Reply], ticket: Ticket) -> None:
+        """These replies are in the log; their streams get them once they are acknowledged."""
+        if ticket.acked is None:
+            self._hand_out(replies, ticket.appended.log_offset)
+            return
+
+        def decided(acked: asyncio.Future[None]) -> None:
+            if not acked.cancelled() and acked.exception() is None:
+                self._hand_out(replies, ticket.appended.log_offset)
+
+        ticket.acked.add_done_callback(decided)
+
+    def _hand_out(self, replies: Sequence[Reply], log_offset: int) -> None:
+        pushed = 0
+        for client_id, start in replies:
+            outbox = self._outboxes.get(client_id)
+            pushed += outbox is not None and outbox.put(log_offset + start)
+        self._observer.replies("pushed", pushed)
+        self._observer.replies("unclaimed", len(replies) - pushed)
+
+    # --- what requesters ask ---
+
+    async def open(self, client_id: str) -> Outbox:
+        """A stream for the client; an older one ends. The reply topic is there afterwards. Raises
+        InvalidRequest, and what creating a topic raises.
+        """
+        check_client_id(client_id)
+        if not self._keeper.has_topic(self.topic):
+            await self._keeper.create_topic(TopicConfig(self.topic, 1, 1))
+        older = self._outboxes.get(client_id)
+        if older is not None:
+            older.end(ClientIdInUse(f"another stream of {client_id!r} takes replies here"))
+        outbox = self._outboxes[client_id] = Outbox(client_id, self._store.appended_offset)
+        return outbox
+
+    def close(self, outbox: Outbox) -> None:
+        """The stream has ended."""
+        outbox.end()
+        if self._outboxes.get(outbox.client_id) is outbox:
+            del self._outboxes[outbox.client_id]
+
+    def end_all(self) -> None:
+        """The broker stops."""
+        for outbox in self._outboxes.values():
+            outbox.end()
+
+    def read(self, log_offset: int) -> bytes:
+        """The record of a reply."""
+        return bytes(self._store.read_record(log_offset))
+
+    def late(self, count: int) -> None:
+        """So many replies came to a requester that waited no more."""
+        self._observer.replies("late", count)
+
+    async def look_for(self, outbox: Outbox, correlation_ids: Sequence[str]) -> None:
+        """Hands out replies to these requests that were stored before the stream was opened."""
+        if len(correlation_ids) > IDS_MAX:
+            raise LimitExceeded(f"{len(correlation_ids)} correlation ids, {IDS_MAX} are allowed")
+        if not correlation_ids or not await self._is_indexed(outbox.opened_at):
+            return
+        found = 0
+        for correlation_id in correlation_ids:
+            log_offset = await self._find(outbox, correlation_id)
+            found += log_offset is not None and outbox.put(log_offset)
+        self._observer.replies("found", found)
+
+    async def _is_indexed(self, log_offset: int) -> bool:
+        """Whether the keys of all messages before the place are known; waits a while for them."""
+        index = self._store.index
+        end_s = self._clock.monotonic_s() + INDEX_S_MAX
+        while index.enabled and self._clock.monotonic_s() < end_s:
+            if index.status.position >= log_offset:
+                return True
+            await asyncio.sleep(INDEX_POLL_S)
+        _log.warning(
+            "replies that came before are not looked for: the key index is off, or far behind",
+            extra=fields(topic=self.topic, enabled=index.enabled),
+        )
+        return False
+
+    async def _find(self, outbox: Outbox, correlation_id: str) -> int | None:
+        if not correlation_id:
+            return None
+        query = KeyQuery(self.topic, correlation_id, False, 0, TIME_MS_MAX, FOUND_MAX)
+        for message, _ in (await self._finder.by_key(query)).found:
+            found = properties.decode(message.raw_properties)
+            if (
+                message.log_offset < outbox.opened_at
+                and found.get(request_reply.REPLY_TO_CLIENT) == outbox.client_id
+                and found.get(request_reply.CORRELATION_ID) == correlation_id
+            ):
+                return message.log_offset
+        return None
+
+
+def _requester(raw_properties: bytes, segment: int) -> str:
+    found = properties.decode(raw_properties)
+    is_reply = found.get(request_reply.MSG_TYPE) == request_reply.REPLY
+    client_id = found.get(request_reply.REPLY_TO_CLIENT, "")
+    if not (is_reply and client_id and found.get(request_reply.CORRELATION_ID)):
+        raise ReplyInvalid("a message of the reply topic is no reply to anybody", segment=segment)
+    return client_id
