@@ -16,7 +16,7 @@ from cometmq.client.send_many import MessageRange
 from cometmq.errors import CometError
 from cometmq.model import QueueRef
 
-# For one message, or for consecutive ones of a `send_many`.
+# For one message, or for consecutive ones of a `send_many` or of an open run.
 Waiter: TypeAlias = "Future[SendReceipt] | MessageRange"
 
 

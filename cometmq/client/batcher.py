@@ -16,14 +16,18 @@ from cometmq.client.encoder import RecordEncoder, RecordForm
 from cometmq.client.messages import SendReceipt
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
-from cometmq.client.send_many import SendMany
+from cometmq.client.send_many import MessageRange, SendMany
 from cometmq.clock import Clock
 from cometmq.errors import BatchTooLarge
 from cometmq.format.compression import compress
 from cometmq.format.delayed import queue_id_of, stored_prefix
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
+from cometmq.native import accelerator
+from cometmq.native.interface import OpenRun
 from cometmq.v1 import broker_pb2
+
+RUN_AFTER_COUNT = 2  # messages of a segment: where few come at a time a run does not pay
 
 
 class Buffer:
@@ -32,7 +36,7 @@ class Buffer:
     single message costs nothing more.
     """
 
-    __slots__ = ("bytes_max", "count", "count_max", "limit", "room", "used")
+    __slots__ = ("bytes_max", "count", "count_max", "limit", "room", "runs", "used")
 
     def __init__(self, bytes_max: int, count_max: int) -> None:
         self.bytes_max = bytes_max
@@ -42,6 +46,9 @@ class Buffer:
         self.limit = bytes_max  # of `used`; 0 while there are as many messages as there may be
         self.room = asyncio.Event()  # not set while senders have to wait
         self.room.set()
+        # The open runs, by topic: messages may go there without another look. A run that has ended
+        # may still be here; it takes none.
+        self.runs: dict[str, OpenRun] = {}
 
     def closed(self, size: int, count: int) -> None:
         """A batch of so many bytes and messages takes no more."""
@@ -49,6 +56,8 @@ class Buffer:
         self.count += count
         if self.count >= self.count_max:
             self.limit = 0
+        if self.used >= self.limit:
+            self.runs.clear()
 
     def release(self, size: int, count: int) -> None:
         self.used -= size
@@ -143,6 +152,9 @@ class Batcher:
         self._now_ms = 0  # when the turn's first message was put
         self.encoder: RecordEncoder | None = None  # None until a stream was opened
         self.open: Batch | None = None
+        # What the open batch's last segment is written by now, and for which messages of it; else
+        # None. Nothing else may touch the batch before the run has ended.
+        self._run: tuple[OpenRun, MessageRange] | None = None
 
     def take_opened(self, opened: broker_pb2.SendStreamOpened) -> bool:
         """The form of a new stream. True when closed batches have to be encoded again."""
@@ -171,6 +183,7 @@ class Batcher:
     def put(self, message: Message, slot: Slot, waiter: Waiter) -> None:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
+        self.end_run()
         if message.delay_level or message.wait_store is not True:
             slot = slot.like(message)
             if slot.form is None:
@@ -212,6 +225,7 @@ class Batcher:
         """Encodes messages from ``at`` on beside the ones before them, as long as there is room in
         the batch and they need no other look; how many. The next one is for :meth:`put`.
         """
+        self.end_run()
         batch, encoder, form = self.open, self.encoder, slot.form
         if batch is None or batch.last is None or batch.last is not slot.segment:
             return 0
@@ -238,6 +252,58 @@ class Batcher:
             if next_end > self._bytes_max or batch.count >= self._count_max:
                 self.close()
         return len(starts)
+
+    def begin_run(self, slot: Slot) -> None:
+        """The extension takes the next messages of the topic, without a call of :meth:`put`, as
+        long as they are plain and go into the open batch behind the ones before. Nothing is done
+        where that would not pay.
+        """
+        batch, encoder, form, segment = self.open, self.encoder, slot.form, slot.segment
+        if (
+            accelerator is None
+            or batch is None
+            or segment is None
+            or batch.last is not segment
+            or segment.count < RUN_AFTER_COUNT
+            or not self._in_turn
+        ):
+            return
+        assert self._run is None
+        assert encoder is not None
+        assert form is not None
+        each = accelerator.SendEach(self._loop)
+        run = encoder.open_run(
+            accelerator,
+            batch.buffer,
+            each,
+            self._count_max - batch.count,
+            form,
+            slot.stored_queue_id,
+            bytes_max=self._bytes_max,
+            body_bytes_max=self._plain_bytes_max,
+            born_time_ms=self._now_ms,
+        )
+        messages = MessageRange(each, 0, 0)
+        batch.waiters.append(messages)
+        self._run = run, messages
+        self._buffer.runs[form.topic] = run
+
+    def end_run(self) -> None:
+        """The open batch and the encoder are as if its messages had come by :meth:`put`."""
+        if self._run is None:
+            return
+        run, messages = self._run
+        self._run = None
+        batch, encoder = self.open, self.encoder
+        assert batch is not None
+        assert batch.last is not None
+        assert encoder is not None
+        batch.starts.frombytes(run.end())
+        messages.count = run.count
+        batch.last.count += run.count
+        encoder.counter += run.count
+        if not run.count:
+            batch.waiters.pop()
 
     def put_unit(self, messages: Sequence[Message], slot: Slot) -> list[Future[SendReceipt]]:
         """Encodes messages as a batch of their own, which travels at once. Raises what is wrong
@@ -276,6 +342,7 @@ class Batcher:
         self._loop.call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
+        self.end_run()
         self._in_turn = False
         self._on_turn_end()
 
@@ -305,6 +372,7 @@ class Batcher:
 
     def close(self) -> None:
         """Closes the open batch, if there is one, and hands it out."""
+        self.end_run()
         batch = self.open
         if batch is not None:
             self.open = None

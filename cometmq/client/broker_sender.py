@@ -109,6 +109,7 @@ class BrokerSender:
 
     def batches(self) -> list[Batch]:
         """Everything that has no answer yet."""
+        self.batcher.end_run()
         opened = [self.batcher.open] if self.batcher.open is not None else []
         return [*self.window.in_flight.values(), *self.window.waiting, *opened, *self.homeless]
 

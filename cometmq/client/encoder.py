@@ -23,10 +23,12 @@ from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
 from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
 from cometmq.native import accelerator
+from cometmq.native.interface import Accelerator, OpenRun, SendEach
 from cometmq.v1 import broker_pb2
 
 TAG_BYTES_MAX = 256
 TAG_CACHE_MAX = 1024
+RUN_COUNT_MAX = 1024  # messages that are encoded in one go
 RUN_BODY_BYTES_MAX = 32 * 1024 - 1  # of a message that is encoded with others in one go
 
 _UNIQUE_ID_DIGITS = 34
@@ -320,6 +322,36 @@ class RecordEncoder:
             starts.append(len(buffer))
             self.append_record(buffer, queue_id, body, 0, 0, middle, born_time_ms)
         return starts
+
+    def open_run(
+        self,
+        accelerator: Accelerator,
+        buffer: bytearray,
+        each: SendEach,
+        count_max: int,
+        form: RecordForm,
+        queue_id: int,
+        *,
+        bytes_max: int,
+        body_bytes_max: int,
+        born_time_ms: int,
+    ) -> OpenRun:
+        """As :meth:`extend`, for messages that come one by one. The caller adds what the run has
+        taken to ``counter``.
+        """
+        return accelerator.OpenRun(
+            buffer,
+            each,
+            form.topic,
+            form.middles,
+            min(count_max, RUN_COUNT_MAX),
+            bytes_max,
+            min(body_bytes_max, RUN_BODY_BYTES_MAX),
+            queue_id,
+            self._host_flags,
+            born_time_ms,
+            self.counter,
+        )
 
     def again(
         self,

@@ -10,6 +10,7 @@ from enum import Enum, StrEnum
 
 from cometmq.client.received import ReceivedMessage
 from cometmq.model import Position, QueueRef, SendStatus
+from cometmq.native import untracked
 
 
 class StoredRun:
@@ -41,6 +42,7 @@ class StoredRun:
         self.first_counter = 0
 
 
+@untracked
 class SendReceipt:
     """Where a message was stored. All values are computed when asked for."""
 
@@ -49,6 +51,9 @@ class SendReceipt:
     def __init__(self, run: StoredRun, index: int) -> None:
         self._run = run
         self._index = index  # within the segment
+
+    def __reduce__(self) -> tuple[type[SendReceipt], tuple[StoredRun, int]]:
+        return type(self), (self._run, self._index)
 
     @property
     def message_id(self) -> str:

@@ -47,6 +47,7 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.model import Message, QueueRef, check_queue
+from cometmq.native.interface import OpenRun
 from cometmq.rpc.retry import Backoff
 from cometmq.rpc.tasks import Tasks, race
 from cometmq.telemetry import fields, logger
@@ -124,6 +125,13 @@ class StickyPartitioner:
         self.batch = after if before is None or before is after else None
         return True
 
+    def begin_run(self) -> None:
+        """Behind a message that :meth:`put` has put into the open batch: the next ones may go the
+        same way without it.
+        """
+        assert self.now is not None
+        self.now.sender.batcher.begin_run(self.now)
+
     def extend(self, messages: list[Message], at: int, many: SendMany) -> int:
         """Sends messages from ``at`` on to the queue of the ones before, as long as they go the
         same way without another look; how many. The next one is for :meth:`put`.
@@ -191,12 +199,14 @@ class Producer:
         self._rule: dict[str, StickyPartitioner] = {}
         self._lost_count = 0  # one-way messages that were not stored, since it was told last
         self._tell_lost_s = 0.0  # when to tell again
+        self._runs: dict[str, OpenRun] = {}  # what takes messages by the rule at once; the buffer's
         self._open = False
 
     async def __aenter__(self) -> Self:
         self._connections.begin()
         self._loop = asyncio.get_running_loop()
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
+        self._runs = self._buffer.runs
         self._routes.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
@@ -208,6 +218,7 @@ class Producer:
         self._open = False
         self._rule.clear()
         self._requests.close()
+        self._runs.clear()
         try:
             await self._replier.close()
             if not isinstance(error, asyncio.CancelledError):
@@ -230,7 +241,7 @@ class Producer:
 
     async def send(self, message: Message) -> Future[SendReceipt]:
         """Puts the message into the buffer; the future has the receipt, or the error, once the
-        broker has answered.
+        broker has answered. It does what an ``asyncio.Future`` does, but need not be one.
 
         Waits while the buffer is full, and for the first route to a topic. Raises at once what is
         wrong with the message itself, TopicNotFound, RouteNotFound and NoPermission (no broker
@@ -238,7 +249,13 @@ class Producer:
         ClientClosed. Cancelling the future does not take the message back.
         """
         try:
-            partitioner = self._rule.get(message.topic)
+            topic = message.topic
+            run = self._runs.get(topic)
+            if run is not None:
+                taken: Future[SendReceipt] | None = run.put(message)
+                if taken is not None:
+                    return taken
+            partitioner = self._rule.get(topic)
         except AttributeError:  # it is no message: the error comes there
             return await self._send_with_care(message)
         if (
@@ -253,6 +270,8 @@ class Producer:
             return await self._send_with_care(message)
         if partitioner.batch is None:  # it was closed: let it go out while the next one fills
             await asyncio.sleep(0)
+        else:
+            partitioner.begin_run()
         return future
 
     async def send_and_wait(self, message: Message) -> SendReceipt:
@@ -384,8 +403,8 @@ class Producer:
         waiter = many.take(1)
         try:
             if unreachable and (known := unreachable.get(_destination(message))) is not None:
-                raise known
-            if self._hooks is not None and isinstance(message, Message):
+                waiter.set_exception(known)
+            elif self._hooks is not None and isinstance(message, Message):
                 waiter.follow(await self._hooks.around(message, self._send_to_queue))
             else:
                 await self._put_to_queue(message, waiter)
@@ -531,6 +550,7 @@ class Producer:
         if route.topic != topic:
             queues = auto_created_queues(topic, queues)
             in_order = auto_created_queues(topic, in_order)
+        self._runs.pop(topic, None)
         partitioner.use(
             [QueueWriter(self._sender(queue.broker_group), queue) for queue in queues],
             [QueueWriter(self._sender(q.broker_group), q, pinned=True) for q in in_order],

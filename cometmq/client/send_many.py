@@ -12,6 +12,7 @@ from typing import overload
 
 from cometmq.client.messages import SendReceipt, StoredRun, place_of
 from cometmq.model import Message
+from cometmq.native.interface import SendEach
 from cometmq.telemetry import fields, logger
 
 _log = logger(__name__)
@@ -163,11 +164,13 @@ class SendMany:
 
 
 class MessageRange:
-    """Consecutive messages of one ``send_many`` that are consecutive in a batch, too."""
+    """Consecutive messages of one ``send_many``, or of those sent one by one into an open run, that
+    are consecutive in a batch, too.
+    """
 
     __slots__ = ("count", "first", "many")
 
-    def __init__(self, many: SendMany, first: int, count: int) -> None:
+    def __init__(self, many: SendMany | SendEach, first: int, count: int) -> None:
         self.many = many
         self.first = first
         self.count = count

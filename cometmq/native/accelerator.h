@@ -35,5 +35,7 @@ PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
 int received_add(PyObject *module);
 int message_add(PyObject *module);
+int sent_add(PyObject *module);
+int run_add(PyObject *module);
 
 #endif

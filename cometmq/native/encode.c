@@ -4,6 +4,7 @@
 
 #include "bytes.h"
 #include "crc32.h"
+#include "encode.h"
 #include "message.h"
 #include "record.h"
 
@@ -35,8 +36,7 @@ static void write_record(uint8_t *to, size_t size, uint32_t queue_id, uint32_t f
     digits[COUNTER_DIGITS] = 2; /* behind the last property */
 }
 
-/* Bytes of a record beside its body and its middle, which has the lengths of topic and properties. */
-static size_t bytes_beside(uint32_t sys_flag)
+size_t bytes_beside(uint32_t sys_flag)
 {
     size_t hosts = (sys_flag & BORN_HOST_V6 ? 12 : 0) + (sys_flag & STORE_HOST_V6 ? 12 : 0);
     return RECORD_BYTES_MIN - 3 + hosts + COUNTER_DIGITS + 1;
@@ -107,18 +107,6 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
 
 /* --- many at once --------------------------------------------------------------------------------------------- */
 
-#define RUN_COUNT_MAX 1024 /* a batch has no more */
-
-/* What all records of a run have. */
-typedef struct {
-    PyObject *topic, *middles;
-    uint32_t queue_id, sys_flag;
-    uint64_t born_time;
-    size_t rest;           /* bytes of a record beside its body and its middle */
-    Py_ssize_t body_max;   /* of a body that is stored as it is */
-    PyObject *tag, *middle; /* found last; both are owned */
-} run;
-
 static int is_empty_text(PyObject *object)
 {
     return PyUnicode_CheckExact(object) && PyUnicode_GetLength(object) == 0;
@@ -154,8 +142,9 @@ static int find_middle(run *run, PyObject *tag)
     return 1;
 }
 
-/* Appends a message's record; 0 when it is not usual or there is no room, also with an exception set. */
-static int append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
+/* As append_message, of a message that has all of its fields. */
+static size_t append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py_ssize_t bytes_max, int for_two,
+                            uint32_t counter)
 {
     span body, middle;
     if (!is_usual(fields, run) || !find_middle(run, fields[TAG]) || !is_bytes(fields[BODY], &body)
@@ -163,15 +152,15 @@ static int append_fields(PyObject *const *fields, run *run, PyObject *buffer, Py
         return 0;
     Py_ssize_t at = PyByteArray_Size(buffer);
     size_t size = run->rest + body.length + middle.length;
-    if (middle.length > INT32_MAX || at > bytes_max || size > (size_t)(bytes_max - at)
+    if (middle.length > INT32_MAX || at > bytes_max || size << for_two > (size_t)(bytes_max - at)
         || !grow(buffer, at, size))
         return 0;
     write_record((uint8_t *)PyByteArray_AsString(buffer) + at, size, run->queue_id, 0, run->sys_flag, run->born_time,
                  body, middle, counter);
-    return 1;
+    return size;
 }
 
-static int append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize_t bytes_max, uint32_t counter)
+size_t append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize_t bytes_max, int for_two, uint32_t counter)
 {
     if (!is_message(object))
         return 0;
@@ -179,7 +168,14 @@ static int append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize
     for (int field = 0; field < FIELDS; field++)
         if (fields[field] == NULL) /* somebody deleted it: Python says what is wrong */
             return 0;
-    return append_fields(fields, run, buffer, bytes_max, counter);
+    return append_fields(fields, run, buffer, bytes_max, for_two, counter);
+}
+
+int is_run_allowed(Py_ssize_t count, Py_ssize_t bytes_max, Py_ssize_t body_max, int host_flags, long long counter)
+{
+    return count >= 0 && count <= RUN_COUNT_MAX && bytes_max >= 0 && bytes_max <= UINT32_MAX
+        && body_max <= RELEASE_BYTES_MIN && !(host_flags & ~(int)HOSTS_V6) && counter >= 0
+        && counter <= UINT32_MAX - count;
 }
 
 /* Appends messages from `at` on, at most `count`; how many, with the place of each in `starts`. */
@@ -187,11 +183,12 @@ static Py_ssize_t append_run(PyObject *messages, Py_ssize_t at, Py_ssize_t count
                              Py_ssize_t bytes_max, uint32_t counter, uint32_t *starts)
 {
     Py_ssize_t done = 0;
-    int appended = 1;
-    while (appended && done < count && at + done < PyList_Size(messages)) {
+    while (done < count && at + done < PyList_Size(messages)) {
         starts[done] = (uint32_t)PyByteArray_Size(buffer);
-        appended = append_message(PyList_GetItem(messages, at + done), run, buffer, bytes_max, counter + (uint32_t)done);
-        done += appended;
+        PyObject *message = PyList_GetItem(messages, at + done);
+        if (!append_message(message, run, buffer, bytes_max, 0, counter + (uint32_t)done))
+            break;
+        done++;
     }
     return done;
 }
@@ -207,8 +204,7 @@ PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments)
                           &at, &count, &topic, &PyDict_Type, &middles, &bytes_max, &body_max,
                           &queue_id, &host_flags, &born_time, &counter))
         return NULL;
-    if (at < 0 || count < 0 || count > RUN_COUNT_MAX || bytes_max < 0 || bytes_max > UINT32_MAX
-        || body_max > RELEASE_BYTES_MIN || (host_flags & ~(int)HOSTS_V6) || counter < 0 || counter > UINT32_MAX - count)
+    if (at < 0 || !is_run_allowed(count, bytes_max, body_max, host_flags, counter))
         return PyErr_Format(PyExc_ValueError, "encode_run: a number is out of range");
     run run = {.topic = topic, .middles = middles, .queue_id = (uint32_t)queue_id,
                .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,

@@ -50,6 +50,71 @@ class SharedOffsets(Protocol):
         """
 
 
+class SendEach(Protocol):
+    """What becomes of messages that are sent one by one. As
+    :class:`cometmq.client.send_many.SendMany`, but each message has a future; a place counts from
+    0. The futures behave as those of asyncio.
+
+    Errors that nobody has looked at when it and its futures are gone are told to the loop's
+    exception handler, once.
+    """
+
+    count: int  # of the messages taken so far
+
+    def __init__(self, loop: Any, /) -> None:
+        """It has no messages yet."""
+
+    @property
+    def decided(self) -> Any:
+        """A future of asyncio: None, when no message is taken any more and each is decided."""
+
+    def take(self) -> Any:
+        """The next message; its future."""
+
+    def end(self) -> None:
+        """There are no more messages."""
+
+    def stored(self, first: int, count: int, run: Any, index: int, /) -> None:
+        """Messages that were taken are stored; the first one at ``index`` of the StoredRun."""
+
+    def failed(self, first: int, count: int, error: BaseException, /) -> None:
+        """Messages that were taken are not stored, as far as is known."""
+
+
+class OpenRun(Protocol):
+    """Encodes messages into a batch, one by one, at most ``count_max``. Nobody else may write to
+    the buffer meanwhile.
+    """
+
+    count: int  # of the messages taken so far
+
+    def __init__(
+        self,
+        buffer: bytearray,
+        each: SendEach,
+        topic: str,
+        middles: dict[str, bytes],
+        count_max: int,
+        bytes_max: int,
+        body_bytes_max: int,
+        queue_id: int,
+        host_flags: int,
+        born_time_ms: int,
+        counter: int,
+        /,
+    ) -> None:
+        """The arguments are those of :meth:`Accelerator.encode_run`."""
+
+    def put(self, message: object, /) -> Any:
+        """Appends the record of the message; its future, one of ``each``. None, and nothing done,
+        for a message that :meth:`Accelerator.encode_run` stops at, when the batch would have no
+        room behind it for another one of its size, and after :meth:`end`.
+        """
+
+    def end(self) -> bytes:
+        """No more messages are taken. The place of each record, uint32 of this machine."""
+
+
 class Accelerator(Protocol):
     """The module ``cometmq.native._accelerator``. Arguments are positional."""
 
@@ -57,6 +122,10 @@ class Accelerator(Protocol):
     SharedOffsets: type[SharedOffsets]
     Message: type[object]  # the hot part of ``cometmq.model.Message``
     ReceivedMessage: type[object]  # the hot part of ``cometmq.client.received.ReceivedMessage``
+    SendReceipt: type[object]  # the hot part of ``cometmq.client.messages.SendReceipt``
+    SendEach: type[SendEach]
+    SendFuture: type[object]  # of a message of a SendEach; what asyncio.Future does
+    OpenRun: type[OpenRun]
 
     def crc32(self, data: Buffer, /) -> int:
         """``zlib.crc32(data)``."""

@@ -138,6 +138,7 @@ def _mirrored(test: Path) -> bool:
     folder = test.parent.relative_to(ROOT / "tests" / "unit")
     subject = test.stem.removeprefix("test_")
     rooms = [ROOT / top / folder for top in ("cometmq", "services", "examples", "")]
-    modules = [room / f"{stem}.py" for room in rooms for stem in (subject, f"__{subject}__")]
+    names = f"{subject}.py", f"__{subject}__.py", f"{subject}.c"
+    modules = [room / name for room in rooms for name in names]
     document = ROOT / "docs" / f"{subject}.md"
     return subject in {folder.name, "exports"} or any(p.exists() for p in (document, *modules))

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
+from cometmq.client.messages import StoredRun
 from cometmq.client.options import ProducerOptions
+from cometmq.client.send_many import MessageRange, SendMany
 from cometmq.clock import SystemClock
-from cometmq.errors import BodyTooLarge, PropertiesInvalid
+from cometmq.errors import BodyTooLarge, CometError, PropertiesInvalid
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
@@ -20,6 +24,13 @@ pytestmark = pytest.mark.usefixtures("implementation")
 HUGE = 1 << 22
 
 
+class StillClock(SystemClock):
+    """Records that are made one after the other have the same time."""
+
+    def wall_ms(self) -> int:
+        return 1234
+
+
 class Collected:
     """A batcher that is ready, and the batches it closed."""
 
@@ -28,7 +39,7 @@ class Collected:
         self.turns = 0
         self.buffer = Buffer(HUGE, HUGE)
         self.batcher = Batcher(
-            ProducerOptions(**options), self.buffer, SystemClock(), self.closed.append, self.turn
+            ProducerOptions(**options), self.buffer, StillClock(), self.closed.append, self.turn
         )
         self.open_stream()
 
@@ -186,3 +197,202 @@ async def test_other_host_lengths_mean_encoding_again() -> None:
     assert [r.unique_id for r in new] == [r.unique_id for r in old]
     assert ({r.sys_flag for r in old}, {r.sys_flag for r in new}) == ({0}, {48})
     assert made.buffer.used == batch.size == len(batch.records)
+
+
+# --- one by one, into an open run, many at once ---------------------------------------------------
+
+
+class OwnMessage(Message):
+    """Of a class that an application made."""
+
+
+class Way(Collected):
+    """Messages put in one of three ways, and what comes of it."""
+
+    def __init__(self, way: str, **options: Any) -> None:
+        super().__init__(compress_above_bytes=2000, **options)
+        self.way = way
+        self.errors: list[tuple[int, type[CometError]]] = []
+        self.outcomes: list[Any] = []  # futures of single messages
+        self.many = SendMany(asyncio.get_running_loop())
+        self.slots = {topic: self.slot(1, topic) for topic in "TU"}
+        self.run_count = 0  # messages that an open run took
+
+    def put_all(self, messages: list[Message]) -> None:
+        at = 0
+        while at < len(messages):
+            try:
+                at += getattr(self, self.way)(messages, at)
+            except CometError as error:
+                self.errors.append((at, type(error)))
+                at += 1
+
+    def by_put(self, messages: list[Message], at: int) -> int:
+        self.outcomes.append(self.put_message(messages[at], self.slots[messages[at].topic]))
+        return 1
+
+    def by_run(self, messages: list[Message], at: int) -> int:
+        """As a producer does it."""
+        slot = self.slots[messages[at].topic]
+        run = self.buffer.runs.get(messages[at].topic)
+        future = None if run is None else run.put(messages[at])
+        if future is None:
+            self.by_put(messages, at)
+            if self.batcher.open is not None:
+                self.batcher.begin_run(slot)
+        else:
+            self.outcomes.append(future)
+            self.run_count += 1
+        return 1
+
+    def by_extend(self, messages: list[Message], at: int) -> int:
+        slot = self.slots[messages[at].topic]
+        count = self.batcher.extend(messages, at, slot, self.many)
+        if count:
+            return count
+        waiter = self.many.take(1)
+        try:
+            self.batcher.put(messages[at], slot, waiter)
+        except CometError:
+            self.many.give_back()
+            raise
+        return 1
+
+    def facts(self) -> list[tuple[bytes, list[int], object, int]]:
+        """Everything about the closed batches but the incarnation of their ids."""
+        assert self.batcher.encoder is not None
+        stream = self.batcher.encoder.stream
+        return [
+            (
+                batch.records.replace(stream.encode(), b"-" * len(stream)),
+                list(batch.starts),
+                [
+                    (s.queue, s.count, s.first_counter, s.delay_level, s.wait_store)
+                    for s in batch.segments
+                ],
+                sum(w.count if isinstance(w, MessageRange) else 1 for w in batch.waiters),
+            )
+            for batch in self.closed
+        ]
+
+    def records(self) -> bytes:
+        """Those of all closed batches."""
+        return b"".join(records for records, *_ in self.facts())
+
+    def offsets(self) -> list[int]:
+        """The queue offset that each message is told, when all are stored behind each other."""
+        for batch in self.closed:
+            batch.stored([StoredRun(s.queue, s.first_counter, 1) for s in batch.segments])
+        self.many.end()
+        if self.way == "by_extend":
+            return [receipt.queue_offset for receipt in self.many.decided.result()]
+        return [future.result().queue_offset for future in self.outcomes]
+
+
+def changed(message: Message, name: str, value: object) -> Message:
+    """It was right when it was made."""
+    setattr(message, name, value)
+    return message
+
+
+UNUSUAL: list[Callable[[str, bytes], Message]] = [
+    lambda topic, body: Message(topic, body, keys=("k", "ä")),
+    lambda topic, body: Message(topic, body, "tag", properties={"name": "wert ü", "x": "1"}),
+    lambda topic, body: Message(topic, body, "tag", ("k",), {"name": "v"}, sharding_key="s"),
+    lambda topic, body: Message(topic, body, sharding_key="ß", delay_level=2),
+    lambda topic, body: Message(topic, body, flag=5),
+    lambda topic, body: Message(topic, body, delay_level=1),
+    lambda topic, body: Message(topic, body, delay_level=3),
+    lambda topic, body: Message(topic, body, wait_store=False),
+    lambda topic, body: Message(topic, bytes(2000)),
+    lambda topic, body: Message(topic, bytes(2001)),
+    lambda topic, body: Message(topic, bytes(60_000)),
+    lambda topic, body: Message(topic, bytes(HUGE + 1)),
+    lambda topic, body: OwnMessage(topic, body),
+    lambda topic, body: Message(topic, body, "a|b"),
+    lambda topic, body: Message(topic, body, "\x01"),
+    lambda topic, body: Message(topic, body, "x" * 257),
+    lambda topic, body: Message(topic, body, keys=("a b",)),
+    lambda topic, body: Message(topic, body, keys=("",)),
+    lambda topic, body: Message(topic, body, keys=("a\u2003b",)),
+    lambda topic, body: Message(topic, body, keys=("a\x02b",)),
+    lambda topic, body: Message(topic, body, keys=("\ud800",)),
+    lambda topic, body: Message(topic, body, sharding_key="a\x00"),
+    lambda topic, body: Message(topic, body, properties={"TAGS": "x"}),
+    lambda topic, body: Message(topic, body, properties={"DELAY": "x"}),
+    lambda topic, body: Message(topic, body, properties={"__RMQ.TRANSIENT.x": "x"}),
+    lambda topic, body: Message(topic, body, properties={"a": ""}),
+    lambda topic, body: Message(topic, body, properties={"": "a"}),
+    lambda topic, body: Message(topic, body, properties={"a": "\x01"}),
+    lambda topic, body: Message(topic, body, properties={"a": "\udfff"}),
+    lambda topic, body: Message(topic, body, properties={"a": "x" * 33_000}),
+    lambda topic, body: changed(Message(topic, body), "body", 5),
+    lambda topic, body: changed(Message(topic, body), "tag", None),
+    lambda topic, body: changed(Message(topic, body), "keys", "k"),
+    lambda topic, body: changed(Message(topic, body), "keys", ("k", 5)),
+    lambda topic, body: changed(Message(topic, body), "properties", {"k": 5}),
+    lambda topic, body: changed(Message(topic, body), "sharding_key", 5),
+    lambda topic, body: changed(Message(topic, body), "delay_level", 99),
+]
+
+
+def any_message(source: random.Random) -> Message:
+    topic = "T" if source.random() < 0.95 else "U"
+    body = source.randbytes(source.choice([0, 1, 10, 300]))
+    if source.random() < 0.25:
+        return source.choice(UNUSUAL)(topic, body)
+    return Message(topic, body, source.choice(["", "", "a", "b", "tag ü"]))
+
+
+async def test_messages_are_the_same_bytes_in_whichever_way_they_are_put(
+    implementation: str,
+) -> None:
+    run_count = 0
+    for seed in range(150):
+        source = random.Random(seed)
+        options = {
+            "batch_count_max": source.choice([2, 7, 1024]),
+            "batch_bytes_max": source.choice([2048, 4096, 262_144]),
+        }
+        ways = [Way(way, **options) for way in ("by_put", "by_run", "by_extend")]
+        for _ in range(source.randint(1, 4)):
+            messages = [any_message(source) for _ in range(source.randint(1, 40))]
+            for way in ways:
+                way.put_all(messages)
+            if source.random() < 0.5:
+                await asyncio.sleep(0)  # a turn ends, and the batch stays open
+        for way in ways:
+            way.batcher.close()
+        one, *others = ways
+        for way in others:
+            assert way.errors == one.errors, seed
+            assert way.buffer.used == one.buffer.used, seed
+        assert ways[1].facts() == one.facts(), seed
+        # What is put together may fill a batch better.
+        assert ways[2].records() == one.records(), seed
+        assert ways[1].offsets() == ways[2].offsets() == one.offsets(), seed
+        run_count += ways[1].run_count
+    assert run_count > (500 if implementation == "native" else -1)
+
+
+async def test_a_full_buffer_ends_what_needs_no_look(implementation: str) -> None:
+    made = Collected(batch_count_max=8)
+    made.buffer.bytes_max = made.buffer.limit = 1
+    slot = made.slot()
+    made.put(slot, b"1", b"2")
+    made.batcher.begin_run(slot)
+    assert list(made.buffer.runs) == (["T"] if implementation == "native" else [])
+    made.batcher.close()
+    assert not made.buffer.runs
+
+
+async def test_a_run_begins_only_where_messages_come_together() -> None:
+    made = Collected()
+    slot = made.slot()
+    made.put(slot, b"1")
+    made.batcher.begin_run(slot)
+    assert not made.buffer.runs, "one message a turn"
+    made.put(slot, b"2")
+    await asyncio.sleep(0)
+    made.batcher.begin_run(slot)
+    assert not made.buffer.runs, "the clock is looked at in each turn"

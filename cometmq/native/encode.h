@@ -1,0 +1,30 @@
+/* Records as the SDK sends them, one by one or many in a go: cometmq/client/encoder.py. */
+
+#ifndef COMETMQ_ENCODE_H
+#define COMETMQ_ENCODE_H
+
+#include "accelerator.h"
+
+#define RUN_COUNT_MAX 1024 /* a batch has no more */
+
+/* What all records of a run have. */
+typedef struct {
+    PyObject *topic, *middles;
+    uint32_t queue_id, sys_flag;
+    uint64_t born_time;
+    size_t rest;            /* bytes of a record beside its body and its middle */
+    Py_ssize_t body_max;    /* of a body that is stored as it is */
+    PyObject *tag, *middle; /* found last; both are owned */
+} run;
+
+/* Bytes of a record beside its body and its middle, which has the lengths of topic and properties. */
+size_t bytes_beside(uint32_t sys_flag);
+
+/* Whether such numbers can stand in the records of a run. */
+int is_run_allowed(Py_ssize_t count, Py_ssize_t bytes_max, Py_ssize_t body_max, int host_flags, long long counter);
+
+/* Appends a message's record to the bytearray; its size. 0 when the run does not know how to, or the buffer would have
+ * more than `bytes_max`, also with an exception set. With `for_two` there has to be room for a second one of that size. */
+size_t append_message(PyObject *object, run *run, PyObject *buffer, Py_ssize_t bytes_max, int for_two, uint32_t counter);
+
+#endif

@@ -1,0 +1,127 @@
+/* The open run of a producer's batch: messages of one queue are checked and encoded behind each other, each with a
+ * future. cometmq/client/batcher.py begins and ends it. */
+
+#include "accelerator.h"
+
+#include "encode.h"
+#include "sent.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+typedef struct {
+    PyObject_HEAD
+    run run;
+    PyObject *buffer, *each;
+    Py_ssize_t count, count_max, bytes_max;
+    uint32_t counter;
+    int is_ended;
+    uint32_t starts[RUN_COUNT_MAX];
+} open_run;
+
+static PyObject *run_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    PyObject *buffer, *each, *topic, *middles;
+    Py_ssize_t count_max, bytes_max, body_max;
+    int queue_id, host_flags;
+    long long born_time, counter;
+    if (keywords != NULL)
+        return PyErr_Format(PyExc_TypeError, "OpenRun takes no keywords");
+    if (!PyArg_ParseTuple(arguments, "O!OUO!nnniiLL:OpenRun", &PyByteArray_Type, &buffer, &each, &topic, &PyDict_Type,
+                          &middles, &count_max, &bytes_max, &body_max, &queue_id, &host_flags, &born_time, &counter))
+        return NULL;
+    if (!is_send_each(each))
+        return PyErr_Format(PyExc_TypeError, "OpenRun: the messages are a SendEach's, not %R's", each);
+    if (!is_run_allowed(count_max, bytes_max, body_max, host_flags, counter))
+        return PyErr_Format(PyExc_ValueError, "OpenRun: a number is out of range");
+    open_run *self = PyObject_New(open_run, type);
+    if (self == NULL)
+        return NULL;
+    self->run = (run){.topic = Py_NewRef(topic), .middles = Py_NewRef(middles), .queue_id = (uint32_t)queue_id,
+                      .sys_flag = (uint32_t)host_flags, .born_time = (uint64_t)born_time, .body_max = body_max,
+                      .rest = bytes_beside((uint32_t)host_flags)};
+    self->buffer = Py_NewRef(buffer);
+    self->each = Py_NewRef(each);
+    self->count = 0;
+    self->count_max = count_max;
+    self->bytes_max = bytes_max;
+    self->counter = (uint32_t)counter;
+    self->is_ended = 0;
+    return (PyObject *)self;
+}
+
+static PyObject *run_put(PyObject *object, PyObject *message)
+{
+    open_run *self = (open_run *)object;
+    if (self->is_ended || self->count + 1 >= self->count_max)
+        Py_RETURN_NONE;
+    uint32_t start = (uint32_t)PyByteArray_Size(self->buffer);
+    if (!append_message(message, &self->run, self->buffer, self->bytes_max, 1, self->counter + (uint32_t)self->count))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyObject *future = send_each_take(self->each);
+    if (future == NULL)
+        PyByteArray_Resize(self->buffer, start);
+    else
+        self->starts[self->count++] = start;
+    return future;
+}
+
+static PyObject *run_end(PyObject *object, PyObject *nothing)
+{
+    (void)nothing;
+    open_run *self = (open_run *)object;
+    self->is_ended = 1;
+    if (!send_each_end(self->each))
+        return NULL;
+    return PyBytes_FromStringAndSize((const char *)self->starts, self->count * (Py_ssize_t)sizeof(uint32_t));
+}
+
+static void run_dealloc(PyObject *object)
+{
+    open_run *self = (open_run *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    Py_XDECREF(self->run.tag);
+    Py_XDECREF(self->run.middle);
+    Py_DECREF(self->run.topic);
+    Py_DECREF(self->run.middles);
+    Py_DECREF(self->buffer);
+    Py_DECREF(self->each);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef run_methods[] = {
+    {"put", run_put, METH_O, NULL},
+    {"end", run_end, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef run_members[] = {
+    {"count", T_PYSSIZET, offsetof(open_run, count), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot run_slots[] = {
+    {Py_tp_new, run_new},
+    {Py_tp_dealloc, run_dealloc},
+    {Py_tp_methods, run_methods},
+    {Py_tp_members, run_members},
+    {0, NULL},
+};
+
+static PyType_Spec run_spec = {
+    .name = "cometmq.native._accelerator.OpenRun",
+    .basicsize = sizeof(open_run),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = run_slots,
+};
+
+int run_add(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &run_spec, NULL);
+    if (type == NULL)
+        return -1;
+    int result = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return result;
+}
