@@ -56,8 +56,9 @@ def add_commands(group: click.Group) -> None:
         """Change the given settings of group NAME; the others stay.
 
         With --no-consume members keep their progress and get nothing more; --consume ends that.
-        A step of --retry-policy waits for the nearest delay level that is not shorter. --orderly,
-        --consume-timeout-min and --mode are kept and shown; consumers have options of their own.
+        A step of --retry-policy waits for the nearest delay level that is not shorter. With --mode
+        pop members receive from all queues together; --orderly then keeps the order of message
+        groups. --consume-timeout-min is kept and shown; consumers have an option of their own.
         mqadmin: updateSubGroup, setConsumeMode.
         """
         settings.group = name

@@ -172,6 +172,24 @@ class MemberMetrics:
         self._sent_to_dlq = counter(
             "rocketmq_send_to_dlq_messages", "Messages that became dead letters.", sent_back
         )
+        self._pop_delivered = counter(
+            "cometmq_pop_delivered_messages",
+            "Messages that members of groups received, also those that came again.",
+            sent_back,
+        )
+        self._pop_delivered_again = counter(
+            "cometmq_pop_delivered_again_messages",
+            "Messages that members received because an earlier delivery was not acknowledged.",
+            sent_back,
+        )
+        self._pop_acknowledged = counter(
+            "cometmq_pop_acknowledged_messages", "Messages that members acknowledged.", sent_back
+        )
+        self._pop_lost = counter(
+            "cometmq_pop_lost_messages",
+            "Messages that no member can receive: they are damaged, or retention came first.",
+            sent_back,
+        )
         self._resets = counter(
             "cometmq_offset_resets", "Queues in which a group was reset.", sent_back
         )
@@ -256,6 +274,23 @@ class MemberMetrics:
         self._given_back.add((topic, group))
         self._sent_to_dlq.labels(*self.node, topic, group).inc()
 
+    def pop_delivered(self, topic: str, group: str, count: int, attempt: int) -> None:
+        """A member of a group received messages."""
+        self._given_back.add((topic, group))
+        self._pop_delivered.labels(*self.node, topic, group).inc(count)
+        if attempt > 1:
+            self._pop_delivered_again.labels(*self.node, topic, group).inc(count)
+
+    def pop_acknowledged(self, topic: str, group: str, count: int) -> None:
+        """A member of a group acknowledged messages."""
+        self._given_back.add((topic, group))
+        self._pop_acknowledged.labels(*self.node, topic, group).inc(count)
+
+    def pop_lost(self, topic: str, group: str) -> None:
+        """A message cannot be given to any member."""
+        self._given_back.add((topic, group))
+        self._pop_lost.labels(*self.node, topic, group).inc()
+
     def offsets_reset(self, topic: str, group: str, queue_count: int) -> None:
         """An operator has let a group go on elsewhere in queues of a topic."""
         self._given_back.add((topic, group))
@@ -274,7 +309,15 @@ class MemberMetrics:
     def _forget_given_back(self, place: int, name: str) -> None:
         for key in [key for key in self._given_back if key[place] == name]:
             self._given_back.discard(key)
-            for series in (self._sent_back, self._sent_to_dlq, self._resets):
+            for series in (
+                self._sent_back,
+                self._sent_to_dlq,
+                self._pop_delivered,
+                self._pop_delivered_again,
+                self._pop_acknowledged,
+                self._pop_lost,
+                self._resets,
+            ):
                 with suppress(KeyError):  # a message of the two never met this fate
                     series.remove(*self.node, *key)
 
@@ -430,6 +473,11 @@ class MemberCollector(StoreCollector):
             "cometmq_send_in_flight_bytes",
             "Bytes of batches that wait for their acknowledgement.",
             self._in_flight.in_flight_bytes,
+        )
+        yield (
+            "cometmq_pop_in_flight_messages",
+            "Messages that members of groups have received, and not acknowledged.",
+            self._state.pops.open_count,
         )
 
     def _lag(self) -> Metric:

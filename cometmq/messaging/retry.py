@@ -85,6 +85,15 @@ def level_after(
     return min(FIRST_LEVEL + reconsume_times, delayed.level_count())
 
 
+def delay_after(reconsume_times: int, policy: RetryPolicy | None = None) -> int:
+    """For how many ms a message waits at least that could not be consumed and failed
+    ``reconsume_times`` times before.
+    """
+    if policy is not None:
+        return policy.delay_ms(reconsume_times)
+    return delayed.delay_ms(min(FIRST_LEVEL + reconsume_times, delayed.level_count()))
+
+
 def retry_properties(source: Record, level: int, topic: str, queue_id: int, origin: str) -> bytes:
     """Of a message that comes again in ``topic``, a retry topic. ``origin``: the source's id."""
     return delayed.prefix(level, topic, queue_id) + with_origin(source, origin)

@@ -193,6 +193,36 @@ PULL_STATUS_OFFSET_MOVED: PullStatus.ValueType  # 4
 """The position lies outside the queue: go on at next_position."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
 
+class _ReceiveStart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReceiveStartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReceiveStart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECEIVE_START_UNSPECIFIED: _ReceiveStart.ValueType  # 0
+    """The same as RECEIVE_START_FIRST."""
+    RECEIVE_START_FIRST: _ReceiveStart.ValueType  # 1
+    """At the oldest message that is there; where the group's settings forbid it, as RECEIVE_START_LAST."""
+    RECEIVE_START_LAST: _ReceiveStart.ValueType  # 2
+    """What arrives from now on."""
+    RECEIVE_START_TIME: _ReceiveStart.ValueType  # 3
+    """At the first message that was stored at `start_time_ms` or later."""
+
+class ReceiveStart(_ReceiveStart, metaclass=_ReceiveStartEnumTypeWrapper):
+    """Where a group begins in a topic from which it has received nothing yet: in all queues that are there then. In a queue that comes later it
+    begins at the first message.
+    """
+
+RECEIVE_START_UNSPECIFIED: ReceiveStart.ValueType  # 0
+"""The same as RECEIVE_START_FIRST."""
+RECEIVE_START_FIRST: ReceiveStart.ValueType  # 1
+"""At the oldest message that is there; where the group's settings forbid it, as RECEIVE_START_LAST."""
+RECEIVE_START_LAST: ReceiveStart.ValueType  # 2
+"""What arrives from now on."""
+RECEIVE_START_TIME: ReceiveStart.ValueType  # 3
+"""At the first message that was stored at `start_time_ms` or later."""
+Global___ReceiveStart: _TypeAlias = ReceiveStart  # noqa: Y015
+
 class _TimeBoundary:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -256,7 +286,7 @@ class _ConsumeModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConsumeMo
     CONSUME_MODE_PULL: _ConsumeMode.ValueType  # 1
     """They divide the queues, and pull."""
     CONSUME_MODE_POP: _ConsumeMode.ValueType  # 2
-    """Kept and shown; it takes effect with a later release."""
+    """They receive from all queues together, and acknowledge each message."""
 
 class ConsumeMode(_ConsumeMode, metaclass=_ConsumeModeEnumTypeWrapper):
     """How members of a group get messages."""
@@ -266,7 +296,7 @@ CONSUME_MODE_UNSPECIFIED: ConsumeMode.ValueType  # 0
 CONSUME_MODE_PULL: ConsumeMode.ValueType  # 1
 """They divide the queues, and pull."""
 CONSUME_MODE_POP: ConsumeMode.ValueType  # 2
-"""Kept and shown; it takes effect with a later release."""
+"""They receive from all queues together, and acknowledge each message."""
 Global___ConsumeMode: _TypeAlias = ConsumeMode  # noqa: Y015
 
 class _ClientKind:
@@ -2155,6 +2185,500 @@ class SendBackResponse(_message.Message):
 Global___SendBackResponse: _TypeAlias = SendBackResponse  # noqa: Y015
 
 @_typing.final
+class ReceiveRequest(_message.Message):
+    """See BrokerService.Receive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    SUBSCRIPTIONS_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    START_TIME_MS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    queue_id: _builtins.int
+    """Receives from this queue alone, of the only subscription, and not from the retry topic; absent = from all."""
+    max_count: _builtins.int
+    """Messages wanted at most, 1 to 1,024; 0 = 32."""
+    max_bytes: _builtins.int
+    """Record bytes wanted at most, 1 to 3 MiB; 0 = 256 KiB. More is answered as the limit. The last message comes whatever its size."""
+    invisible_ms: _builtins.int
+    """How long nobody else gets the messages, in ms: 10,000 to 43,200,000 (12 h)."""
+    attempt_id: _builtins.str
+    """Chosen by the client for this attempt, at most 64 printable characters. A request that comes again with it, because its answer was
+    lost, gets the same messages while they are its own; a broker that was started since does not know it. Empty = none.
+    """
+    form: Global___MessageForm.ValueType
+    """Form of the messages."""
+    start: Global___ReceiveStart.ValueType
+    """Where the group begins."""
+    start_time_ms: _builtins.int
+    """For RECEIVE_START_TIME, in ms since 1970."""
+    client_id: _builtins.str
+    """Whose quota the answer counts against: at most 255 printable characters; empty = that of the caller's address."""
+    @_builtins.property
+    def subscriptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Subscription]:
+        """What the group reads: 1 to 64 topics. All members must ask for the same, for messages that pass no filter of the member that meets
+        them first are done for the group.
+        """
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        subscriptions: _abc.Iterable[Global___Subscription] | None = ...,
+        queue_id: _builtins.int | None = ...,
+        max_count: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        invisible_ms: _builtins.int = ...,
+        attempt_id: _builtins.str = ...,
+        form: Global___MessageForm.ValueType = ...,
+        start: Global___ReceiveStart.ValueType = ...,
+        start_time_ms: _builtins.int = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "attempt_id", b"attempt_id", "client_id", b"client_id", "form", b"form", "group", b"group", "invisible_ms", b"invisible_ms", "max_bytes", b"max_bytes", "max_count", b"max_count", "queue_id", b"queue_id", "start", b"start", "start_time_ms", b"start_time_ms", "subscriptions", b"subscriptions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
+    _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
+
+Global___ReceiveRequest: _TypeAlias = ReceiveRequest  # noqa: Y015
+
+@_typing.final
+class ReceivedRun(_message.Message):
+    """Messages of one queue that were given together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    VISIBLE_MS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    """By this they are acknowledged: letters, digits, `-` and `_`, at most 256."""
+    records: _builtins.bytes
+    """Encoded records, when asked for in that form."""
+    count: _builtins.int
+    """Messages in this run."""
+    attempt: _builtins.int
+    """How often they were delivered, this time included: 1 = for the first time."""
+    visible_ms: _builtins.int
+    """When they come again, by the broker's clock in ms since 1970."""
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue that they lie in."""
+
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:
+        """Messages, when asked for in that form."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        handle: _builtins.str = ...,
+        records: _builtins.bytes = ...,
+        messages: _abc.Iterable[Global___StoredMessage] | None = ...,
+        count: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        visible_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "count", b"count", "handle", b"handle", "messages", b"messages", "queue", b"queue", "records", b"records", "visible_ms", b"visible_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceivedRun: _TypeAlias = ReceivedRun  # noqa: Y015
+
+@_typing.final
+class ReceivePosition(_message.Message):
+    """Where a queue goes on from which nothing came."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue."""
+
+    @_builtins.property
+    def position(self) -> _common_pb2.Position:
+        """The group gets what comes at this place or behind it."""
+
+    def __init__(
+        self,
+        *,
+        queue: _common_pb2.QueueRef | None = ...,
+        position: _common_pb2.Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceivePosition: _TypeAlias = ReceivePosition  # noqa: Y015
+
+@_typing.final
+class ReceiveResponse(_message.Message):
+    """See BrokerService.Receive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    AGAIN_MS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    has_more: _builtins.bool
+    """More was there to look at: ask again at once, also when `runs` is empty."""
+    again_ms: _builtins.int
+    """Milliseconds until messages may be there that others have now; 0 = nobody has any."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivedRun]:
+        """What was given; a run for each queue and delivery attempt."""
+
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReceivePosition]:
+        """When `runs` is empty and there is no more: for each queue where a hold is to wait (HoldRequest.arrival_only)."""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___ReceivedRun] | None = ...,
+        has_more: _builtins.bool = ...,
+        again_ms: _builtins.int = ...,
+        positions: _abc.Iterable[Global___ReceivePosition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again_ms", b"again_ms", "has_more", b"has_more", "positions", b"positions", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReceiveResponse: _TypeAlias = ReceiveResponse  # noqa: Y015
+
+@_typing.final
+class AckItem(_message.Message):
+    """Messages of one handle."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    """As Receive or ChangeInvisibleTime gave it."""
+    first_offset: _builtins.int
+    """Queue offset of the first message that is meant."""
+    count: _builtins.int
+    """So many from it on; 0 = all of the handle, `first_offset` says nothing."""
+    def __init__(
+        self,
+        *,
+        handle: _builtins.str = ...,
+        first_offset: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first_offset", b"first_offset", "handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AckItem: _TypeAlias = AckItem  # noqa: Y015
+
+@_typing.final
+class AckMessagesRequest(_message.Message):
+    """See BrokerService.AckMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___AckItem]:
+        """At most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        items: _abc.Iterable[Global___AckItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AckMessagesRequest: _TypeAlias = AckMessagesRequest  # noqa: Y015
+
+@_typing.final
+class AckResult(_message.Message):
+    """What became of one item."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why nothing of it was acknowledged; absent = all of it is."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AckResult: _TypeAlias = AckResult  # noqa: Y015
+
+@_typing.final
+class AckMessagesResponse(_message.Message):
+    """See BrokerService.AckMessages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AckResult]:
+        """One for each item, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___AckResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AckMessagesResponse: _TypeAlias = AckMessagesResponse  # noqa: Y015
+
+@_typing.final
+class ChangeInvisibleTimeItem(_message.Message):
+    """Messages of one handle, and when they are to come again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    invisible_ms: _builtins.int
+    """Milliseconds from now: 10,000 to 43,200,000 (12 h); with `failed` also less, from 0."""
+    failed: _builtins.bool
+    """They could not be consumed: they come again after `invisible_ms`, and not before the step of the group's retry policy for this
+    delivery. With their tries used up they are dead letters at once.
+    """
+    @_builtins.property
+    def messages(self) -> Global___AckItem:
+        """Which messages."""
+
+    def __init__(
+        self,
+        *,
+        messages: Global___AckItem | None = ...,
+        invisible_ms: _builtins.int = ...,
+        failed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "invisible_ms", b"invisible_ms", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeInvisibleTimeItem: _TypeAlias = ChangeInvisibleTimeItem  # noqa: Y015
+
+@_typing.final
+class ChangeInvisibleTimeRequest(_message.Message):
+    """See BrokerService.ChangeInvisibleTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    ITEMS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    @_builtins.property
+    def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangeInvisibleTimeItem]:
+        """At most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        items: _abc.Iterable[Global___ChangeInvisibleTimeItem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "items", b"items"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeInvisibleTimeRequest: _TypeAlias = ChangeInvisibleTimeRequest  # noqa: Y015
+
+@_typing.final
+class ChangeInvisibleTimeResult(_message.Message):
+    """What became of one item."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    VISIBLE_MS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    """Of these messages from now on; empty: they went to the dead letters or to the retry topic."""
+    visible_ms: _builtins.int
+    """When they come again, by the broker's clock in ms since 1970; 0: they went to the dead letters."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why nothing has changed; then the others are unset."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        handle: _builtins.str = ...,
+        visible_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "handle", b"handle", "visible_ms", b"visible_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeInvisibleTimeResult: _TypeAlias = ChangeInvisibleTimeResult  # noqa: Y015
+
+@_typing.final
+class ChangeInvisibleTimeResponse(_message.Message):
+    """See BrokerService.ChangeInvisibleTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangeInvisibleTimeResult]:
+        """One for each item, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ChangeInvisibleTimeResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeInvisibleTimeResponse: _TypeAlias = ChangeInvisibleTimeResponse  # noqa: Y015
+
+@_typing.final
+class QueryAssignmentRequest(_message.Message):
+    """See BrokerService.QueryAssignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """Consumer group name."""
+    topic: _builtins.str
+    """Topic name."""
+    client_id: _builtins.str
+    """The client's name in the group; one that is no member gets nothing of a group that pulls."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "group", b"group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryAssignmentRequest: _TypeAlias = QueryAssignmentRequest  # noqa: Y015
+
+@_typing.final
+class QueueAssignment(_message.Message):
+    """Queues of a topic that a client is to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    mode: Global___ConsumeMode.ValueType
+    """How the group gets messages from it."""
+    queue_id: _builtins.int
+    """The queue; absent = any, see BrokerService.Receive."""
+    def __init__(
+        self,
+        *,
+        mode: Global___ConsumeMode.ValueType = ...,
+        queue_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "mode", b"mode", "queue_id", b"queue_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
+    _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
+
+Global___QueueAssignment: _TypeAlias = QueueAssignment  # noqa: Y015
+
+@_typing.final
+class QueryAssignmentResponse(_message.Message):
+    """See BrokerService.QueryAssignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueAssignment]:
+        """In order of queue id."""
+
+    def __init__(
+        self,
+        *,
+        assignments: _abc.Iterable[Global___QueueAssignment] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryAssignmentResponse: _TypeAlias = QueryAssignmentResponse  # noqa: Y015
+
+@_typing.final
 class QueryOffsetsRequest(_message.Message):
     """See BrokerService.QueryOffsets."""
 
@@ -3026,7 +3550,9 @@ class GroupSettings(_message.Message):
     notify_members_enable: _builtins.bool
     """Whether members learn at once of each other's coming and going; where not, within 3 s."""
     consume_orderly: _builtins.bool
-    """Whether the group consumes in order. Kept and shown: each consumer has an option of its own."""
+    """Whether the group consumes in order. With mode POP: a message with a sharding key comes when the one before it is done. Else kept
+    and shown: each consumer has an option of its own.
+    """
     consume_timeout_min: _builtins.int
     """Minutes until a message that is being consumed counts as failed, 1 to 10,080. Kept and shown: each consumer has an option of
     its own.

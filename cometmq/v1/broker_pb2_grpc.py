@@ -92,6 +92,26 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.RepliesRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.RepliesResponse.FromString,
                 _registered_method=True)
+        self.Receive = channel.unary_unary(
+                '/cometmq.v1.BrokerService/Receive',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ReceiveRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ReceiveResponse.FromString,
+                _registered_method=True)
+        self.AckMessages = channel.unary_unary(
+                '/cometmq.v1.BrokerService/AckMessages',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.AckMessagesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.AckMessagesResponse.FromString,
+                _registered_method=True)
+        self.ChangeInvisibleTime = channel.unary_unary(
+                '/cometmq.v1.BrokerService/ChangeInvisibleTime',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeResponse.FromString,
+                _registered_method=True)
+        self.QueryAssignment = channel.unary_unary(
+                '/cometmq.v1.BrokerService/QueryAssignment',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryAssignmentRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryAssignmentResponse.FromString,
+                _registered_method=True)
         self.QueryOffsets = channel.unary_unary(
                 '/cometmq.v1.BrokerService/QueryOffsets',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryOffsetsRequest.SerializeToString,
@@ -156,7 +176,7 @@ class BrokerServiceServicer:
 
     def Pull(self, request, context):
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, GROUP_MODE_MISMATCH, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
         that may not read. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -181,7 +201,7 @@ class BrokerServiceServicer:
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
         back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
-        OFFSET_RESET. Deadline 3 s.
+        OFFSET_RESET, GROUP_MODE_MISMATCH. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -252,6 +272,48 @@ class BrokerServiceServicer:
         key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
         written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
         stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Receive(self, request, context):
+        """Gives a member of a group messages of any queues of its topics, for a time; never waits for messages. Until the time is over
+        nobody else of the group gets them; then those that are not acknowledged come again, to any member. Messages of the group's retry
+        topic come too. Answered when what was given is in the log: only a fault that takes the log's end back lets messages come again before
+        their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
+        LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
+        may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AckMessages(self, request, context):
+        """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
+        acknowledged message never comes again. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED;
+        DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the acknowledgements count, but a crash or a fail-over may take them back; inside an
+        item: HANDLE_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeInvisibleTime(self, request, context):
+        """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
+        decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
+        INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryAssignment(self, request, context):
+        """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
+        one assignment without a queue. Else the readable queues are divided among the members that read the topic, in order of client id. A read. Errors:
+        GROUP_NAME_INVALID, INVALID_REQUEST, TOPIC_NOT_FOUND, NO_PERMISSION. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,6 +424,26 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.Replies,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.RepliesRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.RepliesResponse.SerializeToString,
+            ),
+            'Receive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Receive,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ReceiveRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ReceiveResponse.SerializeToString,
+            ),
+            'AckMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.AckMessages,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.AckMessagesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.AckMessagesResponse.SerializeToString,
+            ),
+            'ChangeInvisibleTime': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeInvisibleTime,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeResponse.SerializeToString,
+            ),
+            'QueryAssignment': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryAssignment,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryAssignmentRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.QueryAssignmentResponse.SerializeToString,
             ),
             'QueryOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryOffsets,
@@ -694,6 +776,114 @@ class BrokerService:
             '/cometmq.v1.BrokerService/Replies',
             cometmq_dot_v1_dot_broker__pb2.RepliesRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.RepliesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Receive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/Receive',
+            cometmq_dot_v1_dot_broker__pb2.ReceiveRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ReceiveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AckMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/AckMessages',
+            cometmq_dot_v1_dot_broker__pb2.AckMessagesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.AckMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeInvisibleTime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/ChangeInvisibleTime',
+            cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ChangeInvisibleTimeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryAssignment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/QueryAssignment',
+            cometmq_dot_v1_dot_broker__pb2.QueryAssignmentRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.QueryAssignmentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,7 +54,7 @@ class BrokerServiceStub:
     """
     Pull: _grpc.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, GROUP_MODE_MISMATCH, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
     that may not read. Deadline 3 s.
     """
     JoinGroup: _grpc.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]
@@ -71,7 +71,7 @@ class BrokerServiceStub:
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
     back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
-    OFFSET_RESET. Deadline 3 s.
+    OFFSET_RESET, GROUP_MODE_MISMATCH. Deadline 3 s.
     """
     LockQueues: _grpc.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]
     """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
@@ -118,6 +118,32 @@ class BrokerServiceStub:
     key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
     written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
     stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+    """
+    Receive: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReceiveRequest, _broker_pb2.ReceiveResponse]
+    """Gives a member of a group messages of any queues of its topics, for a time; never waits for messages. Until the time is over
+    nobody else of the group gets them; then those that are not acknowledged come again, to any member. Messages of the group's retry
+    topic come too. Answered when what was given is in the log: only a fault that takes the log's end back lets messages come again before
+    their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
+    LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
+    may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+    """
+    AckMessages: _grpc.UnaryUnaryMultiCallable[_broker_pb2.AckMessagesRequest, _broker_pb2.AckMessagesResponse]
+    """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
+    acknowledged message never comes again. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED;
+    DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the acknowledgements count, but a crash or a fail-over may take them back; inside an
+    item: HANDLE_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    """
+    ChangeInvisibleTime: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ChangeInvisibleTimeRequest, _broker_pb2.ChangeInvisibleTimeResponse]
+    """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
+    decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
+    INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    """
+    QueryAssignment: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryAssignmentRequest, _broker_pb2.QueryAssignmentResponse]
+    """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
+    one assignment without a queue. Else the readable queues are divided among the members that read the topic, in order of client id. A read. Errors:
+    GROUP_NAME_INVALID, INVALID_REQUEST, TOPIC_NOT_FOUND, NO_PERMISSION. Deadline 3 s.
     """
     QueryOffsets: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -169,7 +195,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """
     Pull: _aio.UnaryUnaryMultiCallable[_broker_pb2.PullRequest, _broker_pb2.PullResponse]  # type: ignore[assignment]
     """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
+    OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, GROUP_MODE_MISMATCH, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
     that may not read. Deadline 3 s.
     """
     JoinGroup: _aio.StreamStreamMultiCallable[_broker_pb2.JoinGroupRequest, _broker_pb2.JoinGroupResponse]  # type: ignore[assignment]
@@ -186,7 +212,7 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
     created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
     back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
-    OFFSET_RESET. Deadline 3 s.
+    OFFSET_RESET, GROUP_MODE_MISMATCH. Deadline 3 s.
     """
     LockQueues: _aio.UnaryUnaryMultiCallable[_broker_pb2.LockQueuesRequest, _broker_pb2.LockQueuesResponse]  # type: ignore[assignment]
     """Locks queues for a client of a group that consumes in order, or renews what the client has locked; each queue is decided
@@ -233,6 +259,32 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
     written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
     stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+    """
+    Receive: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReceiveRequest, _broker_pb2.ReceiveResponse]  # type: ignore[assignment]
+    """Gives a member of a group messages of any queues of its topics, for a time; never waits for messages. Until the time is over
+    nobody else of the group gets them; then those that are not acknowledged come again, to any member. Messages of the group's retry
+    topic come too. Answered when what was given is in the log: only a fault that takes the log's end back lets messages come again before
+    their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
+    LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
+    may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+    """
+    AckMessages: _aio.UnaryUnaryMultiCallable[_broker_pb2.AckMessagesRequest, _broker_pb2.AckMessagesResponse]  # type: ignore[assignment]
+    """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
+    acknowledged message never comes again. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED;
+    DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the acknowledgements count, but a crash or a fail-over may take them back; inside an
+    item: HANDLE_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    """
+    ChangeInvisibleTime: _aio.UnaryUnaryMultiCallable[_broker_pb2.ChangeInvisibleTimeRequest, _broker_pb2.ChangeInvisibleTimeResponse]  # type: ignore[assignment]
+    """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
+    decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
+    GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
+    INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+    """
+    QueryAssignment: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryAssignmentRequest, _broker_pb2.QueryAssignmentResponse]  # type: ignore[assignment]
+    """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
+    one assignment without a queue. Else the readable queues are divided among the members that read the topic, in order of client id. A read. Errors:
+    GROUP_NAME_INVALID, INVALID_REQUEST, TOPIC_NOT_FOUND, NO_PERMISSION. Deadline 3 s.
     """
     QueryOffsets: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryOffsetsRequest, _broker_pb2.QueryOffsetsResponse]  # type: ignore[assignment]
     """How far a group has consumed. A read. Errors: GROUP_NAME_INVALID; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND.
@@ -299,7 +351,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_broker_pb2.PullResponse, _abc.Awaitable[_broker_pb2.PullResponse]]:
         """Reads from one queue; never waits for messages. A read. Errors: INVALID_REQUEST, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION,
-        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
+        OFFSET_INVALID, FILTER_INVALID, POSITION_FENCED, GROUP_NAME_INVALID, GROUP_MODE_MISMATCH, QUEUE_LOCKED, FLOW_CONTROL (a quota is used up). NO_PERMISSION also of a group
         that may not read. Deadline 3 s.
         """
 
@@ -328,7 +380,7 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         is as safe as a message of its topic. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not
         created on demand), LIMIT_EXCEEDED; DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the commits count, but a crash or a fail-over may take them
         back; inside an item: TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, OFFSET_INVALID, POSITION_FENCED, QUEUE_LOCKED,
-        OFFSET_RESET. Deadline 3 s.
+        OFFSET_RESET, GROUP_MODE_MISMATCH. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -411,6 +463,56 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         key index, so replies carry their correlation id as a key. The server answers the first request with `opened`. A reply is
         written once a stream. When a stream opens under the same client_id, the older one ends with CLIENT_ID_IN_USE. Errors end the
         stream: INVALID_REQUEST, LIMIT_EXCEEDED, DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED. No deadline.
+        """
+
+    @_abc_1.abstractmethod
+    def Receive(
+        self,
+        request: _broker_pb2.ReceiveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ReceiveResponse, _abc.Awaitable[_broker_pb2.ReceiveResponse]]:
+        """Gives a member of a group messages of any queues of its topics, for a time; never waits for messages. Until the time is over
+        nobody else of the group gets them; then those that are not acknowledged come again, to any member. Messages of the group's retry
+        topic come too. Answered when what was given is in the log: only a fault that takes the log's end back lets messages come again before
+        their time. Messages of damaged records are passed over. A group that is not there yet is made, with mode POP. Not idempotent, but with `attempt_id`. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND (when groups are not created on demand), GROUP_MODE_MISMATCH, INVALID_REQUEST, INVISIBLE_TIME_INVALID,
+        LIMIT_EXCEEDED, FILTER_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND, NO_PERMISSION, FLOW_CONTROL (members have as many messages as they
+        may, or a quota is used up), DISK_FULL, STORE_FAILED, STORE_DAMAGED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def AckMessages(
+        self,
+        request: _broker_pb2.AckMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.AckMessagesResponse, _abc.Awaitable[_broker_pb2.AckMessagesResponse]]:
+        """Acknowledges messages that were received; each item is decided on its own. Answered when it is as safe as a message of the topic; an
+        acknowledged message never comes again. Idempotent. Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED;
+        DISK_FULL, SLAVE_NOT_AVAILABLE, STORE_FAILED: the acknowledgements count, but a crash or a fail-over may take them back; inside an
+        item: HANDLE_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ChangeInvisibleTime(
+        self,
+        request: _broker_pb2.ChangeInvisibleTimeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ChangeInvisibleTimeResponse, _abc.Awaitable[_broker_pb2.ChangeInvisibleTimeResponse]]:
+        """Changes when messages come again that were received and are not acknowledged: later, while the work goes on, or sooner. Each item is
+        decided on its own, and answered with a new handle when that is in the log; the old one is good for nothing then. Errors:
+        GROUP_NAME_INVALID, GROUP_NOT_FOUND, GROUP_MODE_MISMATCH, LIMIT_EXCEEDED, FLOW_CONTROL, DISK_FULL, STORE_FAILED; inside an item: HANDLE_INVALID,
+        INVISIBLE_TIME_INVALID, TOPIC_NOT_FOUND, QUEUE_NOT_FOUND. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryAssignment(
+        self,
+        request: _broker_pb2.QueryAssignmentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.QueryAssignmentResponse, _abc.Awaitable[_broker_pb2.QueryAssignmentResponse]]:
+        """Which queues of a topic a client of a group is to read here. With mode POP all members receive from all queues together: the answer is
+        one assignment without a queue. Else the readable queues are divided among the members that read the topic, in order of client id. A read. Errors:
+        GROUP_NAME_INVALID, INVALID_REQUEST, TOPIC_NOT_FOUND, NO_PERMISSION. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod

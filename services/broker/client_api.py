@@ -16,10 +16,13 @@ from cometmq.messaging.state import BrokerState
 from cometmq.model import TopicConfig
 from cometmq.rpc.shares import Buckets
 from cometmq.telemetry import fields, logger
+from services.broker.acks import AckService
 from services.broker.clients import ClientList, Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.membership import Groups
+from services.broker.pop_servicer import PopServices
 from services.broker.produce import ProduceHandler, ProducePolicy
+from services.broker.receive import ReceiveService
 from services.broker.replication import Replication
 from services.broker.replies import Replies
 from services.broker.resets import OffsetResets
@@ -98,7 +101,9 @@ class ClientApi:
             ),
             clock,
             auto_create_groups=config.auto_create_subscription_group,
+            leaving_pop=writer.pop.leaving,
         )
+        receives = ReceiveService(writer.pop, storage, core.reader)
         self.resets = OffsetResets(keeper, storage, core.reader, metrics, groups.tell)
         host = identity.store_host
         replies = Replies(
@@ -120,6 +125,7 @@ class ClientApi:
             SendCalls(storage.store, produce, encoder, core.state.sent_ids, clock),
             core.reader,
             self.coordinator,
+            PopServices(receives, AckService(writer.pop)),
             writer.retries,
             writer.queue_locks,
             writer.transactions,

@@ -5,12 +5,13 @@ progress.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 from cometmq.clock import Clock
 from cometmq.errors import (
     GroupInUse,
+    GroupModeMismatch,
     GroupNotFound,
     LimitExceeded,
     NoPermission,
@@ -24,6 +25,7 @@ from cometmq.member.read.replica_selector import ReplicaSelector
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging import retry
+from cometmq.messaging.group_policy import ConsumeMode, GroupPolicy
 from cometmq.messaging.groups import GroupSettings, MemberDetails, check_name, check_settings
 from cometmq.model import (
     BROADCAST_PREFIX,
@@ -67,6 +69,7 @@ class GroupCoordinator(GroupReads):
         clock: Clock,
         *,
         auto_create_groups: bool,
+        leaving_pop: Callable[[str], AbstractAsyncContextManager[None]],
     ) -> None:
         super().__init__(keeper.state, reader, groups.table, selector, clock)
         self._keeper = keeper
@@ -74,6 +77,7 @@ class GroupCoordinator(GroupReads):
         self._groups = groups
         self._creations = creations
         self._auto_create_groups = auto_create_groups
+        self._leaving_pop = leaving_pop
         self._since_s = clock.monotonic_s()
         # When groups last had a member or a commit; of those that are there.
         self._used_s: dict[str, float] = {}
@@ -89,7 +93,9 @@ class GroupCoordinator(GroupReads):
             raise GroupNotFound(f"there is no consumer group {group} here")
         return False
 
-    async def ensure_group(self, name: str, address: str) -> None:
+    async def ensure_group(
+        self, name: str, address: str, mode: ConsumeMode = ConsumeMode.PULL
+    ) -> None:
         """Create a missing group, which the client at ``address`` wants. Raises what
         :meth:`is_there` raises; LimitExceeded.
         """
@@ -97,7 +103,7 @@ class GroupCoordinator(GroupReads):
             if name.startswith(BROADCAST_PREFIX):
                 self._check_broadcasters()
             self._creations.take(address, self._clock.monotonic_s())
-            await self._keeper.create_group(name)
+            await self._keeper.create_group(name, GroupPolicy(mode=mode))
 
     def _check_broadcasters(self) -> None:
         if len(self._broadcasters()) >= BROADCASTERS_MAX:
@@ -181,7 +187,12 @@ class GroupCoordinator(GroupReads):
             check_settings(settings, delayed.longest_delay_ms())
             return settings
 
-        settings, created = await self._keeper.change_group(name, checked)
+        async with AsyncExitStack() as leaving:
+            before = self._keeper.find_group(name)
+            leaves = before is not None and before.policy.mode is ConsumeMode.POP
+            if leaves and checked(before).policy.mode is ConsumeMode.PULL:
+                await leaving.enter_async_context(self._leaving_pop(name))
+            settings, created = await self._keeper.change_group(name, checked)
         await self._fit_topics(settings)
         self._groups.tell(name)
         return settings, created
@@ -289,13 +300,33 @@ class GroupCoordinator(GroupReads):
         self, group: str, topic: str, queue_id: int, lock_number: int, reset_number: int
     ) -> None:
         """Raises QueueLocked, OffsetReset for a commit of a member that has lost the queue, or that
-        does not know the newest reset. ``lock_number`` 0: the member consumes without locks.
+        does not know the newest reset; GroupModeMismatch of a group that receives from the queue.
+        ``lock_number`` 0: the member consumes without locks.
         """
         key = (topic, queue_id)
+        if self._state.pops.find(group, key) is not None:
+            raise GroupModeMismatch(
+                f"group {group} receives: what its members acknowledge is its position"
+            )
         if lock_number:
             self._state.locks.check_commit(group, key, lock_number)
         position = self._state.offsets.get(group, key)
         self._state.resets.check(group, key, reset_number, position)
+
+    def mode_and_members(self, group: str, topic: str) -> tuple[ConsumeMode, list[str]]:
+        """How a group gets its messages, and its members that read the topic. Raises
+        GroupNameInvalid; a group that is not there pulls, and has none.
+        """
+        check_name(group)
+        settings = self._keeper.find_group(group)
+        mode = settings.policy.mode if settings is not None else ConsumeMode.PULL
+        members = self._members.view(group).members
+        reading = [m for m in members if topic in {s.topic for s in m.subscriptions}]
+        return mode, [member.client_id for member in reading]
+
+    def readable_queues(self, topic: str) -> int:
+        """How many queues of a topic clients may read. Raises TopicNotFound, NoPermission."""
+        return self._state.topics.for_read(topic, 0).read_queue_count
 
     def newest_reset(self, group: str) -> int:
         """The number of the group's newest reset."""

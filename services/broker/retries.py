@@ -31,7 +31,7 @@ SLICE_BYTES_MAX = 1024 * 1024  # unless one message is larger; the memory of a c
 @dataclass(frozen=True, slots=True)
 class SendBackItem:
     """One message that a group could not consume. ``retry_times_max`` None: the group's; members
-    that say one come first.
+    that say one come first. ``tries``: failures that its record does not tell.
     """
 
     topic: str
@@ -39,6 +39,7 @@ class SendBackItem:
     position: Position
     delay_level: int
     retry_times_max: int | None = None
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class RetryService:
             await self._storage.stored(end, demands)
         assert len(answers) == len(items)
         return answers
+
+    def times_max(self, settings: GroupSettings) -> int:
+        """Tries of a message that was sent back, before it is a dead letter."""
+        told = self._members.retry_times_max(settings.name)
+        return settings.retry_times_max if told is None else told
 
     def _take(
         self, settings: GroupSettings, planned: Sequence[_Made | CometError]
@@ -190,7 +196,7 @@ class RetryService:
     def _relayed(
         self, settings: GroupSettings, item: SendBackItem, original: Record, told: int | None
     ) -> _Made:
-        times = original.reconsume_times
+        times = original.reconsume_times + item.tries
         asked = (told, item.retry_times_max, settings.retry_times_max)
         times_max = next(number for number in asked if number is not None)
         level = retry.level_after(times, item.delay_level, times_max, settings.policy.retry)

@@ -17,7 +17,7 @@ from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
-from cometmq.member.rpc.broker_servicer import ReadServicer, check_items
+from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.messaging.groups import check_client_id
 from cometmq.messaging.locks import LEASE_S
 from cometmq.messaging.send_order import SendOrder
@@ -30,6 +30,7 @@ from services.broker.clients import Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.group_views import GroupViews
 from services.broker.membership import MemberStream, Origin
+from services.broker.pop_servicer import PopServicer, PopServices
 from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
 from services.broker.replies import Outbox, Replies
@@ -100,7 +101,7 @@ class _Answers(asyncio.Queue["tuple[int, Accepted | CometError] | None"]):
     is_idle = True
 
 
-class BrokerServicer(ReadServicer):
+class BrokerServicer(PopServicer):
     """``cometmq.v1.BrokerService``. Streams end by themselves when the gate drains."""
 
     def __init__(
@@ -110,6 +111,7 @@ class BrokerServicer(ReadServicer):
         send_calls: SendCalls,
         reader: Reader,
         coordinator: GroupCoordinator,
+        pop: PopServices,
         retries: RetryService,
         locks: QueueLocks,
         transactions: TransactionService,
@@ -122,10 +124,9 @@ class BrokerServicer(ReadServicer):
         clock: Clock,
         described: Callable[[], namesrv_pb2.Member],
     ) -> None:
-        super().__init__(identity, reader, coordinator, metrics, described)
+        super().__init__(identity, reader, coordinator, metrics, described, pop)
         self._produce = produce
         self._send_calls = send_calls
-        self._coordinator = coordinator
         self._retries = retries
         self._locks = locks
         self._transactions = transactions

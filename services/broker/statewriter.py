@@ -64,6 +64,7 @@ class StateWriter:
     def _write_now(self) -> None:
         try:
             self._keeper.write_offsets()
+            self._keeper.write_pops()
             self._keeper.write_progress(self._clock.monotonic_s())
             self._keeper.write_snapshot_if_due(self._config.state_copy_interval_bytes)
         except (Shortage, BrokerDraining) as error:

@@ -18,6 +18,7 @@ from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.dead_letters import DeadLetters
+from services.broker.pop_groups import PopGroups
 from services.broker.queue_locks import QueueLocks
 from services.broker.resends import Resender
 from services.broker.retries import RetryService
@@ -86,6 +87,7 @@ class WriterCore:
         )
         self.checks = TransactionChecks(self.transactions, self.storage, metrics, clock)
         self.core.retention.before_removal = self.transactions.leave
+        self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, clock)
         self._state_writer = StateWriter(context.config, self.keeper, self.storage, clock)
 
     def described(self) -> namesrv_pb2.Member:
@@ -95,10 +97,12 @@ class WriterCore:
     def _forget_topic(self, topic: str) -> None:
         self._metrics.forget_topic(topic)
         self.storage.arrivals.topic_changed(topic)
+        self.pop.forget_topic(topic)
 
     def _forget_group(self, group: str) -> None:
         self._metrics.forget_group(group)
         self.queue_locks.forget_group(group)
+        self.pop.forget_group(group)
 
     def background(self) -> list[Coroutine[Any, Any, None]]:
         """What runs as long as the broker does."""

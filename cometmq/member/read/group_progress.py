@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cometmq.clock import Clock
-from cometmq.errors import GroupNotFound, NoPermission
+from cometmq.errors import GroupModeMismatch, GroupNotFound, NoPermission
 from cometmq.member.read.reader import QueueView, Reader
 from cometmq.member.read.replica_selector import ReplicaSelector
+from cometmq.messaging.group_policy import ConsumeMode
 from cometmq.messaging.groups import MemberTable, check_name
 from cometmq.messaging.quotas import NO_QUOTA, Account, QuotaTable
 from cometmq.messaging.state import BrokerState
@@ -58,13 +59,15 @@ class GroupReads:
         return settings is not None and not settings.consume_from_min_enable
 
     def check_read(self, group: str, topic: str, queue_id: int, lock_number: int) -> None:
-        """Raises NoPermission for a group whose settings forbid that it reads, QueueLocked when
-        another client of the group has locked the queue since. ``lock_number`` 0: the client reads
-        without locks.
+        """Raises NoPermission for a group whose settings forbid that it reads, GroupModeMismatch
+        for one that receives, QueueLocked when another client of the group has locked the queue
+        since. ``lock_number`` 0: the client reads without locks.
         """
         settings = self._state.groups.get(group)
         if settings is not None and not settings.consume_enable:
             raise NoPermission(f"group {group} may not read (consume_enable)")
+        if settings is not None and settings.policy.mode is ConsumeMode.POP:
+            raise GroupModeMismatch(f"group {group} receives: its mode is POP")
         if lock_number:
             self._state.locks.check_pull(group, (topic, queue_id), lock_number)
 

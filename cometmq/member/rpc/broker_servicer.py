@@ -202,6 +202,26 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     ) -> broker_pb2.SendBackResponse:
         raise not_writer(self._identity)
 
+    async def Receive(
+        self, request: broker_pb2.ReceiveRequest, context: Context
+    ) -> broker_pb2.ReceiveResponse:
+        raise not_writer(self._identity)
+
+    async def AckMessages(
+        self, request: broker_pb2.AckMessagesRequest, context: Context
+    ) -> broker_pb2.AckMessagesResponse:
+        raise not_writer(self._identity)
+
+    async def ChangeInvisibleTime(
+        self, request: broker_pb2.ChangeInvisibleTimeRequest, context: Context
+    ) -> broker_pb2.ChangeInvisibleTimeResponse:
+        raise not_writer(self._identity)
+
+    async def QueryAssignment(
+        self, request: broker_pb2.QueryAssignmentRequest, context: Context
+    ) -> broker_pb2.QueryAssignmentResponse:
+        raise not_writer(self._identity)
+
 
 def _client_of(request: broker_pb2.PullRequest, context: Context) -> str:
     return request.client_id or address_of(context.peer())

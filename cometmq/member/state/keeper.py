@@ -18,6 +18,7 @@ from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNo
 from cometmq.flight_recorder import Stage, recorder
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
+from cometmq.messaging import group_policy
 from cometmq.messaging.changes import (
     Change,
     DelaysReached,
@@ -29,6 +30,7 @@ from cometmq.messaging.changes import (
     TopicPut,
 )
 from cometmq.messaging.delay import DelayProgress
+from cometmq.messaging.group_policy import GroupPolicy
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.state import (
@@ -38,6 +40,7 @@ from cometmq.messaging.state import (
     StateRecord,
     attempt_changes,
     change_records,
+    pop_changes,
     stream_changes,
 )
 from cometmq.messaging.topics import TopicTable, is_system
@@ -80,6 +83,33 @@ class StateDemands:
             yield
         finally:
             self._coming = DurabilityClass.ASYNC
+
+
+class _Turn:
+    """Writes once, at the end of a turn of the loop, what all that wait for it have done in it."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._written: asyncio.Future[None] | None = None  # None: nobody waits in this turn
+
+    async def ended(self) -> None:
+        """Raises what ``write`` raises."""
+        if self._written is None:
+            loop = asyncio.get_running_loop()
+            self._written = loop.create_future()
+            loop.call_soon(self._end)
+        await asyncio.shield(self._written)
+
+    def _end(self) -> None:
+        written, self._written = self._written, None
+        assert written is not None
+        try:
+            self._write()
+        except CometError as error:
+            written.set_exception(error)
+            written.exception()  # the clients may have gone away
+        else:
+            written.set_result(None)
 
 
 def to_its_end(
@@ -127,10 +157,11 @@ class StateKeeper:
         self.shielded = ShieldedTasks()  # changes that have begun
         self._demands = demands
         self._in_flight: list[Change] = []  # appended, not yet applied
-        # Due at the end of this turn of the loop; None: no group has committed in it.
-        self._offsets_written: asyncio.Future[None] | None = None
-        # Log offsets: the ends of the newest written offsets and of the last state snapshot.
+        self._offsets_turn = _Turn(self.write_offsets)
+        self._pops_turn = _Turn(self.write_pops)
+        # Log offsets: the ends of the newest written offsets, leases, and last state snapshot.
         self._offsets_end = self._snapshot_end = self._progress_end = storage.store.appended_offset
+        self._pops_end = self._offsets_end
 
     async def put_topic(self, config: TopicConfig) -> bool:
         """Create or change a topic; True when it is new. Raises what ``plan_topic`` raises."""
@@ -214,11 +245,11 @@ class StateKeeper:
         """Create a consumer group or change its settings. Raises what ``plan_group`` raises."""
         await self.change_group(settings.name, lambda _: settings)
 
-    async def create_group(self, name: str) -> None:
+    async def create_group(self, name: str, policy: GroupPolicy = group_policy.DEFAULT) -> None:
         """Create a consumer group; one that is there keeps its settings. Raises what ``plan_group``
         raises.
         """
-        await self.change_group(name, lambda before: before or GroupSettings(name))
+        await self.change_group(name, lambda before: before or GroupSettings(name, policy=policy))
 
     @to_its_end
     async def change_group(
@@ -284,11 +315,12 @@ class StateKeeper:
         self._progress_end = self._storage.store.appended_offset
 
     def write_doings(self) -> None:
-        """Append what groups have committed and sent back so far: before a change that makes them
-        begin again, because behind it in the log it would count. May raise DiskFull,
+        """Append what groups have committed, received and sent back so far: before a change that
+        makes them begin again, because behind it in the log it would count. May raise DiskFull,
         BrokerDraining.
         """
         self.write_offsets()
+        self.write_pops()
         self._write_progress()
 
     @property
@@ -356,33 +388,46 @@ class StateKeeper:
         commits of a turn of the loop are written at once. Raises what :meth:`write_offsets` raises,
         and SlaveNotAvailable while too few followers copy.
         """
-        if self._offsets_written is None:
-            loop = asyncio.get_running_loop()
-            self._offsets_written = loop.create_future()
-            loop.call_soon(self._write_offsets_of_turn)
-        await asyncio.shield(self._offsets_written)
+        await self._offsets_turn.ended()
+        await self._stored(self._offsets_end, topics)
+
+    def write_pops(self) -> None:
+        """Append what groups have received and acknowledged since the last time. May raise
+        DiskFull; then the next call writes it.
+        """
+        state = self.state
+        if not state.pops.has_unwritten:
+            return
+        with state.pops.unwritten(state.pop_generation) as moved:
+            if moved:
+                demands = self.demands_of({one.key[0] for one in moved})
+                self._pops_end = self._append(change_records(pop_changes(moved)), demands)
+        for group, key in {(one.group, one.key) for one in moved}:
+            state.commit_floor(group, key)
+
+    async def pops_written(self) -> None:
+        """Wait until what groups have received so far is in the log: all of a turn of the loop at
+        once. Raises what :meth:`write_pops` raises.
+        """
+        await self._pops_turn.ended()
+
+    async def pops_stored(self, topics: Iterable[str]) -> None:
+        """As :meth:`offsets_stored`, for what groups have acknowledged."""
+        await self._pops_turn.ended()
+        await self._stored(self._pops_end, topics)
+
+    async def _stored(self, end: int, topics: Iterable[str]) -> None:
         demands = self.demands_of(topics)
         if not demands & REPLICATED:
-            return await self._storage.stored(self._offsets_end, demands)
+            return await self._storage.stored(end, demands)
         self._storage.authority.check_in_sync()
         try:
             async with asyncio.timeout(OFFSETS_COPIED_S_MAX):
-                await self._storage.stored(self._offsets_end, demands)
+                await self._storage.stored(end, demands)
         except TimeoutError:
             raise SlaveNotAvailable(
                 f"written here, and not copied within {OFFSETS_COPIED_S_MAX:g} s"
             ) from None
-
-    def _write_offsets_of_turn(self) -> None:
-        written, self._offsets_written = self._offsets_written, None
-        assert written is not None
-        try:
-            self.write_offsets()
-        except CometError as error:
-            written.set_exception(error)
-            written.exception()  # the clients that committed may have gone away
-        else:
-            written.set_result(None)
 
     def demands_of(self, topics: Iterable[str]) -> DurabilityClass:
         """All that any of ``topics`` asks for; a deleted topic asks for nothing."""
@@ -399,6 +444,7 @@ class StateKeeper:
     def write_snapshot(self) -> None:
         """Append a state snapshot. May raise DiskFull, BrokerDraining."""
         begun_ns = recorder.now_ns()
+        self.write_pops()
         # The next writer looks at the log behind the snapshot only.
         self._write_progress()
         bounds = self._storage.store.queue_bounds

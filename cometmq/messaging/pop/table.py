@@ -87,7 +87,9 @@ class PopTable:
     @property
     def open_count(self) -> int:
         """Messages that members have, and did not acknowledge."""
-        return sum(one.open_count for queues in self._groups.values() for one in queues.values())
+        # Read by the metrics' thread too: a group may just have come.
+        queues = [queue for some in list(self._groups.values()) for queue in list(some.values())]
+        return sum(queue.open_count for queue in queues)
 
     # --- what members do ---
 

@@ -1,0 +1,81 @@
+"""Reads messages of a queue that are not neighbours, as their records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from cometmq.errors import CometError, MessageNotFound, StoreDamaged
+from cometmq.format import queueunit
+from cometmq.format.record import LAYOUTS
+from cometmq.member.storage.member_storage import BaseStorage
+from cometmq.model import QueueKey
+from cometmq.store.base import BaseStore
+
+_SIZE_OFFSET = LAYOUTS[0].reader("size", "queue_offset")
+
+
+def places(records: bytes) -> list[tuple[int, int, int]]:
+    """(queue offset, start, end) of each record of ``records``, which lie end to end."""
+    found = []
+    at = 0
+    while at < len(records):
+        size, offset = _SIZE_OFFSET.unpack_from(records, at)
+        found.append((offset, at, at + size))
+        at += size
+    return found
+
+
+async def read_offsets(
+    storage: BaseStorage, key: QueueKey, offsets: Sequence[int], bytes_max: int
+) -> list[tuple[int, bytes | CometError]]:
+    """The records of these messages of a queue, or why one cannot be read (MessageNotFound,
+    StoreDamaged): as many as have ``bytes_max`` together, at least one. Raises StoreFailed,
+    Shortage.
+    """
+    bounds = storage.bounds(key)[:2]
+    try:
+        return _read(storage.store, key, bounds, offsets, bytes_max, nowait=True)
+    except BlockingIOError:
+        read = partial(_read, storage.store, key, bounds, offsets, bytes_max, nowait=False)
+        return await asyncio.to_thread(read)
+
+
+def _read(
+    store: BaseStore,
+    key: QueueKey,
+    bounds: tuple[int, int],
+    offsets: Sequence[int],
+    bytes_max: int,
+    *,
+    nowait: bool,
+) -> list[tuple[int, bytes | CometError]]:
+    found: list[tuple[int, bytes | CometError]] = []
+    left, (low, readable) = bytes_max, bounds
+    for offset in offsets:
+        # Above the end: a fault took it back.
+        is_there = low <= offset < readable
+        one = _one(store, key, offset, nowait=nowait) if is_there else _gone(key, offset)
+        size = len(one) if isinstance(one, bytes) else 0
+        if found and size > left:
+            break
+        left -= size
+        found.append((offset, one))
+    return found
+
+
+def _one(store: BaseStore, key: QueueKey, offset: int, *, nowait: bool) -> bytes | CometError:
+    try:
+        units = store.read_units(*key, offset, 1, nowait=nowait)
+        if not units:
+            return _gone(key, offset)
+        log_offset, size, _ = queueunit.unit_at(units, 0)
+        return store.read_records([(log_offset, size)], nowait=nowait)
+    except (MessageNotFound, StoreDamaged) as error:
+        return error
+
+
+def _gone(key: QueueKey, offset: int) -> MessageNotFound:
+    topic, queue_id = key
+    return MessageNotFound(f"message {offset} of queue {queue_id} of {topic} is gone")
