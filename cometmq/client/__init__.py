@@ -50,6 +50,14 @@ if TYPE_CHECKING:
     from cometmq.client.received import ReceivedMessage
     from cometmq.client.selectors import at_random, by_hash
     from cometmq.client.send_many import SendReceipts
+    from cometmq.client.transaction_checks import TransactionState
+    from cometmq.client.transactions import (
+        CommitReceipt,
+        Transaction,
+        TransactionListener,
+        TransactionProducer,
+        TransactionResult,
+    )
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
 
@@ -58,6 +66,7 @@ _MODULES = {
     "Bounds": "cometmq.client.offsets",
     "ByConfig": "cometmq.client.rebalance",
     "ByMachineRoom": "cometmq.client.rebalance",
+    "CommitReceipt": "cometmq.client.transactions",
     "Compression": "cometmq.format.compression",
     "ConsumeContext": "cometmq.client.hooks",
     "ConsumeFrom": "cometmq.client.messages",
@@ -88,6 +97,11 @@ _MODULES = {
     "SendReceipts": "cometmq.client.send_many",
     "SendStatus": "cometmq.model",
     "Strategy": "cometmq.client.rebalance",
+    "Transaction": "cometmq.client.transactions",
+    "TransactionListener": "cometmq.client.transactions",
+    "TransactionProducer": "cometmq.client.transactions",
+    "TransactionResult": "cometmq.client.transactions",
+    "TransactionState": "cometmq.client.transaction_checks",
     "at_random": "cometmq.client.selectors",
     "by_hash": "cometmq.client.selectors",
     "to_arrow": "cometmq.client.arrow",
@@ -98,6 +112,7 @@ __all__ = [
     "Bounds",
     "ByConfig",
     "ByMachineRoom",
+    "CommitReceipt",
     "Compression",
     "ConsumeContext",
     "ConsumeFrom",
@@ -128,6 +143,11 @@ __all__ = [
     "SendReceipts",
     "SendStatus",
     "Strategy",
+    "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
     "at_random",
     "by_hash",
     "to_arrow",

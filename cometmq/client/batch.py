@@ -14,6 +14,7 @@ from typing import TypeAlias
 from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.send_many import MessageRange
 from cometmq.errors import CometError
+from cometmq.format.halves import HalfForm
 from cometmq.model import QueueRef
 
 # For one message, or for consecutive ones of a `send_many` or of an open run.
@@ -23,13 +24,14 @@ Waiter: TypeAlias = "Future[SendReceipt] | MessageRange"
 class Segment:
     """A run of records of one queue. ``pinned``: the application chose the queue, so no other will
     do. ``delay_level`` 0: the messages do not wait. ``wait_store`` False: they are acknowledged
-    when they are appended.
+    when they are appended. ``half``: they belong to transactions.
     """
 
     __slots__ = (
         "count",
         "delay_level",
         "first_counter",
+        "half",
         "id_stream",
         "pinned",
         "queue",
@@ -44,7 +46,9 @@ class Segment:
         first_counter: int,
         delay_level: int = 0,
         wait_store: bool = True,
+        half: HalfForm | None = None,
     ) -> None:
+        self.half = half
         self.queue = queue
         self.pinned = pinned
         self.delay_level = delay_level
@@ -62,6 +66,7 @@ class Segment:
             self.first_counter + first,
             self.delay_level,
             self.wait_store,
+            self.half,
         )
         part.count = end - first
         return part

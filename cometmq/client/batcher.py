@@ -21,6 +21,8 @@ from cometmq.clock import Clock
 from cometmq.errors import BatchTooLarge
 from cometmq.format.compression import compress
 from cometmq.format.delayed import queue_id_of, stored_prefix
+from cometmq.format.halves import QUEUE_ID as HALF_QUEUE_ID
+from cometmq.format.halves import HalfForm
 from cometmq.format.record import decode_all
 from cometmq.model import Message, QueueRef
 from cometmq.native import accelerator
@@ -72,14 +74,15 @@ class Buffer:
 
 class Slot:
     """One queue as records are encoded for it, or the messages for one queue that wait as long as
-    ``delay_level`` says, or whose acknowledgement does not wait (``wait_store``). ``pinned``: the
-    application chose the queue.
+    ``delay_level`` says, or whose acknowledgement does not wait (``wait_store``), or that belong to
+    transactions (``half``). ``pinned``: the application chose the queue.
     """
 
     __slots__ = (
         "_others",
         "delay_level",
         "form",
+        "half",
         "pinned",
         "queue",
         "segment",
@@ -88,17 +91,27 @@ class Slot:
     )
 
     def __init__(
-        self, queue: QueueRef, *, pinned: bool, delay_level: int = 0, wait_store: bool = True
+        self,
+        queue: QueueRef,
+        *,
+        pinned: bool,
+        delay_level: int = 0,
+        wait_store: bool = True,
+        half: HalfForm | None = None,
     ) -> None:
+        self.half = half
         self.queue = queue
         self.pinned = pinned
         self.delay_level = delay_level
         self.wait_store = wait_store
         # What the records carry.
         self.stored_queue_id = queue_id_of(delay_level) if delay_level else queue.queue_id
+        if half is not None:
+            self.stored_queue_id = HALF_QUEUE_ID
         self.form: RecordForm | None = None  # None until the broker has said how to encode
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
-        self._others: dict[tuple[int, bool], Slot] = {}  # by level and wait_store
+        # By level and wait_store, or by the form of half messages.
+        self._others: dict[tuple[int, bool] | HalfForm, Slot] = {}
 
     def like(self, message: Message) -> Slot:
         """The same queue, for messages that wait like this one. DelayLevelInvalid."""
@@ -119,6 +132,13 @@ class Slot:
             slot = self._others[level, wait_store] = Slot(
                 self.queue, pinned=self.pinned, delay_level=level, wait_store=wait_store
             )
+        return slot
+
+    def of_half(self, half: HalfForm) -> Slot:
+        """The same queue, for messages of transactions: these stay at its broker group."""
+        slot = self._others.get(half)
+        if slot is None:
+            slot = self._others[half] = Slot(self.queue, pinned=True, half=half)
         return slot
 
 
@@ -176,6 +196,8 @@ class Batcher:
 
     @staticmethod
     def _form(encoder: RecordEncoder, slot: Slot) -> RecordForm:
+        if slot.half is not None:
+            return encoder.half_form(slot.queue, slot.half)
         if slot.delay_level or not slot.wait_store:
             return encoder.form_with_prefix(slot.queue, slot.delay_level, slot.wait_store)
         return encoder.form(slot.queue.topic)
@@ -364,7 +386,13 @@ class Batcher:
         assert self.encoder is not None
         stream, counter = self.encoder.stream, self.encoder.counter
         segment = Segment(
-            slot.queue, slot.pinned, stream, counter, slot.delay_level, slot.wait_store
+            slot.queue,
+            slot.pinned,
+            stream,
+            counter,
+            slot.delay_level,
+            slot.wait_store,
+            slot.half,
         )
         batch.segments.append(segment)
         batch.last = segment
@@ -400,6 +428,7 @@ class Batcher:
         records = iter(decode_all(moved.records))
         parts: list[bytes] = []
         for before in moved.segments:
+            assert before.half is None, "a transaction stays at its broker group"
             to = slot.of(before.delay_level, before.wait_store)
             segment = Segment(
                 to.queue,

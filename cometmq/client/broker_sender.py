@@ -10,7 +10,7 @@ import asyncio
 import random
 from typing import TypeAlias
 
-from cometmq.client.batch import Batch
+from cometmq.client.batch import Batch, Segment
 from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
@@ -355,7 +355,7 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
         run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
-        run.is_delayed = bool(segment.delay_level)
+        run.is_delayed = bool(segment.delay_level) or segment.half is not None
         run.status = status
         run.log_offset = result.log_offset
         run.starts = batch.starts
@@ -367,7 +367,12 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     batch.stored(runs)
 
 
-_KINDS = (broker_pb2.SEGMENT_KIND_UNSPECIFIED, broker_pb2.SEGMENT_KIND_DELAY_LEVEL)
+def _kind_of(segment: Segment) -> broker_pb2.SegmentKind.ValueType:
+    if segment.half is not None:
+        return broker_pb2.SEGMENT_KIND_HALF
+    if segment.delay_level:
+        return broker_pb2.SEGMENT_KIND_DELAY_LEVEL
+    return broker_pb2.SEGMENT_KIND_UNSPECIFIED
 
 
 def request_of(
@@ -389,9 +394,11 @@ def request_of(
                 topic=namespace.wire(s.queue.topic),
                 queue_id=s.queue.queue_id,
                 count=s.count,
-                kind=_KINDS[bool(s.delay_level)],
+                kind=_kind_of(s),
                 delay_level=s.delay_level,
                 no_wait_store=not s.wait_store,
+                producer_group=s.half.group if s.half else "",
+                check_immunity_s=s.half.immunity_s if s.half else 0,
             )
             for s in batch.segments
         ],

@@ -15,8 +15,9 @@ from cometmq.errors import (
     PropertiesTooLarge,
     PropertyReserved,
 )
-from cometmq.format import delayed
+from cometmq.format import delayed, halves
 from cometmq.format.compression import SYS_FLAG_COMPRESSION
+from cometmq.format.halves import HalfForm
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
 from cometmq.format.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, is_reserved
 from cometmq.format.properties import encode as encode_properties
@@ -180,8 +181,10 @@ class RecordEncoder:
         self._namespace = namespace or Namespace()
         self._clock = clock
         self._forms: dict[str, RecordForm] = {}  # by topic
-        # By queue, level and wait_store.
-        self._forms_with_prefix: dict[tuple[QueueRef, int, bool], RecordForm] = {}
+        # By queue, level and wait_store, or by queue and the form of half messages.
+        self._forms_with_prefix: dict[
+            tuple[QueueRef, int, bool] | tuple[QueueRef, HalfForm], RecordForm
+        ] = {}
         self.stream = UniqueIds(clock).stream
         self.counter = 0
         self._born_host = b""
@@ -230,6 +233,15 @@ class RecordEncoder:
             prefix = delayed.stored_prefix(level, named, queue.queue_id, wait_store=wait_store)
             wire = delayed.SCHEDULE_TOPIC if level else named
             form = self._forms_with_prefix[key] = RecordForm(queue.topic, wire, self.stream, prefix)
+        return form
+
+    def half_form(self, queue: QueueRef, half: HalfForm) -> RecordForm:
+        """As :meth:`form`, of messages for ``queue`` that belong to transactions."""
+        form = self._forms_with_prefix.get((queue, half))
+        if form is None:
+            prefix = halves.prefix(half, self._namespace.wire(queue.topic), queue.queue_id)
+            form = RecordForm(queue.topic, halves.HALF_TOPIC, self.stream, prefix)
+            self._forms_with_prefix[queue, half] = form
         return form
 
     def append_record(

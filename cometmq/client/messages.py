@@ -37,7 +37,7 @@ class StoredRun:
         self.starts: Sequence[int] = ()  # byte offset of each record of the batch
         self.first = 0  # index of the segment's first record in the batch
         self.status = SendStatus.SEND_OK
-        self.is_delayed = False  # the messages wait in a schedule queue, at these offsets
+        self.is_delayed = False  # the messages wait in a system queue, at these offsets
         self.id_stream = ""
         self.first_counter = 0
 
@@ -75,7 +75,9 @@ class SendReceipt:
 
     @property
     def queue_offset(self) -> int:
-        """Its place in the queue; -1 for a delayed message, which is not there yet."""
+        """Its place in the queue; -1 for a delayed message or one of a transaction, which is not
+        there yet.
+        """
         return -1 if self._run.is_delayed else self._run.queue_offset + self._index
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import uvloop
 
-from cometmq.client import producer, pull, push
+from cometmq.client import producer, pull, push, transactions
 from cometmq.client.listener import Listener
 from cometmq.client.messages import PullBatch, SendReceipt
 from cometmq.client.offsets import Bounds
@@ -25,6 +25,7 @@ from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.requests import ReplyCallback
 from cometmq.client.send_many import SendReceipts
+from cometmq.client.transaction_checks import Check
 from cometmq.errors import ClientClosed, CometError, InvalidRequest
 from cometmq.model import Message, Position, QueueRef
 
@@ -165,6 +166,87 @@ class Producer(_Sync[producer.Producer]):
 
         (await call).add_done_callback(decide)
         return decided
+
+
+class Transaction:
+    """Messages that are committed together, or rolled back. Use it inside ``with``: leaving the
+    block commits; an exception rolls back.
+    """
+
+    def __init__(self, producer: TransactionProducer, one: transactions.Transaction) -> None:
+        self._producer = producer
+        self._one = one
+
+    @property
+    def committed(self) -> list[transactions.CommitReceipt]:
+        """In the order of sending, once it is committed."""
+        return self._one.committed
+
+    def send(self, message: Message) -> SendReceipt:
+        """Stores a message of the transaction; nobody sees it before the commit."""
+        return self._producer._wait(self._one.send(message))
+
+    def commit(self) -> list[transactions.CommitReceipt]:
+        """Consumers get all messages."""
+        return self._producer._wait(self._one.commit())
+
+    def rollback(self) -> None:
+        """Nobody ever sees the messages."""
+        self._producer._wait(self._one.rollback())
+
+    def leave_open(self) -> None:
+        """It is not known yet how it ends: the broker asks the listener's ``check``."""
+        self._producer._wait(_call(self._one.leave_open))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._producer._wait(self._one.__aexit__(kind, error, traceback))
+
+
+class TransactionProducer(Producer):
+    """Use it inside ``with``; also sends as :class:`Producer` does."""
+
+    _client: transactions.TransactionProducer
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        listener: transactions.TransactionListener | Check | None = None,
+        *,
+        topics: Collection[str] = (),
+        options: ProducerOptions | None = None,
+    ) -> None:
+        """As of :class:`cometmq.client.TransactionProducer`; a plain listener is called in other
+        threads.
+        """
+        _Sync.__init__(
+            self,
+            transactions.TransactionProducer(
+                namesrv, group, listener, topics=topics, options=options
+            ),
+        )
+
+    def transaction(self, *, check_immunity_s: int = 0) -> Transaction:
+        """A new transaction."""
+        return Transaction(self, self._client.transaction(check_immunity_s=check_immunity_s))
+
+    def send_in_transaction(
+        self, message: Message, argument: Any = None, *, check_immunity_s: int = 0
+    ) -> transactions.TransactionResult:
+        """Stores a message, lets the listener ``execute``, and ends the transaction as that
+        says.
+        """
+        return self._wait(
+            self._client.send_in_transaction(message, argument, check_immunity_s=check_immunity_s)
+        )
 
 
 class PushConsumer(_Sync[push.PushConsumer]):

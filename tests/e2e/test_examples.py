@@ -41,6 +41,12 @@ PRINTED = {
         r"order-2 is paid after 1\d{3} ms",
     ],
     "request_reply": [r"apple: 30 cents", r"pear: 45 cents", r"plum: 20 cents", r"REQUEST_TIMEOUT"],
+    "transactions": [
+        r"pears is shipped",
+        r"plums is shipped",
+        r"apples is shipped",
+        r"3 of 3 orders are shipped, each once",
+    ],
     "by_key": [r"8 of 8 orders in order, 8 failed once"],
     "without_asyncio": [
         r"stored 10 jobs",

@@ -1,0 +1,354 @@
+"""Transactions through the SDK: commit, rollback, listeners, checks after a producer died, several
+messages, batched ends, and a broker that dies in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cometmq.client import (
+    Message,
+    ProducerOptions,
+    ReceivedMessage,
+    TransactionProducer,
+    TransactionState,
+    sync,
+)
+from cometmq.client.transaction_ends import TransactionEnds
+from cometmq.errors import (
+    BodyTooLarge,
+    ConfigInvalid,
+    GroupNameInvalid,
+    InvalidRequest,
+    MessageTypeMismatch,
+    QueueNotFound,
+    TransactionEnded,
+)
+from cometmq.model import QueueRef
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
+from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.waiting import until, until_async
+
+COMMIT, ROLLBACK, UNKNOWN = (
+    TransactionState.COMMIT,
+    TransactionState.ROLLBACK,
+    TransactionState.UNKNOWN,
+)
+QUICK = {"transaction_time_out": 0, "transaction_check_interval": 1_000}
+
+
+def commits_all(_: ReceivedMessage) -> TransactionState:
+    return COMMIT
+
+
+async def seen(broker: BrokerClient, topic: str = "T", queues: int = 2) -> list[bytes]:
+    found = [one for n in range(queues) for one in await broker.read_queue(topic, n)]
+    return sorted(one.plain_body for one in found)
+
+
+async def sent_and_raised(producer: TransactionProducer, *messages: Message) -> None:
+    async with producer.transaction() as one:
+        for message in messages:
+            await one.send(message)
+        raise RuntimeError("mine")
+
+
+async def test_a_block_commits_and_an_exception_rolls_back(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        async with TransactionProducer(namesrv, "P", commits_all) as producer:
+            async with producer.transaction() as one:
+                receipt = await one.send(Message("T", b"a", "A", ("k",), {"p": "v"}))
+                assert receipt.queue_offset == -1
+                await one.send(Message("T", b"b", queue=QueueRef("T", 1)))
+                await one.send(Message("T", b"large" * 2_000))  # compressed
+                assert await seen(broker) == []
+            assert [one.committed[n].queue.topic for n in range(3)] == ["T"] * 3
+            assert await seen(broker) == [b"a", b"b", b"large" * 2_000]
+            with pytest.raises(RuntimeError, match="mine"):
+                await sent_and_raised(producer, Message("T", b"c"))
+            async with producer.transaction() as three:
+                await three.send(Message("T", b"d"))
+                await three.rollback()
+            async with producer.transaction():
+                pass
+            await producer.send_and_wait(Message("T", b"plain"))
+            assert len(broker.state.halves) == 0
+            assert await seen(broker) == [b"a", b"b", b"large" * 2_000, b"plain"]
+            with pytest.raises(InvalidRequest):
+                await one.commit()
+            with pytest.raises(InvalidRequest):
+                await one.send(Message("T", b"x"))
+        found = await broker.read_queue(
+            one.committed[0].queue.topic, one.committed[0].queue.queue_id
+        )
+        assert found[one.committed[0].queue_offset].unique_id == receipt.unique_id
+
+
+class Listener:
+    """Executes as the argument says, and knows what became of each body."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, TransactionState] = {}
+        self.checked: Counter[bytes] = Counter()
+
+    async def execute(self, message: Message, argument: Any) -> Any:
+        if isinstance(argument, Exception):
+            raise argument
+        return argument
+
+    def check(self, message: ReceivedMessage) -> TransactionState:
+        assert message.topic == "T"
+        self.checked[message.body] += 1
+        return self.known.get(message.body, UNKNOWN)
+
+
+async def test_a_listener_executes_and_is_asked(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        listener = Listener()
+        async with TransactionProducer(namesrv, "P", listener) as producer:
+            send = producer.send_in_transaction
+            done = await send(Message("T", b"done"), COMMIT)
+            assert done.committed is not None
+            assert (await send(Message("T", b"not"), ROLLBACK)).committed is None
+            assert (await send(Message("T", b"later"), UNKNOWN)).state is UNKNOWN
+            assert (await send(Message("T", b"raises"), ValueError("x"))).state is UNKNOWN
+            assert (await send(Message("T", b"no state"), "yes")).state is UNKNOWN
+            assert await seen(broker) == [b"done"]
+            await until(lambda: min(listener.checked[b] for b in (b"later", b"raises")) >= 2)
+            listener.known = {b"later": COMMIT, b"raises": ROLLBACK, b"no state": COMMIT}
+            await until(lambda: not len(broker.state.halves))
+            assert await seen(broker) == [b"done", b"later", b"no state"]
+            assert not listener.checked[b"done"]
+            assert not listener.checked[b"not"]
+
+
+async def test_what_a_dead_producer_left_is_asked_of_the_next_one(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        async with TransactionProducer(namesrv, "P", Listener()) as dying:
+            one = dying.transaction()
+            await one.send(Message("T", b"a"))
+            await one.send(Message("T", b"b"))
+        listener = Listener()
+        listener.known = {b"a": COMMIT, b"b": COMMIT}
+        async with TransactionProducer(namesrv, "P", listener, topics=("T",)):
+            await until(lambda: not len(broker.state.halves))
+        assert await seen(broker) == [b"a", b"b"]
+
+
+async def test_messages_of_one_transaction_stay_at_one_broker_group(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(folders[0], namesrv=(namesrv,), broker_group="a") as a,
+        running_broker(folders[1], namesrv=(namesrv,), broker_group="b") as b,
+    ):
+        for broker in (a, b):
+            await broker.put_topic("T", 2)
+        await a.put_topic("A", 1)
+        async with TransactionProducer(namesrv, "P", commits_all) as producer:
+            groups = set()
+            for _ in range(4):
+                async with producer.transaction() as one:
+                    for n in range(5):
+                        await one.send(Message("T", b"%d" % n))
+                here = {receipt.queue.broker_group for receipt in one.committed}
+                assert len(here) == 1
+                groups |= here
+                assert len({receipt.queue.queue_id for receipt in one.committed}) == 2
+            async with producer.transaction() as one:
+                await one.send(Message("T", b"x", queue=QueueRef("T", 0, "b")))
+                with pytest.raises(QueueNotFound):
+                    await one.send(Message("A", b"y"))
+                with pytest.raises(QueueNotFound):
+                    await one.commit()  # it is rolled back
+            at = [Message("T", b"x", queue=QueueRef("T", 0, group)) for group in ("b", "a")]
+            with pytest.raises(InvalidRequest):
+                await sent_and_raised(producer, *at)
+        assert b"x" not in await seen(b)
+
+
+async def test_ends_of_a_turn_travel_together(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        calls: list[int] = []
+        original = TransactionEnds._call
+
+        async def counted(self: TransactionEnds, group: str, some: Any) -> Any:
+            calls.append(len(some))
+            return await original(self, group, some)
+
+        with mock.patch.object(TransactionEnds, "_call", counted):
+            async with TransactionProducer(namesrv, "P", commits_all) as producer:
+                ready = asyncio.Event()
+
+                async def one(number: int) -> None:
+                    transaction = producer.transaction()
+                    await transaction.send(Message("T", b"%04d" % number))
+                    await ready.wait()
+                    await transaction.commit()
+
+                tasks = [asyncio.create_task(one(n)) for n in range(200)]
+                await until(lambda: len(broker.state.halves) == 200)
+                ready.set()
+                await asyncio.gather(*tasks)
+        assert sum(calls) == 200
+        assert len(calls) <= 3
+        assert await seen(broker) == [b"%04d" % n for n in range(200)]
+
+
+async def test_a_broker_that_dies_in_between_neither_loses_nor_repeats(tmp_path: Path) -> None:
+    quick = ProducerOptions(answer_timeout_ms=500, retry_backoff_max_ms=100)
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        TransactionProducer(namesrv, "P", commits_all, options=quick) as producer,
+    ):
+        async with running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker:
+            await broker.put_topic("T", 2)
+            first = producer.transaction()
+            await first.send(Message("T", b"a"))
+            second = producer.transaction()
+            await second.send(Message("T", b"b"))
+            await first.commit()
+            broker.crash()
+        committing = asyncio.create_task(second.commit())
+        async with running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker:
+            await committing
+            await until_async(lambda: _are_seen(broker, [b"a", b"b"]))
+            assert len(broker.state.halves) == 0
+            third = producer.transaction()
+            await third.send(Message("T", b"c"))
+            await until(lambda: not len(broker.state.halves))  # the new writer asks
+            assert await seen(broker) == [b"a", b"b", b"c"]
+
+
+async def _are_seen(broker: BrokerClient, bodies: list[bytes]) -> bool:
+    return await seen(broker) == bodies
+
+
+async def test_what_is_no_transaction_is_refused(tmp_path: Path) -> None:
+    for listener in (None, object(), 3):
+        with pytest.raises(ConfigInvalid):
+            TransactionProducer("127.0.0.1:1", "P", listener)  # type: ignore[arg-type]
+    with pytest.raises(GroupNameInvalid):
+        TransactionProducer("127.0.0.1:1", "", commits_all)
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+        config = common.TopicConfig(
+            name="Normal",
+            read_queue_count=1,
+            write_queue_count=1,
+            message_type=common.MESSAGE_TYPE_NORMAL,
+        )
+        await broker.admin.PutTopic(pb.PutTopicRequest(topic=config))
+        async with TransactionProducer(namesrv, "P", commits_all) as producer:
+            with pytest.raises(InvalidRequest):
+                producer.transaction(check_immunity_s=3_601)
+            with pytest.raises(ConfigInvalid):
+                await producer.send_in_transaction(Message("T", b"x"))
+            for message, error in (
+                (Message("T", b"x", delay_level=3), InvalidRequest),
+                (Message("T", b"x", wait_store=False), InvalidRequest),
+                (Message("T", bytes(5 << 20)), BodyTooLarge),
+                (Message("Normal", b"x"), MessageTypeMismatch),
+            ):
+                with pytest.raises(error):
+                    async with producer.transaction() as one:
+                        await one.send(message)
+            one = producer.transaction()
+            await one.send(Message("T", b"ok"))
+            with pytest.raises(BodyTooLarge):
+                await one.send(Message("T", bytes(5 << 20)))
+            with pytest.raises(BodyTooLarge):
+                await one.commit()
+            assert await seen(broker) == []
+            assert len(broker.state.halves) == 0
+            late = producer.transaction()
+            receipt = await late.send(Message("T", b"x"))
+            run = receipt._run
+            half = pb.HalfRef(
+                half_offset=run.queue_offset,
+                log_offset=run.log_offset,
+                transaction_id=receipt.unique_id,
+            )
+            rolled_back = pb.TransactionEnd(
+                half=half, resolution=pb.TRANSACTION_RESOLUTION_ROLLBACK
+            )
+            await broker.stub.EndTransactions(
+                pb.EndTransactionsRequest(producer_group="P", ends=[rolled_back])
+            )
+            with pytest.raises(TransactionEnded):
+                await late.commit()
+
+
+async def test_without_asyncio(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 2)
+
+        def work() -> int:
+            with sync.TransactionProducer(namesrv, "P", Listener()) as producer:
+                with producer.transaction() as one:
+                    one.send(Message("T", b"a"))
+                    one.send(Message("T", b"b"))
+                with suppress(RuntimeError), producer.transaction() as two:
+                    two.send(Message("T", b"c"))
+                    raise RuntimeError
+                result = producer.send_in_transaction(Message("T", b"d"), COMMIT)
+                assert result.committed is not None
+                three = producer.transaction(check_immunity_s=60)
+                three.send(Message("T", b"e"))
+                three.leave_open()
+                four = producer.transaction()
+                four.send(Message("T", b"f"))
+                four.rollback()
+                return len(one.committed)
+
+        assert await asyncio.to_thread(work) == 2
+        assert await seen(broker) == [b"a", b"b", b"d"]
+        assert len(broker.state.halves) == 1
+
+
+async def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,), **QUICK) as broker,
+    ):
+        await broker.put_topic("N%T", 2)
+        listener = Listener()
+        listener.known = {b"b": COMMIT}
+        options = ProducerOptions(namespace="N")
+        async with TransactionProducer(namesrv, "P", listener, options=options) as producer:
+            async with producer.transaction() as one:
+                await one.send(Message("T", b"a"))
+            assert one.committed[0].queue.topic == "T"
+            await producer.transaction().send(Message("T", b"b"))
+            await until(lambda: not len(broker.state.halves))
+        assert await seen(broker, "N%T") == [b"a", b"b"]
