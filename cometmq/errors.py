@@ -272,6 +272,16 @@ class InvisibleTimeInvalid(RequestError):
     advice = "Ask for 10 s to 12 h."
 
 
+class DelayInvalid(RequestError):
+    """A message names no time at which it can be delivered, or one too far away."""
+
+    code = 1031
+    advice = (
+        "Give the message a delay of 0 ms or more, or a time from 2001 on, at most "
+        "timer_max_delay_sec from now; 40 days is the most that a broker can be given."
+    )
+
+
 class BodyCompressionInvalid(RequestError):
     """A message's body is compressed, and cannot be decompressed within the limit."""
 

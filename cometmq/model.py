@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum, IntEnum
 
-from cometmq.errors import DelayLevelInvalid, InvalidRequest
+from cometmq.errors import DelayInvalid, DelayLevelInvalid, InvalidRequest
 from cometmq.native import untracked
 
 PERMISSION_READ = 4
@@ -30,6 +30,9 @@ QUEUES_PER_TOPIC_MAX = 1024
 BUSY_COUNT = 32  # messages in an answer: a queue that has so many is read without a pull-hold
 DELAY_LEVEL_MAX = 64  # of a list of levels; RocketMQ's, and ours unless told, has 18
 IMMUNITY_S_MAX = 3_600  # that the producer of a half message is not asked about it
+# Of a time that a sender names for a delivery: 13 digits, in 2001 and in 2286.
+TIMER_MS_MIN, TIMER_MS_MAX = 10**12, 10**13 - 1
+DELAY_MS_MAX = 40 * 86_400_000  # of any broker
 DEAD_LETTER_LEVEL = -1  # of a message sent back: it is a dead letter at once
 # Of the group that keeps the offsets of one broadcasting consumer.
 BROADCAST_PREFIX = "%BROADCAST%"
@@ -173,6 +176,9 @@ class Message:
     delay_level: int
     sharding_key: str  # messages of one key go to one queue, in order; empty = none
     wait_store: bool  # False: acknowledged when appended, whatever the topic asks for
+    # When consumers read it: a time, or so long after it was stored; 0 = at once. Only one of them.
+    deliver_at_ms: int
+    delay_ms: int
 
     def __init__(
         self,
@@ -186,6 +192,8 @@ class Message:
         delay_level: int = 0,
         sharding_key: str = "",
         wait_store: bool = True,
+        deliver_at_ms: int = 0,
+        delay_ms: int = 0,
     ) -> None:
         self.topic = topic
         self.body = body
@@ -197,11 +205,15 @@ class Message:
         self.delay_level = delay_level
         self.sharding_key = sharding_key
         self.wait_store = wait_store
+        self.deliver_at_ms = deliver_at_ms
+        self.delay_ms = delay_ms
         if (
             keys
             or properties
             or flag
             or (delay_level and not _is_delay_level(delay_level))
+            or deliver_at_ms
+            or delay_ms
             or sharding_key
             or wait_store is not True
             or queue is not None
@@ -225,7 +237,7 @@ class Message:
             self.keys.__class__ is not tuple
             or self.properties.__class__ is not dict
             or self.flag
-            or (self.delay_level and not _is_delay_level(self.delay_level))
+            or not self._has_usual_time()
             or self.sharding_key.__class__ is not str
             or self.wait_store is not True
             or self.queue is not None
@@ -241,6 +253,24 @@ class Message:
             if name.__class__ is not str or value.__class__ is not str:
                 return False
         return True
+
+    def _has_usual_time(self) -> bool:
+        level, at_ms, after_ms = self.delay_level, self.deliver_at_ms, self.delay_ms
+        if not at_ms and not after_ms:
+            return not level or _is_delay_level(level)
+        if level or (at_ms and after_ms):
+            return False
+        if at_ms:
+            return at_ms.__class__ is int and TIMER_MS_MIN <= at_ms <= TIMER_MS_MAX
+        return after_ms.__class__ is int and 0 < after_ms <= DELAY_MS_MAX
+
+    def _check_time(self) -> None:
+        if self.delay_ms.__class__ is not int or self.delay_ms:
+            check_delay(self.delay_ms)
+        if self.deliver_at_ms.__class__ is not int or self.deliver_at_ms:
+            check_time(self.deliver_at_ms)
+        if bool(self.delay_ms) + bool(self.deliver_at_ms) + bool(self.delay_level) > 1:
+            raise InvalidRequest("A message has one of deliver_at_ms, delay_ms and delay_level.")
 
     def _check_each(self) -> None:
         _check_text("topic", self.topic)
@@ -258,6 +288,7 @@ class Message:
             raise DelayLevelInvalid(
                 f"delay_level is 0 (none) to {DELAY_LEVEL_MAX}, not {self.delay_level!r}."
             )
+        self._check_time()
         wait_store: object = self.wait_store
         if not isinstance(wait_store, bool):
             raise InvalidRequest(f"wait_store is True or False, not {wait_store!r}.")
@@ -267,6 +298,22 @@ class Message:
                 raise InvalidRequest(
                     f"The message is for topic {self.topic!r}, its queue of {self.queue.topic!r}."
                 )
+
+
+def check_delay(delay_ms: object) -> None:
+    """DelayInvalid for what is no delay that some broker takes."""
+    if delay_ms.__class__ is not int or not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise DelayInvalid(f"A delay is 0 to {DELAY_MS_MAX} ms (40 days), not {delay_ms!r}.")
+
+
+def check_time(time_ms: object) -> None:
+    """DelayInvalid for what is no time at which a message can be delivered."""
+    is_time = time_ms.__class__ is int and TIMER_MS_MIN <= time_ms <= TIMER_MS_MAX
+    if not is_time:
+        raise DelayInvalid(
+            f"{time_ms!r} is no time for a delivery: ms since 1970, {TIMER_MS_MIN} (in 2001) to "
+            f"{TIMER_MS_MAX} (in 2286)."
+        )
 
 
 def _is_delay_level(level: int) -> bool:

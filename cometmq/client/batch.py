@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from cometmq.client.messages import SendReceipt, StoredRun
 from cometmq.client.send_many import MessageRange
+from cometmq.client.stored_form import PLAIN, StoredForm
 from cometmq.errors import CometError
-from cometmq.format.halves import HalfForm
 from cometmq.model import QueueRef
 
 # For one message, or for consecutive ones of a `send_many` or of an open run.
@@ -23,19 +23,18 @@ Waiter: TypeAlias = "Future[SendReceipt] | MessageRange"
 
 class Segment:
     """A run of records of one queue. ``pinned``: the application chose the queue, so no other will
-    do. ``delay_level`` 0: the messages do not wait. ``wait_store`` False: they are acknowledged
-    when they are appended. ``half``: they belong to transactions.
+    do. ``stored``: in which form. ``times``: what each message names that waits for a time of its
+    own, in ms.
     """
 
     __slots__ = (
         "count",
-        "delay_level",
         "first_counter",
-        "half",
         "id_stream",
         "pinned",
         "queue",
-        "wait_store",
+        "stored",
+        "times",
     )
 
     def __init__(
@@ -44,15 +43,12 @@ class Segment:
         pinned: bool,
         id_stream: str,
         first_counter: int,
-        delay_level: int = 0,
-        wait_store: bool = True,
-        half: HalfForm | None = None,
+        stored: StoredForm = PLAIN,
     ) -> None:
-        self.half = half
         self.queue = queue
         self.pinned = pinned
-        self.delay_level = delay_level
-        self.wait_store = wait_store
+        self.stored = stored
+        self.times = array("q")
         self.id_stream = id_stream  # of the unique ids: hexadecimal digits before the counter
         self.first_counter = first_counter  # the others of the segment follow without gaps
         self.count = 0
@@ -64,11 +60,10 @@ class Segment:
             self.pinned,
             self.id_stream,
             self.first_counter + first,
-            self.delay_level,
-            self.wait_store,
-            self.half,
+            self.stored,
         )
         part.count = end - first
+        part.times = self.times[first:end]
         return part
 
 

@@ -17,13 +17,13 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions
 from cometmq.client.send_many import MessageRange, SendMany
+from cometmq.client.stored_form import PLAIN, StoredForm, form_of
 from cometmq.clock import Clock
 from cometmq.errors import BatchTooLarge
 from cometmq.format.compression import compress
-from cometmq.format.delayed import queue_id_of, stored_prefix
-from cometmq.format.halves import QUEUE_ID as HALF_QUEUE_ID
 from cometmq.format.halves import HalfForm
 from cometmq.format.record import decode_all
+from cometmq.format.timers import DIGITS_AT, DIGITS_END, with_time
 from cometmq.model import Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.native.interface import OpenRun
@@ -73,72 +73,50 @@ class Buffer:
 
 
 class Slot:
-    """One queue as records are encoded for it, or the messages for one queue that wait as long as
-    ``delay_level`` says, or whose acknowledgement does not wait (``wait_store``), or that belong to
-    transactions (``half``). ``pinned``: the application chose the queue.
+    """One queue as records are encoded for it, or the messages for one queue that are stored in
+    another form. ``pinned``: the application chose the queue.
     """
 
     __slots__ = (
         "_others",
-        "delay_level",
         "form",
-        "half",
         "pinned",
         "queue",
         "segment",
+        "stored",
         "stored_queue_id",
-        "wait_store",
     )
 
-    def __init__(
-        self,
-        queue: QueueRef,
-        *,
-        pinned: bool,
-        delay_level: int = 0,
-        wait_store: bool = True,
-        half: HalfForm | None = None,
-    ) -> None:
-        self.half = half
+    def __init__(self, queue: QueueRef, *, pinned: bool, stored: StoredForm = PLAIN) -> None:
         self.queue = queue
         self.pinned = pinned
-        self.delay_level = delay_level
-        self.wait_store = wait_store
+        self.stored = stored
         # What the records carry.
-        self.stored_queue_id = queue_id_of(delay_level) if delay_level else queue.queue_id
-        if half is not None:
-            self.stored_queue_id = HALF_QUEUE_ID
+        _, self.stored_queue_id = stored.place(queue.topic, queue.queue_id)
         self.form: RecordForm | None = None  # None until the broker has said how to encode
         self.segment: Segment | None = None  # written last; counts while it is its batch's last
-        # By level and wait_store, or by the form of half messages.
-        self._others: dict[tuple[int, bool] | HalfForm, Slot] = {}
+        self._others: dict[StoredForm, Slot] = {}
 
     def like(self, message: Message) -> Slot:
-        """The same queue, for messages that wait like this one. DelayLevelInvalid."""
-        level, wait_store = message.delay_level, message.wait_store
-        is_usual = level.__class__ is int and wait_store.__class__ is bool
-        slot = self._others.get((level, wait_store)) if is_usual else None
-        if slot is None:
-            message.check()  # it may have been changed since it was made
-            slot = self.of(level, wait_store)
-        return slot
+        """The same queue, for messages stored like this one. Raises what is wrong with it."""
+        message.check()  # it may have been changed since it was made
+        return self.of(form_of(message))
 
-    def of(self, level: int, wait_store: bool) -> Slot:
-        """The same queue, for messages that wait so."""
-        if level == self.delay_level and wait_store == self.wait_store:
+    def of(self, stored: StoredForm) -> Slot:
+        """The same queue, for messages stored in this form."""
+        if stored == self.stored:
             return self
-        slot = self._others.get((level, wait_store))
+        slot = self._others.get(stored)
         if slot is None:
-            slot = self._others[level, wait_store] = Slot(
-                self.queue, pinned=self.pinned, delay_level=level, wait_store=wait_store
-            )
+            slot = self._others[stored] = Slot(self.queue, pinned=self.pinned, stored=stored)
         return slot
 
     def of_half(self, half: HalfForm) -> Slot:
         """The same queue, for messages of transactions: these stay at its broker group."""
-        slot = self._others.get(half)
+        stored = StoredForm(half=half)
+        slot = self._others.get(stored)
         if slot is None:
-            slot = self._others[half] = Slot(self.queue, pinned=True, half=half)
+            slot = self._others[stored] = Slot(self.queue, pinned=True, stored=stored)
         return slot
 
 
@@ -196,20 +174,30 @@ class Batcher:
 
     @staticmethod
     def _form(encoder: RecordEncoder, slot: Slot) -> RecordForm:
-        if slot.half is not None:
-            return encoder.half_form(slot.queue, slot.half)
-        if slot.delay_level or not slot.wait_store:
-            return encoder.form_with_prefix(slot.queue, slot.delay_level, slot.wait_store)
-        return encoder.form(slot.queue.topic)
+        if slot.stored == PLAIN:
+            return encoder.form(slot.queue.topic)
+        return encoder.form_with_prefix(slot.queue, slot.stored)
+
+    def _like(self, slot: Slot, message: Message) -> Slot:
+        """The slot of the same queue for messages stored like this one. Raises what is wrong with
+        it.
+        """
+        slot = slot.like(message)
+        if slot.form is None:
+            self.ready(slot)
+        return slot
 
     def put(self, message: Message, slot: Slot, waiter: Waiter) -> None:
         """Encodes a message into the open batch. Raises what is wrong with the message itself; then
         nothing has changed."""
         self.end_run()
-        if message.delay_level or message.wait_store is not True:
-            slot = slot.like(message)
-            if slot.form is None:
-                self.ready(slot)
+        if (
+            message.delay_level
+            or message.delay_ms
+            or message.deliver_at_ms
+            or message.wait_store is not True
+        ):
+            slot = self._like(slot, message)
         encoder, form = self.encoder, slot.form
         assert encoder is not None
         assert form is not None
@@ -232,6 +220,10 @@ class Batcher:
             segment = slot.segment = self._next_segment(batch, slot)
         if not self._in_turn:
             self._begin_turn()
+        if slot.stored.timer:
+            time_ms = message.deliver_at_ms or message.delay_ms
+            middle = with_time(middle, time_ms, form.digits_at)
+            segment.times.append(time_ms)
         buffer, starts = batch.buffer, batch.starts
         start = len(buffer)
         encoder.append_record(
@@ -385,15 +377,7 @@ class Batcher:
         """A new segment; it begins with the record that is encoded next."""
         assert self.encoder is not None
         stream, counter = self.encoder.stream, self.encoder.counter
-        segment = Segment(
-            slot.queue,
-            slot.pinned,
-            stream,
-            counter,
-            slot.delay_level,
-            slot.wait_store,
-            slot.half,
-        )
+        segment = Segment(slot.queue, slot.pinned, stream, counter, slot.stored)
         batch.segments.append(segment)
         batch.last = segment
         return segment
@@ -428,28 +412,23 @@ class Batcher:
         records = iter(decode_all(moved.records))
         parts: list[bytes] = []
         for before in moved.segments:
-            assert before.half is None, "a transaction stays at its broker group"
-            to = slot.of(before.delay_level, before.wait_store)
+            assert before.stored.half is None, "a transaction stays at its broker group"
+            to = slot.of(before.stored)
             segment = Segment(
-                to.queue,
-                to.pinned,
-                before.id_stream,
-                before.first_counter,
-                before.delay_level,
-                before.wait_store,
+                to.queue, to.pinned, before.id_stream, before.first_counter, before.stored
             )
             segment.count = before.count
+            segment.times = before.times
             batch.segments.append(segment)
-            old, new = self._prefix_of(before), self._prefix_of(segment)
-            parts += [
-                encoder.again(record, to.stored_queue_id, prefix=(old, new))
-                for record in islice(records, before.count)
-            ]
+            for record in islice(records, before.count):
+                digits = record.raw_properties[DIGITS_AT:DIGITS_END]
+                prefix = self._prefix_of(before, digits), self._prefix_of(segment, digits)
+                parts.append(encoder.again(record, to.stored_queue_id, prefix=prefix))
         batch.waiters = moved.waiters
         batch.replace(parts)
         self._buffer.used += batch.size - moved.size
         self._on_close(batch)
 
-    def _prefix_of(self, segment: Segment) -> bytes:
+    def _prefix_of(self, segment: Segment, digits: bytes) -> bytes:
         queue_id, topic = segment.queue.queue_id, self._namespace.wire(segment.queue.topic)
-        return stored_prefix(segment.delay_level, topic, queue_id, wait_store=segment.wait_store)
+        return segment.stored.prefix(topic, queue_id, digits)

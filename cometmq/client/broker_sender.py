@@ -10,7 +10,7 @@ import asyncio
 import random
 from typing import TypeAlias
 
-from cometmq.client.batch import Batch, Segment
+from cometmq.client.batch import Batch
 from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
@@ -19,6 +19,7 @@ from cometmq.client.messages import StoredRun
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
+from cometmq.client.stored_form import StoredForm
 from cometmq.clock import Clock
 from cometmq.errors import (
     BatchOutOfOrder,
@@ -29,6 +30,7 @@ from cometmq.errors import (
     Retry,
     SendTimeout,
 )
+from cometmq.format.timers import TimerForm
 from cometmq.model import QueueRef, SendStatus
 from cometmq.native import crc32
 from cometmq.rpc.interceptors import from_proto
@@ -355,7 +357,7 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
         run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
-        run.is_delayed = bool(segment.delay_level) or segment.half is not None
+        run.is_delayed = segment.stored.waits
         run.status = status
         run.log_offset = result.log_offset
         run.starts = batch.starts
@@ -367,10 +369,12 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
     batch.stored(runs)
 
 
-def _kind_of(segment: Segment) -> broker_pb2.SegmentKind.ValueType:
-    if segment.half is not None:
+def _kind_of(stored: StoredForm) -> broker_pb2.SegmentKind.ValueType:
+    if stored.half is not None:
         return broker_pb2.SEGMENT_KIND_HALF
-    if segment.delay_level:
+    if stored.timer:
+        return broker_pb2.SEGMENT_KIND_TIMER
+    if stored.delay_level:
         return broker_pb2.SEGMENT_KIND_DELAY_LEVEL
     return broker_pb2.SEGMENT_KIND_UNSPECIFIED
 
@@ -394,11 +398,12 @@ def request_of(
                 topic=namespace.wire(s.queue.topic),
                 queue_id=s.queue.queue_id,
                 count=s.count,
-                kind=_kind_of(s),
-                delay_level=s.delay_level,
-                no_wait_store=not s.wait_store,
-                producer_group=s.half.group if s.half else "",
-                check_immunity_s=s.half.immunity_s if s.half else 0,
+                kind=_kind_of(s.stored),
+                delay_level=s.stored.delay_level,
+                no_wait_store=not s.stored.wait_store,
+                timer_from_now=s.stored.timer is TimerForm.AFTER,
+                producer_group=s.stored.half.group if s.stored.half else "",
+                check_immunity_s=s.stored.half.immunity_s if s.stored.half else 0,
             )
             for s in batch.segments
         ],

@@ -8,6 +8,7 @@ from array import array
 from zlib import crc32
 
 from cometmq.client.namespaces import Namespace
+from cometmq.client.stored_form import StoredForm
 from cometmq.clock import Clock
 from cometmq.errors import (
     BodyTooLarge,
@@ -15,13 +16,12 @@ from cometmq.errors import (
     PropertiesTooLarge,
     PropertyReserved,
 )
-from cometmq.format import delayed, halves
 from cometmq.format.compression import SYS_FLAG_COMPRESSION
-from cometmq.format.halves import HalfForm
 from cometmq.format.ids import UNIQUE_ID_COUNTER_MAX, UniqueIds
 from cometmq.format.properties import KEY_SEPARATOR, KEYS, SHARDING_KEY, TAGS, UNIQ_KEY, is_reserved
 from cometmq.format.properties import encode as encode_properties
 from cometmq.format.record import BODY_CRC_MASK, MAGIC_V1, Record, encode, layout_of_hosts
+from cometmq.format.timers import DIGITS_AT
 from cometmq.model import PROPERTIES_BYTES_MAX, Message, QueueRef
 from cometmq.native import accelerator
 from cometmq.native.interface import Accelerator, OpenRun, SendEach
@@ -90,6 +90,7 @@ def _is_plain(message: Message, topic: str) -> bool:
         and message.keys.__class__ is tuple
         and message.properties.__class__ is dict
         and message.flag.__class__ is message.delay_level.__class__ is int
+        and message.deliver_at_ms.__class__ is message.delay_ms.__class__ is int
         and message.sharding_key.__class__ is str
         and message.wait_store is True
         and message.queue is None
@@ -98,6 +99,8 @@ def _is_plain(message: Message, topic: str) -> bool:
             or message.properties
             or message.flag
             or message.delay_level
+            or message.deliver_at_ms
+            or message.delay_ms
             or message.sharding_key
         )
     )
@@ -109,14 +112,16 @@ class RecordForm:
     to its counter) is the same for all messages with the same properties.
 
     ``prefix`` is what the properties begin with, in the stored form of delayed messages.
+    ``digits_at``: where in a middle the digits stand of a message that names its time.
     """
 
-    __slots__ = ("_id_start", "_topic", "middles", "prefix", "topic")
+    __slots__ = ("_id_start", "_topic", "digits_at", "middles", "prefix", "topic")
 
     def __init__(self, topic: str, wire: str, stream: str, prefix: bytes = b"") -> None:
         self.topic = topic  # as messages have it
         name = wire.encode()
         self._topic = bytes((len(name),)) + name
+        self.digits_at = 1 + len(name) + 2 + DIGITS_AT
         self.prefix = prefix
         self.middles: dict[str, bytes] = {}  # by tag, of messages without keys and properties
         self.use(stream)
@@ -181,10 +186,8 @@ class RecordEncoder:
         self._namespace = namespace or Namespace()
         self._clock = clock
         self._forms: dict[str, RecordForm] = {}  # by topic
-        # By queue, level and wait_store, or by queue and the form of half messages.
-        self._forms_with_prefix: dict[
-            tuple[QueueRef, int, bool] | tuple[QueueRef, HalfForm], RecordForm
-        ] = {}
+        # By queue and stored form.
+        self._forms_with_prefix: dict[tuple[QueueRef, StoredForm], RecordForm] = {}
         self.stream = UniqueIds(clock).stream
         self.counter = 0
         self._born_host = b""
@@ -222,26 +225,17 @@ class RecordEncoder:
             form = self._forms[topic] = RecordForm(topic, self._namespace.wire(topic), self.stream)
         return form
 
-    def form_with_prefix(self, queue: QueueRef, level: int, wait_store: bool) -> RecordForm:
+    def form_with_prefix(self, queue: QueueRef, stored: StoredForm) -> RecordForm:
         """As :meth:`form`, of messages for ``queue`` that wait, or whose acknowledgement does
         not.
         """
-        key = (queue, level, wait_store)
+        key = (queue, stored)
         form = self._forms_with_prefix.get(key)
         if form is None:
             named = self._namespace.wire(queue.topic)
-            prefix = delayed.stored_prefix(level, named, queue.queue_id, wait_store=wait_store)
-            wire = delayed.SCHEDULE_TOPIC if level else named
+            wire, _ = stored.place(named, queue.queue_id)
+            prefix = stored.prefix(named, queue.queue_id)
             form = self._forms_with_prefix[key] = RecordForm(queue.topic, wire, self.stream, prefix)
-        return form
-
-    def half_form(self, queue: QueueRef, half: HalfForm) -> RecordForm:
-        """As :meth:`form`, of messages for ``queue`` that belong to transactions."""
-        form = self._forms_with_prefix.get((queue, half))
-        if form is None:
-            prefix = halves.prefix(half, self._namespace.wire(queue.topic), queue.queue_id)
-            form = RecordForm(queue.topic, halves.HALF_TOPIC, self.stream, prefix)
-            self._forms_with_prefix[queue, half] = form
         return form
 
     def append_record(

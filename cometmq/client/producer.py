@@ -307,7 +307,7 @@ class Producer:
         """Sends messages as one unit to one queue: they are stored together and follow each other,
         or none of them is. RocketMQ's ``send(list)``. Waits for their receipts.
 
-        All have the same topic, queue, sharding_key, delay_level and wait_store; together they are
+        All have the same topic, queue, sharding_key, delay and wait_store; together they are
         at most as large as the broker's batches (1,024 messages, 4 MiB). Raises InvalidRequest,
         BatchTooLarge, what :meth:`send` raises, and why none was stored. After SEND_TIMEOUT, and
         where a broker dies meanwhile and does not come back in time, all or some may be stored.
@@ -657,6 +657,9 @@ def _check_unit(messages: object) -> None:
         if not isinstance(message, Message):
             raise InvalidRequest(f"A batch has messages only, not {type(message).__name__}.")
     first = messages[0]
-    for name in ("topic", "queue", "sharding_key", "delay_level", "wait_store"):
+    for name in (
+        *("topic", "queue", "sharding_key", "delay_level", "wait_store"),
+        *("deliver_at_ms", "delay_ms"),
+    ):
         if any(getattr(message, name) != getattr(first, name) for message in messages):
             raise InvalidRequest(f"All messages of a batch have the same {name}.")

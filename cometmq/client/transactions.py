@@ -279,8 +279,8 @@ class TransactionProducer(Producer):
                 f"One Message(topic, body) at a time is sent, not {type(message).__name__}."
             )
         message.check()
-        if message.delay_level:
-            raise InvalidRequest("A message of a transaction has no delay_level.")
+        if message.delay_level or message.delay_ms or message.deliver_at_ms:
+            raise InvalidRequest("A message of a transaction has no delay.")
         if not message.wait_store:
             raise InvalidRequest("A message of a transaction waits until it is stored.")
         partitioner = await self._room_for(message.topic)

@@ -21,6 +21,7 @@ from cometmq.errors import (
     BatchTooLarge,
     BodyChecksumMismatch,
     BodyTooLarge,
+    DelayInvalid,
     MessageTypeMismatch,
     PropertiesInvalid,
     PropertiesTooLarge,
@@ -29,6 +30,7 @@ from cometmq.errors import (
     TopicNameInvalid,
 )
 from cometmq.format import properties as property_codec
+from cometmq.format import timers
 from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.queueunit import UNIT
 from cometmq.format.record import (
@@ -40,7 +42,14 @@ from cometmq.format.record import (
     layout_of_hosts,
 )
 from cometmq.format.taghash import tags_code
-from cometmq.model import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_NAME_LENGTH_MAX
+from cometmq.format.timers import DIGITS_AT, DIGITS_END, TimerForm
+from cometmq.model import (
+    DELAY_MS_MAX,
+    MESSAGE_BODY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    TIMER_MS_MAX,
+    TOPIC_NAME_LENGTH_MAX,
+)
 from cometmq.native import accelerator
 
 # What a producer may say in SYSFLAG, by the bits for the lengths of the hosts: compressed or not,
@@ -66,6 +75,7 @@ class BatchLimits:
     )  # one record of the largest body always fits
     batch_count_max: int = 1024
     segments_max: int = 1024
+    timer_delay_ms_max: int = 3 * 86_400_000
 
     def __post_init__(self) -> None:
         assert (
@@ -75,6 +85,7 @@ class BatchLimits:
             min(self.body_bytes_max, self.batch_bytes_max, self.batch_count_max, self.segments_max)
             > 0
         )
+        assert 0 < self.timer_delay_ms_max <= DELAY_MS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class SegmentClaim:
     prefix: bytes = b""
     delay_ms: int = 0
     needs_key: bool = False  # each record has to have a sharding key: of a FIFO topic
+    # How each record names the time at which it is due; ``prefix`` is that of `timers.prefix`.
+    timer: TimerForm = TimerForm.NONE
 
 
 class Stamped(NamedTuple):
@@ -130,8 +143,8 @@ def stamp(
 
     Raises the catalogue's error with ``segment`` set: BatchMalformed, RecordFieldForbidden,
     BodyTooLarge, BodyChecksumMismatch, PropertiesTooLarge, PropertiesInvalid, PropertyReserved,
-    TopicNameInvalid; without a segment: BatchTooLarge, BatchMalformed (no segments, bytes behind
-    the last one).
+    DelayInvalid, TopicNameInvalid; without a segment: BatchTooLarge, BatchMalformed (no segments,
+    bytes behind the last one).
     """
     assert log_offset >= 0
     _check_limits(records, segments, limits)
@@ -246,7 +259,12 @@ def _stamp_segment(
                 f"the batch ends after {done} of {claim.count} records, or inside one"
             )
         tag = _examine(records, at, claim, job)
-        code = _due_ms(claim, job) or tags_code(tag)
+        if claim.timer:
+            code = _examine_time(records, at, claim, job)
+            timers_at = _properties_at(records, at, claim, job) + DIGITS_AT
+            buffer[timers_at : timers_at + timers.DIGITS] = timers.digits_of(code)
+        else:
+            code = _due_ms(claim, job) or tags_code(tag)
         at, unit = _stamp_one(records, buffer, at, claim.first_queue_offset + done, code, job)
         pieces.append(unit)
         done += 1
@@ -255,6 +273,16 @@ def _stamp_segment(
 def _due_ms(claim: SegmentClaim, job: _Job) -> int:
     """When the messages of the segment are due; 0: they do not wait."""
     return job.store_time_ms + claim.delay_ms if claim.delay_ms else 0
+
+
+def _timer_bounds(claim: SegmentClaim, job: _Job) -> tuple[int, int]:
+    """What the broker adds to the time that a record names, and the last time that is allowed;
+    -1: the records name none.
+    """
+    if not claim.timer:
+        return -1, 0
+    last_ms = min(job.store_time_ms + job.limits.timer_delay_ms_max, TIMER_MS_MAX)
+    return (job.store_time_ms if claim.timer is TimerForm.AFTER else 0), last_ms
 
 
 def _stamp_run_natively(
@@ -278,6 +306,7 @@ def _stamp_run_natively(
         _RESERVED_PREFIX,
         claim.prefix,
         _due_ms(claim, job),
+        *_timer_bounds(claim, job),
     )
 
 
@@ -299,6 +328,10 @@ def _stamp_run(
     last_head_at = total - layout.record_bytes_min
     prefix, due_ms = claim.prefix, _due_ms(claim, job)
     prefix_bytes = len(prefix)
+    timer_base_ms, timer_last_ms = _timer_bounds(claim, job)
+    behind_digits = prefix[DIGITS_END:]
+    if claim.timer:
+        prefix = prefix[:DIGITS_AT]
     codes: dict[bytes | None, int] = {None: due_ms}  # of the tags met before
     middles: dict[int, bytes] = {}  # what stands between body and properties, by their length
     units: list[bytes] = []
@@ -335,6 +368,17 @@ def _stamp_run(
             )
         ):
             break
+        if timer_base_ms >= 0:
+            digits = records[properties_at + DIGITS_AT : properties_at + DIGITS_END]
+            if not (
+                digits.isdigit()
+                and (timer_base_ms or digits[:1] != b"0")
+                and (due_ms := timer_base_ms + int(digits)) <= timer_last_ms
+                and stands(behind_digits, properties_at + DIGITS_END)
+            ):
+                break
+            buffer[properties_at + DIGITS_AT : properties_at + DIGITS_END] = b"%013d" % due_ms
+            codes.clear()
         tag = clean[1]
         code = codes.get(tag)
         if code is None:
@@ -389,12 +433,37 @@ def _examine(records: bytes, at: int, claim: SegmentClaim, job: _Job) -> bytes:
         raise BodyChecksumMismatch(
             f"BODYCRC is {head['body_crc']}, the body's is {crc32(body) & BODY_CRC_MASK}"
         )
-    if not properties.startswith(claim.prefix):
+    found = properties[: len(claim.prefix)]
+    if claim.timer:  # the digits are looked at by themselves
+        found = found[:DIGITS_AT] + timers.NO_DIGITS + found[DIGITS_END:]
+    if found != claim.prefix:
         raise PropertiesInvalid(
             f"the properties begin with {properties[: len(claim.prefix)]!r}, "
             f"the segment's kind wants {claim.prefix!r}"
         )
     return property_codec.verify(properties[len(claim.prefix) :])
+
+
+def _examine_time(records: bytes, at: int, claim: SegmentClaim, job: _Job) -> int:
+    """When a record is due, which was examined otherwise. DelayInvalid."""
+    start = _properties_at(records, at, claim, job)
+    digits = records[start + DIGITS_AT : start + DIGITS_END]
+    if not digits.isdigit() or (claim.timer is TimerForm.AT and digits.startswith(b"0")):
+        raise DelayInvalid(f"{digits!r} is no time: 13 digits, of ms from 2001 on, or of a delay")
+    base_ms, last_ms = _timer_bounds(claim, job)
+    due_ms = base_ms + int(digits)
+    if due_ms > last_ms:
+        raise DelayInvalid(
+            f"the message is for {due_ms - job.store_time_ms} ms from now, "
+            f"{job.limits.timer_delay_ms_max} are allowed (timer_max_delay_sec)"
+        )
+    return due_ms
+
+
+def _properties_at(records: bytes, at: int, claim: SegmentClaim, job: _Job) -> int:
+    """Where the properties begin of a record that was examined."""
+    body_bytes: int = job.layout.fields(records, at)["body_bytes"]
+    return at + job.layout.head_bytes + body_bytes + 1 + len(claim.topic) + 2
 
 
 def _examine_head(head: dict[str, Any], available: int, claim: SegmentClaim, job: _Job) -> None:

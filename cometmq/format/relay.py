@@ -64,9 +64,12 @@ class Relayed(NamedTuple):
     delay_ms: int  # of a record for the schedule topic; else 0
     size_bytes: int
     transaction_flags: int = 0  # of SYSFLAG: that a half message is committed
+    due_ms: int = 0  # of a record for the timer topic; else 0
 
     def tags_code(self, store_time_ms: int) -> int:
         """What the record's unit holds: the due time of a delayed message, else the tag's hash."""
+        if self.due_ms:
+            return self.due_ms
         if self.delay_ms:
             return store_time_ms + self.delay_ms
         return tags_code(tag_of(self.properties))
@@ -109,6 +112,7 @@ def relay(
     reconsume_times: int | None = None,
     delay_ms: int = 0,
     transaction_flags: int = 0,
+    due_ms: int = 0,
 ) -> Relayed:
     """The record that is to be made from ``source``; None: as the source has it.
 
@@ -126,7 +130,7 @@ def relay(
     size_bytes = layout.record_bytes_min + len(source.body) + len(topic) + len(properties)
     times = source.reconsume_times if reconsume_times is None else reconsume_times
     return Relayed(
-        source, topic, queue_id, properties, times, delay_ms, size_bytes, transaction_flags
+        source, topic, queue_id, properties, times, delay_ms, size_bytes, transaction_flags, due_ms
     )
 
 

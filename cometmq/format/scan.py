@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from cometmq.format import properties, queueunit, taghash
+from cometmq.format import properties, queueunit, taghash, timers
 from cometmq.format.compression import SYS_FLAG_COMPRESSED, SYS_FLAG_COMPRESSION_SHIFT
 from cometmq.format.record import (
     BLANK_BYTES,
@@ -44,6 +44,7 @@ _READERS = {
 }
 _QUEUE_ID_AT, _FLAG_AT = (LAYOUTS[0].offsets[name] for name in ("queue_id", "flag"))
 assert _FLAG_AT - _QUEUE_ID_AT == 4
+_TIMER_KEY = timers.TIMER_QUEUE_ID.to_bytes(4, "big") + timers.TIMER_TOPIC.encode()
 
 
 class QueueRun(NamedTuple):
@@ -82,7 +83,8 @@ def scan_run(chunk: bytes, at: int, *, log_offset: int, file_left: int, apart: b
 
     ``log_offset`` is that place's position in the log, ``file_left`` counts from there to the end
     of the *file*; the chunk may end before. Plain: SYSFLAG has no bits but those of compression and
-    addresses, and the topic is none of ``apart`` (a :func:`topic_list`). Good: as
+    addresses, and the topic is none of ``apart`` (a :func:`topic_list`); a message that waits for
+    its time has the stored form of :mod:`cometmq.format.timers`. Good: as
     :func:`cometmq.format.record.check` has it. Never raises.
     """
     assert 0 <= at <= len(chunk), (at, len(chunk))
@@ -138,15 +140,17 @@ def _scan_run(chunk: bytes, at: int, log_offset: int, file_left: int, apart: byt
         ):
             break
         topic = chunk[topic_at:topic_end]
-        if not is_plain(topic):
-            break
         key = chunk[at + _QUEUE_ID_AT : at + _FLAG_AT] + topic
+        pairs = chunk[properties_at:end]
+        code = _due_ms(pairs) if key == _TIMER_KEY else tags_code(tag_of(pairs))
+        if code is None or not is_plain(topic):
+            break
         group = groups.get(key)
         if group is None or group.next_queue_offset != queue_offset:
             group = groups[key] = _Group(key, queue_offset)
             done.append(group)
         group.next_queue_offset += 1
-        group.units.append(pack(place, record_bytes, tags_code(tag_of(chunk[properties_at:end]))))
+        group.units.append(pack(place, record_bytes, code))
         if not count:
             first_time_ms = store_time_ms
         elif store_time_ms < time_ms:
@@ -155,6 +159,12 @@ def _scan_run(chunk: bytes, at: int, log_offset: int, file_left: int, apart: byt
         time_ms, size, at = store_time_ms, record_bytes, end
     assert at >= start
     return Run(at, count, size, first_time_ms, time_ms, times_fall, [g.run() for g in done])
+
+
+def _due_ms(pairs: bytes) -> int | None:
+    """When a message of the timer topic is due; None: it has another form than ours."""
+    match = timers.OUR_TIME.match(pairs)
+    return None if match is None or timers.FOREIGN_NAME in pairs else int(match[1])
 
 
 @lru_cache(maxsize=16)

@@ -279,7 +279,10 @@ class MemberApp(ABC):
         except OSError as error:
             raise ConfigInvalid(f"option advertised_host: {host} has no address: {error}") from None
         store_host = host_bytes(str(found[0][4][0]), self._ports.clients.port)
-        limits = BatchLimits(body_bytes_max=config.max_message_size)
+        limits = BatchLimits(
+            body_bytes_max=config.max_message_size,
+            timer_delay_ms_max=1000 * config.timer_max_delay_sec,
+        )
         # A batch lies in one log file.
         file_bytes = config.mapped_file_size_commit_log - BLANK_BYTES
         limits = replace(limits, batch_bytes_max=min(limits.batch_bytes_max, file_bytes))

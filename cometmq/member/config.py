@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cometmq.config import MIB, ServiceConfig, about
 from cometmq.errors import ConfigInvalid, TopicNameInvalid
-from cometmq.format.delayed import DEFAULT_LEVELS, parse_levels
+from cometmq.format.delayed import DEFAULT_LEVELS, DELAY_S_MAX, parse_levels
 from cometmq.member.lease_place import place_of
 from cometmq.messaging.topics import check_name
 from cometmq.messaging.transactions import CheckRules
@@ -218,6 +218,17 @@ class MemberConfig(ServiceConfig):
             "Times of the delay levels from 1 on, at most 64; the same for all members. Add levels"
             " at the end: messages that wait keep their level.",
             rocketmq="messageDelayLevel",
+        ),
+    )
+    timer_max_delay_sec: int = field(
+        default=3 * 86_400,
+        metadata=about(
+            "The longest time that a message may wait for a time of its own; the same for all"
+            " members.",
+            unit="s",
+            minimum=1,
+            maximum=DELAY_S_MAX,
+            rocketmq="timerMaxDelaySec",
         ),
     )
 

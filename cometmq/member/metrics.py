@@ -102,6 +102,9 @@ class _Flow:
         return (*self._node, topic, _flag(is_system(topic)), *group, *is_retry)
 
 
+TIMER_RESULTS = ("delivered", "recalled", "dropped", "lost")
+
+
 class MemberMetrics:
     """The counters that code has to feed. ``node`` is (cluster, broker group)."""
 
@@ -216,6 +219,33 @@ class MemberMetrics:
         self.transaction_checks = counter(
             "cometmq_transaction_checks", "Half messages that a producer was asked about."
         )
+        self.timers_pending = Gauge(
+            "rocketmq_timing_messages",
+            "Messages that wait for a time of their own.",
+            registry=registry,
+        )
+        self.timer_lateness_s = seconds(
+            "cometmq_timer_lateness_seconds",
+            "How long after its time a message was delivered: first and last of each batch.",
+        )
+        self.timers_in = counter(
+            "rocketmq_timer_enqueue", "Messages that began to wait for a time of their own."
+        )
+        self.timers_out = counter(
+            "rocketmq_timer_dequeue",
+            "Messages whose time has come, by what became of them.",
+            ["result"],
+        )
+        for result in TIMER_RESULTS:
+            self.timers_out.labels(result)
+        self.timers_rolled = counter(
+            "cometmq_timers_rolled", "Waiting messages that were stored again, before retention."
+        )
+        self.clock_jumps = counter(
+            "cometmq_clock_jumps", "Jumps of the wall clock, by direction.", ["direction"]
+        )
+        for direction in ("forward", "back"):
+            self.clock_jumps.labels(direction)
         self._delivery = DeliveryAge(registry, clock or SystemClock())
         self.flush_s = seconds("cometmq_log_flush_seconds", "Time of one sync of the commit log.")
 

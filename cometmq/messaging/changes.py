@@ -35,6 +35,7 @@ from cometmq.messaging.pop.table import QueueMoved
 from cometmq.messaging.quotas import NO_QUOTA, Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
+from cometmq.messaging.timers import Timer, TimerMark
 from cometmq.messaging.topics import check_attributes
 from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import FlushMode, MessageType, Position, ReplicationMode, TopicConfig
@@ -242,6 +243,26 @@ class QueuesUnlocked:
 
 
 @dataclass(frozen=True, slots=True)
+class TimersReached:
+    """What of the timers is done, and which of those that come later are to be skipped, in addition
+    to those that are known.
+    """
+
+    mark: TimerMark
+    skips: tuple[Timer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TimersDropped:
+    """A topic is deleted: of the timer queue's messages before ``end`` those of the topic are not
+    delivered.
+    """
+
+    topic: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class SecretAdded:
     """The secret that signs handles from now on."""
 
@@ -279,6 +300,8 @@ Change = (
     | MessagesResent
     | QueuesLocked
     | QueuesUnlocked
+    | TimersReached
+    | TimersDropped
     | SecretAdded
     | PopsMoved
 )
@@ -456,6 +479,11 @@ def _check_steps(value: list[Json]) -> tuple[tuple[int, int], ...]:
     if ends != sorted(set(ends)):
         raise ValueError(f"{ends[:10]} are not the ends of runs in order")
     return steps
+
+
+def _timer(value: list[Json]) -> Timer:
+    due_ms, offset = map(_int, value)
+    return Timer(due_ms, offset)
 
 
 def _attributes(value: dict[str, Json]) -> tuple[tuple[str, str], ...]:
@@ -648,6 +676,27 @@ _KINDS: dict[type[Change], _Kind] = {
         frozenset("btp"),
         lambda c: pop_wire.fields_of(c.queues),
         lambda f: PopsMoved(pop_wire.queues_of(_int(f["b"]), _int(f["t"]), f["p"])),
+    ),
+    TimersReached: _Kind(
+        "timer",
+        frozenset("war"),
+        lambda c: {
+            "w": list(c.mark.watermark),
+            "a": c.mark.arrivals,
+            "r": c.mark.rolled,
+            **({"x": list(map(list, c.skips))} if c.skips else {}),
+        },
+        lambda f: TimersReached(
+            TimerMark(_timer(f["w"]), _int(f["a"]), _int(f["r"])),
+            tuple(map(_timer, f.get("x", ()))),
+        ),
+        optional=frozenset("x"),
+    ),
+    TimersDropped: _Kind(
+        "timer-drop",
+        frozenset("no"),
+        lambda c: {"n": c.topic, "o": c.end},
+        lambda f: TimersDropped(_str(f["n"]), _int(f["o"])),
     ),
     SecretAdded: _Kind(
         "secret",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.errors import LimitExceeded
-from cometmq.format import delayed, properties
+from cometmq.format import properties, timers
 from cometmq.format.record import Record
 from cometmq.format.relay import with_properties
 from cometmq.messaging.intervals import Interval, add_interval, holds_any
@@ -90,4 +90,4 @@ def copy_properties(source: Record, origin: str) -> bytes:
     if is_copy(source):
         return source.raw_properties
     first = properties.encode({ORIGIN_MESSAGE_ID: origin})
-    return with_properties(source.raw_properties, first, delayed.PROPERTIES)
+    return with_properties(source.raw_properties, first, timers.PROPERTIES)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from cometmq.errors import DelayLevelInvalid, GroupNameInvalid
-from cometmq.format import delayed, properties
+from cometmq.format import delayed, properties, timers
 from cometmq.format.delayed import REAL_TOPIC
 from cometmq.format.properties import RETRY_TOPIC
 from cometmq.format.record import Record
@@ -111,7 +111,7 @@ def dead_properties(source: Record, origin: str) -> bytes:
     whole = first + with_origin(source, origin)
     if len(whole) <= PROPERTIES_BYTES_MAX:
         return whole
-    return with_properties(source.raw_properties, b"", delayed.PROPERTIES)
+    return with_properties(source.raw_properties, b"", timers.PROPERTIES)
 
 
 def resent_properties(dead: Record) -> bytes:
@@ -125,7 +125,7 @@ def with_origin(source: Record, origin: str) -> bytes:
         for name, value in ((RETRY_TOPIC, source.topic), (ORIGIN_MESSAGE_ID, origin))
         if name not in source.properties
     }
-    return with_properties(source.raw_properties, properties.encode(missing), delayed.PROPERTIES)
+    return with_properties(source.raw_properties, properties.encode(missing), timers.PROPERTIES)
 
 
 class Attempt(NamedTuple):

@@ -39,6 +39,8 @@ from cometmq.messaging.changes import (
     QueuesUnlocked,
     SecretAdded,
     StreamsReached,
+    TimersDropped,
+    TimersReached,
     TopicDropped,
     TopicPut,
     TopicQuotaPut,
@@ -62,6 +64,7 @@ from cometmq.messaging.resends import ResentTable
 from cometmq.messaging.resets import ResetTable, positions_of
 from cometmq.messaging.retry import Attempt, AttemptTable
 from cometmq.messaging.sent_ids import SentIds
+from cometmq.messaging.timers import TimerTable
 from cometmq.messaging.topics import TopicTable
 from cometmq.messaging.transactions import HalfProgress, HalfTable
 from cometmq.model import Position, QueueKey, TopicConfig
@@ -92,6 +95,7 @@ LOCK_BYTES = 300
 POP_BYTES, LEASE_BYTES = 200, 120
 ATTEMPT_BYTES = 60
 SECRET_ENTRY_BYTES = 110
+TIMER_SKIP_BYTES, TIMER_DROP_BYTES = 40, 200
 ATTEMPTS_PER_CHANGE = 800  # with the longest names they fit a record
 CHECK_STEP_BYTES = 16
 POLICY_BYTES = 1_200  # with as many retry steps as there may be
@@ -128,6 +132,7 @@ class BrokerState:
         self.resets = ResetTable()
         self.halves = HalfTable()  # takes halves and ends
         self.delays: dict[int, int] = {}  # level → offset in its queue of delayed messages
+        self.timers = TimerTable()  # takes what is delivered and recalled
         self.secrets = HandleSecrets()
         self.pops = PopTable()  # takes what members receive and acknowledge
 
@@ -261,6 +266,7 @@ class BrokerState:
         self.resent = other.resent
         self.locks = other.locks
         self.resets = other.resets
+        self.timers = other.timers
         self.secrets = other.secrets
         self.pops = other.pops
 
@@ -292,10 +298,10 @@ class BrokerState:
                 self._change_group(change)
             case OffsetsCommitted(commits):
                 self._restore_all(commits)
-            case PopsMoved(queues):
-                self._move_pops(queues)
             case QueuesCounted():
                 pass
+            case TimersReached() | TimersDropped() | SecretAdded() | PopsMoved():
+                self._move(change)
             case _:
                 self._reach(change)
 
@@ -317,14 +323,11 @@ class BrokerState:
         | QueuesLocked
         | QueuesUnlocked
         | OffsetsReset
-        | TopicQuotaPut
-        | SecretAdded,
+        | TopicQuotaPut,
     ) -> None:
         match change:
             case TopicQuotaPut(topic, quota):
                 self._limit_topic(topic, quota)
-            case SecretAdded(secret):
-                self.secrets.add(secret)
             case OffsetsReset(number, commits):
                 self._reset(number, commits)
             case QueuesLocked(run):
@@ -349,6 +352,17 @@ class BrokerState:
                 self.attempts.restore(attempts)
             case MessagesResent(key, intervals):
                 self.resent.put(key, intervals)
+
+    def _move(self, change: TimersReached | TimersDropped | SecretAdded | PopsMoved) -> None:
+        match change:
+            case PopsMoved(queues):
+                self._move_pops(queues)
+            case TimersReached(mark, skips):
+                self.timers.restore(mark, skips)
+            case TimersDropped(topic, end):
+                self.timers.drop_topic(topic, end)
+            case SecretAdded(secret):
+                self.secrets.add(secret)
 
     def _put_topic(self, config: TopicConfig, generation: int) -> None:
         before = self.topics.find(config.name)
@@ -482,8 +496,7 @@ class BrokerState:
             if settings.policy != group_policy.DEFAULT:
                 yield GroupPolicyPut(name, settings.policy)
         yield from self._committed()
-        for secret in self.secrets:
-            yield SecretAdded(secret)
+        yield from self._timed()
         for run in self.locks:
             yield QueuesLocked(run)
         yield from self._reached()
@@ -498,6 +511,14 @@ class BrokerState:
         yield from stream_changes(self.streams, [])
         yield from attempt_changes(self.attempts)
         yield from pop_changes(self.pops.as_moved(self.pop_generation))
+
+    def _timed(self) -> Iterator[TimersReached | TimersDropped | SecretAdded]:
+        for mark, skips in self.timers.as_written():
+            yield TimersReached(mark, tuple(skips))
+        for topic, end in self.timers.dropped.items():
+            yield TimersDropped(topic, end)
+        for secret in self.secrets:
+            yield SecretAdded(secret)
 
     def _committed(self) -> Iterator[OffsetsCommitted | OffsetsReset]:
         for commits in batched(self.offsets, RECORD_BYTES_MAX):
@@ -545,6 +566,8 @@ class BrokerState:
         entries += CHECK_STEP_BYTES * len(self.halves.written.checks)
         entries += ATTEMPT_BYTES * len(self.attempts) + SECRET_ENTRY_BYTES * len(self.secrets)
         entries += POP_BYTES * self.pops.queue_count + LEASE_BYTES * self.pops.lease_count
+        entries += TIMER_SKIP_BYTES * len(self.timers.skips)
+        entries += TIMER_DROP_BYTES * len(self.timers.dropped)
         return entries + entries // 8 + RECORD_HEAD_BYTES  # more heads: one in each record
 
     def validate(self) -> None:

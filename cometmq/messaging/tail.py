@@ -12,6 +12,7 @@ from cometmq.format import delayed, halves, record
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
 from cometmq.format.relay import walk
+from cometmq.format.timers import TIMER_OUT_MS
 from cometmq.messaging.dedup import Ids, StreamTable, id_at_end
 from cometmq.messaging.retry import AttemptTable, attempt_of
 from cometmq.messaging.sent_ids import SentIds, sent_id
@@ -37,6 +38,9 @@ class Tail:
         # Half messages that have ended, by their log offset. A crash may have come before the op
         # record that lists them.
         self.ended_halves: dict[int, EndedHalf] = {}
+        # Log offsets of what records that wait, or waited, for a time of their own were made from:
+        # of messages of the timer queue that are done, and of others.
+        self.timer_sources: list[int] = []
         self._streams = streams
         self._attempts = attempts
         self._sent_ids = sent_ids
@@ -90,11 +94,14 @@ class Tail:
             return
         attempt = attempt_of(found)
         level = delayed.level_named(found.properties)
+        is_timer = TIMER_OUT_MS in found.properties
+        if is_timer:
+            self.timer_sources.append(found.prepared_offset)
         if attempt is not None:
             self._attempts.add(attempt, found.log_offset + found.size)
         elif level:
             self.delivered[level] = found.prepared_offset
-        else:
+        elif not is_timer:
             is_retry = found.topic.startswith(RETRY_PREFIX)
             group = found.topic.removeprefix(RETRY_PREFIX) if is_retry else ""
             self.resent[found.prepared_offset] = group

@@ -32,6 +32,8 @@ PyObject *accelerator_encode(PyObject *module, PyObject *const *arguments, Py_ss
 PyObject *accelerator_encode_run(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_keys(PyObject *module, PyObject *arguments);
 PyObject *accelerator_index_put(PyObject *module, PyObject *arguments);
+PyObject *accelerator_timer_entries(PyObject *module, PyObject *arguments);
+PyObject *accelerator_sort_timers(PyObject *module, PyObject *object);
 int levels_add(PyObject *module); /* the type; -1 with an exception set */
 int received_add(PyObject *module);
 int message_add(PyObject *module);

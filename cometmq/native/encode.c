@@ -116,6 +116,7 @@ static int is_empty_text(PyObject *object)
 static int is_usual(PyObject *const *fields, const run *run)
 {
     return fields[FLAG] == zero() && fields[DELAY_LEVEL] == zero() && fields[QUEUE] == Py_None
+        && fields[DELIVER_AT_MS] == zero() && fields[DELAY_MS] == zero()
         && fields[WAIT_STORE] == Py_True && is_empty_text(fields[SHARDING_KEY])
         && PyTuple_CheckExact(fields[KEYS]) && PyTuple_Size(fields[KEYS]) == 0
         && PyDict_CheckExact(fields[PROPERTIES]) && PyDict_Size(fields[PROPERTIES]) == 0

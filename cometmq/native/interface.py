@@ -151,6 +151,8 @@ class Accelerator(Protocol):
         reserved_prefix: bytes,
         prefix: bytes,
         due_ms: int,
+        timer_base_ms: int,
+        timer_last_ms: int,
         /,
     ) -> tuple[int, bytes]:
         """Verifies and stamps up to ``count`` records of one queue: see
@@ -159,7 +161,9 @@ class Accelerator(Protocol):
         ``queue_offset`` is the first record's, ``log_offset`` that of the whole batch;
         ``hosts_and_time`` stands in the record as it is given. ``reserved`` lists property names,
         each behind its length in one byte. All properties begin with ``prefix``; the units hold
-        ``due_ms`` in place of the tag's hash, unless it is 0. Returns where it stopped, and the
+        ``due_ms`` in place of the tag's hash, unless it is 0. With ``timer_base_ms`` from 0 on each
+        record names a time in 13 digits of the prefix, to which that is added; the sum, at most
+        ``timer_last_ms``, stands in the record and in its unit. Returns where it stopped, and the
         units of the records before.
         """
 
@@ -170,7 +174,8 @@ class Accelerator(Protocol):
 
         ``log_offset`` is the position of ``at``, ``bytes_left`` what records may fill of the file
         from there on. Stops too at a record of a topic that is listed in ``apart`` (each name
-        behind its length in one byte), and at a tag that is empty or not UTF-8.
+        behind its length in one byte), at a tag that is empty or not UTF-8, and at a record of the
+        timer topic that has another form than ours.
 
         Returns where it stopped, number of records, size of the last one, store times of the first
         and the last one, whether one is older than the one before it, and the units.
@@ -265,4 +270,14 @@ class Accelerator(Protocol):
         """Puts ``keys``, as :meth:`index_keys` gives them, into the slots and entries of an index
         file: ``cometmq.format.indexfile.insert``, without the header. ``begin_time_ms`` is the
         file's. Returns how many slots it found empty. ValueError unless there is room for all keys.
+        """
+
+    def timer_entries(self, units: bytes, first_offset: int, /) -> bytes:
+        """The entries of units of the timer queue: ``cometmq.store.timers.entries.of_units``.
+        ValueError unless the units are whole.
+        """
+
+    def sort_timers(self, entries: Buffer, /) -> bytes:
+        """The same entries, sorted: ``cometmq.store.timers.entries.in_order``. ValueError unless
+        they are whole.
         """

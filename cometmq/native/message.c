@@ -49,6 +49,10 @@ static int has_more(PyObject *const *fields, PyObject *properties)
     if (found == 0 && (found = is_set(fields[DELAY_LEVEL], number_zero)) == 1)
         found = !is_delay_level(fields[DELAY_LEVEL]);
     if (found == 0)
+        found = is_set(fields[DELIVER_AT_MS], number_zero);
+    if (found == 0)
+        found = is_set(fields[DELAY_MS], number_zero);
+    if (found == 0)
         found = is_set(fields[SHARDING_KEY], no_text);
     return found != 0 ? found
                       : fields[WAIT_STORE] != Py_True || fields[QUEUE] != Py_None || !PyBytes_CheckExact(fields[BODY])
@@ -58,7 +62,8 @@ static int has_more(PyObject *const *fields, PyObject *properties)
 static int set_fields(message *self, PyObject *const *given)
 {
     PyObject *const usual[FIELDS] = {NULL,        NULL,    no_text,     no_keys, NULL,
-                                     number_zero, Py_None, number_zero, no_text, Py_True};
+                                     number_zero, Py_None, number_zero, no_text, Py_True,
+                                     number_zero, number_zero};
     for (int field = 0; field < FIELDS; field++) {
         PyObject *value = given[field] == NULL ? usual[field] : given[field];
         if (field == PROPERTIES && (value == NULL || value == Py_None))
@@ -77,15 +82,15 @@ static int set_fields(message *self, PyObject *const *given)
 static int message_init(PyObject *object, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"topic", "body",        "tag",          "keys",       "properties", "flag",
-                            "queue", "delay_level", "sharding_key", "wait_store", NULL};
+                            "queue", "delay_level", "sharding_key", "wait_store", "deliver_at_ms", "delay_ms", NULL};
     PyObject *given[FIELDS] = {NULL};
     Py_ssize_t count = PyTuple_Size(arguments);
     if (keywords == NULL && count >= 2 && count <= FIELDS)
         for (Py_ssize_t field = 0; field < count; field++)
             given[field] = PyTuple_GetItem(arguments, field);
-    else if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|OOOOOOOO:Message", names, &given[0], &given[1],
+    else if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OO|OOOOOOOOOO:Message", names, &given[0], &given[1],
                                           &given[2], &given[3], &given[4], &given[5], &given[6], &given[7], &given[8],
-                                          &given[9]))
+                                          &given[9], &given[10], &given[11]))
         return -1;
     message *self = (message *)object;
     if (set_fields(self, given) < 0)
@@ -120,6 +125,8 @@ static PyMemberDef message_members[] = {
     FIELD("delay_level", DELAY_LEVEL),
     FIELD("sharding_key", SHARDING_KEY),
     FIELD("wait_store", WAIT_STORE),
+    FIELD("deliver_at_ms", DELIVER_AT_MS),
+    FIELD("delay_ms", DELAY_MS),
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -6,7 +6,8 @@
 #include "accelerator.h"
 
 /* The fields, in the order of the constructor. */
-enum { TOPIC, BODY, TAG, KEYS, PROPERTIES, FLAG, QUEUE, DELAY_LEVEL, SHARDING_KEY, WAIT_STORE, FIELDS };
+enum { TOPIC, BODY, TAG, KEYS, PROPERTIES, FLAG, QUEUE, DELAY_LEVEL, SHARDING_KEY, WAIT_STORE,
+       DELIVER_AT_MS, DELAY_MS, FIELDS };
 
 typedef struct {
     PyObject_HEAD

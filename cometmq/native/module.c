@@ -40,6 +40,8 @@ static PyMethodDef methods[] = {
     {"encode_run", accelerator_encode_run, METH_VARARGS, NULL},
     {"index_keys", accelerator_index_keys, METH_VARARGS, NULL},
     {"index_put", accelerator_index_put, METH_VARARGS, NULL},
+    {"timer_entries", accelerator_timer_entries, METH_VARARGS, NULL},
+    {"sort_timers", accelerator_sort_timers, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -132,3 +132,46 @@ int put_unit(uint8_t *unit, uint64_t log_offset, size_t size, span tag)
     store64(unit + 12, (uint64_t)(int64_t)(int32_t)code); /* sign-extended */
     return 1;
 }
+
+long long timer_digits(span properties)
+{
+    long long number = 0;
+    for (int at = TIMER_DIGITS_AT; at < TIMER_DIGITS_END; at++) {
+        unsigned digit = properties.start[at] - (unsigned)'0';
+        if (digit > 9)
+            return -1;
+        number = 10 * number + digit;
+    }
+    return number;
+}
+
+void put_timer_digits(uint8_t *properties, long long number)
+{
+    for (int at = TIMER_DIGITS_END - 1; at >= TIMER_DIGITS_AT; at--, number /= 10)
+        properties[at] = (uint8_t)('0' + number % 10);
+}
+
+int is_timer(const record *found)
+{
+    static const char topic[] = "rmq_sys_wheel_timer";
+    return found->topic.length == sizeof topic - 1 && memcmp(found->topic.start, topic, sizeof topic - 1) == 0
+        && load32(found->start + AT_QUEUE_ID) == 0;
+}
+
+long long timer_due(const record *found)
+{
+    static const char first[] = "TIMER_OUT_MS\x01", second[] = "\x02REAL_TOPIC\x01", other[] = "\x02TIMER_DEL";
+    span properties = found->properties;
+    if (properties.length < TIMER_DIGITS_END + sizeof second - 1
+        || memcmp(properties.start, first, sizeof first - 1) != 0
+        || memcmp(properties.start + TIMER_DIGITS_END, second, sizeof second - 1) != 0)
+        return -1;
+    const uint8_t *end = properties.start + properties.length;
+    const uint8_t *at = properties.start + TIMER_DIGITS_END;
+    while ((at = memchr(at, 2, (size_t)(end - at))) != NULL) {
+        if ((size_t)(end - at) >= sizeof other - 1 && memcmp(at, other, sizeof other - 1) == 0)
+            return -1; /* more names that say something of the time, or a tombstone */
+        at++;
+    }
+    return timer_digits(properties);
+}

@@ -63,6 +63,23 @@ int are_clean(span properties, span reserved, span reserved_prefix, span *tag);
  * refused, because then an earlier one may count. */
 int are_framed(span properties, span *tag);
 
+/* Where the time stands in the properties of a message that waits for it: docs/format/batch.md. */
+#define TIMER_DIGITS_AT 13
+#define TIMER_DIGITS_END 26
+#define TIMER_MS_MIN 1000000000000LL /* of a time that a sender names */
+#define TIMER_MS_MAX 9999999999999LL
+
+/* The number there, of which the caller knows that it is there; -1 when it is none. */
+long long timer_digits(span properties);
+
+void put_timer_digits(uint8_t *properties, long long number);
+
+/* When a record of the timer topic's queue is due; -1 when Python has to look at it. */
+long long timer_due(const record *found);
+
+/* Whether the record lies in that queue. */
+int is_timer(const record *found);
+
 /* Writes a consume-queue unit; 0 when the tag is not UTF-8. */
 int put_unit(uint8_t *unit, uint64_t log_offset, size_t size, span tag);
 

@@ -134,6 +134,12 @@ static int take(walk *on, int32_t *recent)
     entry *into = &entries[on->count];
     if (!put_unit(into->unit, log_offset, found.size, tag))
         return 0;
+    if (is_timer(&found)) {
+        long long due_ms = timer_due(&found);
+        if (due_ms < 0)
+            return 0;
+        store64(into->unit + 12, (uint64_t)due_ms);
+    }
     into->group = *recent = group_for(on, &found, *recent);
     if (into->group == NONE)
         return 0;

@@ -23,6 +23,7 @@ from cometmq.store.log.scan import LogScan, find_good
 from cometmq.store.metadata import reserve
 from cometmq.store.recovery.adoption import Adoption
 from cometmq.store.recovery.opening import OpenedStore
+from cometmq.store.timers.index import TimerIndex
 
 FIRST_READ_BYTES = 4096  # most records are shorter, so that one call reads a record of unknown size
 
@@ -85,6 +86,10 @@ class BaseStore:
     def room_behind(self, size: int) -> int | None:
         """Bytes of log that the quota leaves when ``size`` more are appended; None: no quota."""
         return self._log.room_behind(size)
+
+    def new_timer_index(self) -> TimerIndex:
+        """An index over the timer queue; there is one at a time."""
+        return TimerIndex(self._opened.paths.timers, self._opened.files)
 
     @property
     def store_id(self) -> str:

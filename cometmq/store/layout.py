@@ -23,6 +23,7 @@ IDENTITY = "cometmq.json"
 EPOCHS = "cometmq.epochs"
 NEXT_LOG_FILE = "cometmq.next"
 RESERVE = "cometmq.reserve"
+TIMERS = "cometmq.timers"
 LOST_AND_FOUND = "lost+found"
 CUT_OFF = "lost"
 TRASH_PREFIX = "cometmq.trash."
@@ -55,6 +56,7 @@ class StorePaths:
         self.epochs = root / EPOCHS
         self.next_log_file = root / NEXT_LOG_FILE
         self.reserve = root / RESERVE
+        self.timers = root / TIMERS
 
     @property
     def cut_off(self) -> Path:

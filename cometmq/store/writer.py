@@ -22,6 +22,7 @@ from cometmq.format import queueunit
 from cometmq.format.batch import SegmentClaim, stamp
 from cometmq.format.record import BLANK_BYTES
 from cometmq.format.relay import OwnRecord
+from cometmq.format.timers import TimerForm
 from cometmq.store import layout
 from cometmq.store.base import BaseStore
 from cometmq.store.disk.files import Files, OsFiles
@@ -38,8 +39,8 @@ AHEAD_MS = 3_600_000  # of the clock: what is logged
 
 
 class RecordRun(NamedTuple):
-    """Records of one queue that follow each other in a batch. ``prefix``, ``delay_ms`` and
-    ``needs_key`` as of :class:`cometmq.format.batch.SegmentClaim`.
+    """Records of one queue that follow each other in a batch. ``prefix``, ``delay_ms``,
+    ``needs_key`` and ``timer`` as of :class:`cometmq.format.batch.SegmentClaim`.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class RecordRun(NamedTuple):
     prefix: bytes = b""
     delay_ms: int = 0
     needs_key: bool = False
+    timer: TimerForm = TimerForm.NONE
 
 
 class Appended(NamedTuple):
@@ -166,14 +168,16 @@ class MessageStore(BaseStore):
         """The segments with the queue offsets that their first messages get."""
         following: dict[tuple[str, int], int] = {}  # a queue may come more than once
         claims = []
-        for index, (topic, queue_id, count, prefix, delay_ms, needs_key) in enumerate(runs):
+        for index, run in enumerate(runs):
+            topic, queue_id, count = run[:3]
             first = following.get((topic, queue_id))
             if first is None:
                 queue = self._dispatcher.find(topic, queue_id)
                 first = queue.next_offset if queue else _checked_new_queue(topic, queue_id, index)
             following[topic, queue_id] = first + max(count, 0)
             name = topic.encode("ascii")
-            claims.append(SegmentClaim(name, queue_id, count, first, prefix, delay_ms, needs_key))
+            form = run.prefix, run.delay_ms, run.needs_key, run.timer
+            claims.append(SegmentClaim(name, queue_id, count, first, *form))
         return claims
 
     def append_relayed(self, relayed: Sequence[OwnRecord], store_host: bytes) -> Appended:

@@ -57,6 +57,8 @@ class _SegmentKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentKi
     """Consumers read them as soon as they are stored."""
     SEGMENT_KIND_DELAY_LEVEL: _SegmentKind.ValueType  # 2
     """Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+    SEGMENT_KIND_TIMER: _SegmentKind.ValueType  # 3
+    """Consumers read each message at a time of its own, which its record names. The records have the stored form of docs/format/batch.md."""
     SEGMENT_KIND_HALF: _SegmentKind.ValueType  # 4
     """Half messages of transactions: consumers read them when EndTransactions commits them, and never when it rolls them back.
     The records have the stored form of docs/format/batch.md.
@@ -71,6 +73,8 @@ SEGMENT_KIND_NORMAL: SegmentKind.ValueType  # 1
 """Consumers read them as soon as they are stored."""
 SEGMENT_KIND_DELAY_LEVEL: SegmentKind.ValueType  # 2
 """Consumers read them after the time of `delay_level`. The records have the stored form of docs/format/batch.md."""
+SEGMENT_KIND_TIMER: SegmentKind.ValueType  # 3
+"""Consumers read each message at a time of its own, which its record names. The records have the stored form of docs/format/batch.md."""
 SEGMENT_KIND_HALF: SegmentKind.ValueType  # 4
 """Half messages of transactions: consumers read them when EndTransactions commits them, and never when it rolls them back.
 The records have the stored form of docs/format/batch.md.
@@ -494,12 +498,17 @@ class Segment(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
+    TIMER_FROM_NOW_FIELD_NUMBER: _builtins.int
     PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
     CHECK_IMMUNITY_S_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """Topic of the messages. Each record of a normal segment carries the same name; delayed ones carry SCHEDULE_TOPIC_XXXX."""
+    """Topic of the messages. Each record of a normal segment carries the same name; delayed ones carry SCHEDULE_TOPIC_XXXX, those of
+    SEGMENT_KIND_TIMER rmq_sys_wheel_timer.
+    """
     queue_id: _builtins.int
-    """Queue of the messages. Each record of a normal segment carries the same number; delayed ones carry their level less one."""
+    """Queue of the messages. Each record of a normal segment carries the same number; delayed ones carry their level less one, those of
+    SEGMENT_KIND_TIMER 0.
+    """
     count: _builtins.int
     """Records in the run, 1 or more."""
     kind: Global___SegmentKind.ValueType
@@ -509,6 +518,10 @@ class Segment(_message.Message):
     no_wait_store: _builtins.bool
     """Acknowledged as soon as they are appended, whatever their topic asks for; they are shown to consumers no sooner than others. The
     records have the stored form of docs/format/batch.md. RocketMQ's waitStoreMsgOK=false.
+    """
+    timer_from_now: _builtins.bool
+    """Of SEGMENT_KIND_TIMER: the records name how many ms their messages wait from when the broker stores them, from 0 to
+    timer_max_delay_sec. False: they name the time, in ms since 1970, from 2001 on; one that has come is delivered at once.
     """
     producer_group: _builtins.str
     """For SEGMENT_KIND_HALF: the producer group whose members know how the transactions end, a name like a consumer group's; else empty."""
@@ -525,12 +538,13 @@ class Segment(_message.Message):
         kind: Global___SegmentKind.ValueType = ...,
         delay_level: _builtins.int = ...,
         no_wait_store: _builtins.bool = ...,
+        timer_from_now: _builtins.bool = ...,
         producer_group: _builtins.str = ...,
         check_immunity_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_immunity_s", b"check_immunity_s", "count", b"count", "delay_level", b"delay_level", "kind", b"kind", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_immunity_s", b"check_immunity_s", "count", b"count", "delay_level", b"delay_level", "kind", b"kind", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "queue_id", b"queue_id", "timer_from_now", b"timer_from_now", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,7 +731,7 @@ class SendBatchResult(_message.Message):
     @_builtins.property
     def queue_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Queue offset of each segment's first record; the others of the segment follow without gaps. Of delayed messages it is
-        the offset in the schedule queue of their level: their own queue gets them when they are due.
+        the offset in the schedule queue of their level, or in the timer queue: their own queue gets them when they are due.
         """
 
     def __init__(
@@ -776,6 +790,8 @@ class OutgoingMessage(_message.Message):
     BORN_TIME_MS_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     NO_WAIT_STORE_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
     CHECK_IMMUNITY_S_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
@@ -794,6 +810,12 @@ class OutgoingMessage(_message.Message):
     """RocketMQ's delay level, 1 (1 s) to 18 (2 h) unless the broker has another list: consumers read the message after that time. 0 = at once."""
     no_wait_store: _builtins.bool
     """Acknowledged as soon as it is appended, whatever its topic asks for; the call waits for its other messages."""
+    deliver_at_ms: _builtins.int
+    """When consumers read the message, in ms since 1970, from 2001 on and at most timer_max_delay_sec from now; a time that has come is
+    the same as now. 0 = at once. Only one of deliver_at_ms, delay_ms and delay_level.
+    """
+    delay_ms: _builtins.int
+    """After how many ms consumers read the message, at most timer_max_delay_sec. 0 = at once."""
     producer_group: _builtins.str
     """Of a half message, see SEGMENT_KIND_HALF: its producer group; empty = it belongs to no transaction. Not together with delay_level
     or no_wait_store.
@@ -823,12 +845,14 @@ class OutgoingMessage(_message.Message):
         born_time_ms: _builtins.int = ...,
         delay_level: _builtins.int = ...,
         no_wait_store: _builtins.bool = ...,
+        deliver_at_ms: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
         producer_group: _builtins.str = ...,
         check_immunity_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "queue_id", b"queue_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "check_immunity_s", b"check_immunity_s", "delay_level", b"delay_level", "flag", b"flag", "keys", b"keys", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "body", b"body", "born_time_ms", b"born_time_ms", "check_immunity_s", b"check_immunity_s", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "flag", b"flag", "keys", b"keys", "no_wait_store", b"no_wait_store", "producer_group", b"producer_group", "properties", b"properties", "queue_id", b"queue_id", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015

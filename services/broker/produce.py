@@ -16,9 +16,10 @@ from cometmq.errors import (
     InvalidRequest,
     TopicNotFound,
 )
-from cometmq.format import delayed, halves, queueunit
+from cometmq.format import delayed, halves, queueunit, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.halves import HALF_TOPIC, OP_TOPIC, QUEUE_ID, HalfForm
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.hosts import address_of_host
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.member.storage.member_storage import MemberStorage, Segment, Ticket
@@ -37,9 +38,10 @@ AUTO_CREATED_QUEUES_MAX = 4  # of a topic that its first message makes, as in Ro
 
 
 class Claim(NamedTuple):
-    """A run of records as its sender describes it. ``delay_level`` 0: it does not wait.
+    """A run of records as its sender describes it. ``delay_level`` 0: it waits for no level.
     ``wait_store`` False: it is acknowledged when it is appended. ``half``: it belongs to
-    transactions, and waits for their ends.
+    transactions, and waits for their ends. ``timer``: how its records name the time that they wait
+    for.
     """
 
     topic: str
@@ -48,6 +50,12 @@ class Claim(NamedTuple):
     delay_level: int = 0
     wait_store: bool = True
     half: HalfForm | None = None
+    timer: TimerForm = TimerForm.NONE
+
+    @property
+    def waits(self) -> bool:
+        """Whether consumers get the messages later, at some time."""
+        return bool(self.delay_level or self.timer)
 
 
 class SystemTopicMissing(Exception):
@@ -341,7 +349,7 @@ class ProduceHandler:
     def _segments(self, claims: Sequence[Claim]) -> list[Segment]:
         segments: list[Segment] = []
         for index, claim in enumerate(claims):
-            topic, queue_id, count, delay_level, wait_store, half = claim
+            topic, queue_id, count, _, wait_store, half, _ = claim
             try:
                 config = self._topics.for_send(topic, queue_id)
                 self._keeper.check_open(topic)
@@ -349,7 +357,7 @@ class ProduceHandler:
                 demands = DurabilityClass.of(*self._topics.demands(topic))
                 if half is not None:
                     segments.append(self._half(claim, half, demands))
-                elif delay_level:
+                elif claim.waits:
                     segments.append(self._delayed(claim, demands))
                 else:
                     segments.append(
@@ -369,8 +377,12 @@ class ProduceHandler:
         return segments
 
     def _delayed(self, claim: Claim, demands: DurabilityClass) -> Segment:
-        """A run of delayed messages: they lie in the queue of their level until they are due."""
-        topic, queue_id, count, level, wait_store, _ = claim
+        """A run of delayed messages: they lie in the queue of their level, or in that of all whose
+        time is their own, until they are due.
+        """
+        topic, queue_id, count, level, wait_store, _, timer = claim
+        if timer:
+            return self._timed(claim, demands)
         delayed.check_level(level)
         if SCHEDULE_TOPIC not in self._topics:
             raise SystemTopicMissing({SCHEDULE_TOPIC: delayed.level_count()})
@@ -389,8 +401,8 @@ class ProduceHandler:
         """A run of half messages: they lie in the half queue until their transactions end."""
         check_producer_group(form.group)
         halves.check_immunity(form.immunity_s)
-        if claim.delay_level:
-            raise InvalidRequest("a message of a transaction has no delay_level")
+        if claim.waits:
+            raise InvalidRequest("a message of a transaction has no delay")
         if not claim.wait_store:
             raise InvalidRequest("a message of a transaction waits until it is stored")
         if HALF_TOPIC not in self._topics or OP_TOPIC not in self._topics:
@@ -426,6 +438,18 @@ class ProduceHandler:
                 for log_offset, size, _ in queueunit.iterate(units):
                     table.add(offset, (log_offset, size, claim.half.group), due_s)
                     offset += 1
+
+    def _timed(self, claim: Claim, demands: DurabilityClass) -> Segment:
+        if TIMER_TOPIC not in self._topics:
+            raise SystemTopicMissing({TIMER_TOPIC: 1})
+        return Segment(
+            *TIMER_QUEUE,
+            claim.record_count,
+            demands | DurabilityClass.of(*self._topics.demands(TIMER_TOPIC)),
+            timers.prefix(claim.topic, claim.queue_id, wait_store=claim.wait_store),
+            wait_store=claim.wait_store,
+            timer=claim.timer,
+        )
 
     async def _create(self, topic: str, missing: TopicNotFound, born_host: bytes) -> None:
         assert missing.segment is not None
@@ -471,4 +495,4 @@ class ProduceHandler:
 def _type_of(claim: Claim) -> MessageType:
     if claim.half is not None:
         return MessageType.TRANSACTION
-    return MessageType.DELAY if claim.delay_level else MessageType.NORMAL
+    return MessageType.DELAY if claim.waits else MessageType.NORMAL

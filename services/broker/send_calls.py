@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import CometError, InvalidRequest, MessageNotFound, StoreDamaged, TopicNotFound
-from cometmq.format import record
+from cometmq.format import record, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC, target_of
 from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.member.read.records import is_in_queue
 from cometmq.messaging.sent_ids import SentIds, sent_id
 from cometmq.model import SendStatus
@@ -217,8 +218,11 @@ def _number(error: CometError, call: _Call, batch: StructuredBatch | None) -> No
 
 def _target(found: Record) -> tuple[str, int]:
     """The topic and queue that a message is meant for."""
-    waits = found.topic in (SCHEDULE_TOPIC, HALF_TOPIC)
-    target = target_of(found.raw_properties) if waits else None
+    target = None
+    if found.topic in (SCHEDULE_TOPIC, HALF_TOPIC):
+        target = target_of(found.raw_properties)
+    elif found.topic == TIMER_TOPIC:
+        target = timers.target_of(found.raw_properties)
     return target or (found.topic, found.queue_id)
 
 
@@ -227,7 +231,7 @@ def _place(found: Record) -> SentPlace:
     if found.topic == HALF_TOPIC:
         half = HalfName(found.queue_offset, found.log_offset, found.unique_id)
         return SentPlace(topic, queue_id, None, found.log_offset, half)
-    is_delayed = found.topic == SCHEDULE_TOPIC
+    is_delayed = found.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
     return SentPlace(topic, queue_id, None if is_delayed else found.queue_offset, found.log_offset)
 
 
@@ -240,6 +244,6 @@ def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
         half = None
         if claim.half is not None:
             half = HalfName(offset, log_offset, record.decode(batch.records, byte).unique_id)
-        shown = None if claim.delay_level or half is not None else offset
+        shown = None if claim.waits or half is not None else offset
         places.append(SentPlace(claim.topic, claim.queue_id, shown, log_offset, half))
     return places

@@ -13,6 +13,7 @@ from cometmq.errors import BatchOutOfOrder, CometError, InvalidRequest, LimitExc
 from cometmq.format import ids
 from cometmq.format.delayed import check_level
 from cometmq.format.halves import HalfForm
+from cometmq.format.timers import TimerForm
 from cometmq.member.hosts import BrokerIdentity, host_of_peer, ip_and_port
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.read.reader import Reader
@@ -68,6 +69,13 @@ def _claim(segment: broker_pb2.Segment) -> Claim:
         return Claim(topic, queue_id, count, 0, wait_store, half)
     if segment.producer_group or segment.check_immunity_s:
         raise InvalidRequest("producer_group, check_immunity_s: only segments of kind HALF have it")
+    if segment.kind == broker_pb2.SEGMENT_KIND_TIMER:
+        if segment.delay_level:
+            raise InvalidRequest("delay_level: a segment of kind TIMER has none")
+        timer = TimerForm.AFTER if segment.timer_from_now else TimerForm.AT
+        return Claim(topic, queue_id, count, 0, wait_store, timer=timer)
+    if segment.timer_from_now:
+        raise InvalidRequest("timer_from_now: only a segment of kind TIMER has it")
     if segment.kind == broker_pb2.SEGMENT_KIND_DELAY_LEVEL:
         check_level(segment.delay_level)
         return Claim(topic, queue_id, count, segment.delay_level, wait_store)

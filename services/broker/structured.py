@@ -16,11 +16,13 @@ from cometmq.errors import (
     PropertyReserved,
     RequestError,
 )
-from cometmq.format import delayed, halves, ids, properties, record
+from cometmq.format import delayed, halves, ids, properties, record, timers
 from cometmq.format.batch import BatchLimits
 from cometmq.format.halves import HalfForm
+from cometmq.format.timers import TIMER_QUEUE, TimerForm
 from cometmq.messaging.groups import check_name
 from cometmq.messaging.topics import TopicTable
+from cometmq.model import check_delay, check_time
 from cometmq.v1 import broker_pb2
 from services.broker.produce import Claim
 
@@ -35,6 +37,7 @@ class _RunKey(NamedTuple):
     delay_level: int
     wait_store: bool
     half: HalfForm | None
+    timer: TimerForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class StructuredEncoder:
                 message.delay_level,
                 not message.no_wait_store,
                 half_form(message),
+                _timer_of(message)[0],
             )
             runs.setdefault(key, []).append((index, data))
         return self._join(runs, len(messages))
@@ -132,20 +136,12 @@ class StructuredEncoder:
             raise BodyTooLarge(
                 f"the body has {len(message.body)} bytes, {self._limits.body_bytes_max} are allowed"
             )
-        if message.producer_group and (message.delay_level or message.no_wait_store):
-            raise InvalidRequest("a message of a transaction has no delay_level, no no_wait_store")
+        waits = message.delay_level or message.delay_ms or message.deliver_at_ms
+        if message.producer_group and (waits or message.no_wait_store):
+            raise InvalidRequest("a message of a transaction has no delay, no no_wait_store")
         if message.born_time_ms < 0:
             raise InvalidRequest(f"born_time_ms: {message.born_time_ms} is before 1970")
-        topic, level = message.topic, message.delay_level
-        if level:
-            delayed.check_level(level)
-        prefix = delayed.stored_prefix(level, topic, queue_id, wait_store=not message.no_wait_store)
-        half = half_form(message)
-        if half is not None:
-            prefix = halves.prefix(half, topic, queue_id)
-            topic, queue_id = halves.HALF_TOPIC, halves.QUEUE_ID
-        elif level:
-            topic, queue_id = delayed.SCHEDULE_TOPIC, delayed.queue_id_of(level)
+        topic, queue_id, prefix = _stored_form(message, queue_id)
         return record.encode(
             topic.encode(),
             queue_id,
@@ -185,12 +181,12 @@ class StructuredEncoder:
         claims: list[Claim] = []
         order = [(0, 0, 0)] * count
         at = 0
-        for (topic, queue_id, delay_level, wait_store, half), run in runs.items():
+        for key, run in runs.items():
             for place, (index, data) in enumerate(run):
                 order[index] = (len(claims), place, at)
                 parts.append(data)
                 at += len(data)
-            claims.append(Claim(topic, queue_id, len(run), delay_level, wait_store, half))
+            claims.append(Claim(key.topic, key.queue_id, len(run), *key[2:]))
         assert sum(claim.record_count for claim in claims) == len(order), (
             "each message has its place"
         )
@@ -210,3 +206,34 @@ def half_form(message: broker_pb2.OutgoingMessage) -> HalfForm | None:
     if message.check_immunity_s:
         raise InvalidRequest("check_immunity_s: only a message with a producer_group has it")
     return None
+
+
+def _stored_form(message: broker_pb2.OutgoingMessage, queue_id: int) -> tuple[str, int, bytes]:
+    """The topic and queue in which the record lies, and what its properties begin with."""
+    wait_store, level = not message.no_wait_store, message.delay_level
+    half = half_form(message)
+    if half is not None:
+        return halves.HALF_TOPIC, halves.QUEUE_ID, halves.prefix(half, message.topic, queue_id)
+    timer, time_ms = _timer_of(message)
+    if timer:
+        prefix = timers.prefix(message.topic, queue_id, wait_store=wait_store)
+        return *TIMER_QUEUE, timers.with_time(prefix, time_ms)
+    prefix = delayed.stored_prefix(level, message.topic, queue_id, wait_store=wait_store)
+    if level:
+        delayed.check_level(level)
+        return delayed.SCHEDULE_TOPIC, delayed.queue_id_of(level), prefix
+    return message.topic, queue_id, prefix
+
+
+def _timer_of(message: broker_pb2.OutgoingMessage) -> tuple[TimerForm, int]:
+    """How it names the time that it waits for, and the number. InvalidRequest, DelayInvalid."""
+    wanted = (message.deliver_at_ms, message.delay_ms, message.delay_level)
+    if not any(wanted[:2]):
+        return TimerForm.NONE, 0
+    if sum(map(bool, wanted)) > 1:
+        raise InvalidRequest("deliver_at_ms, delay_ms, delay_level: only one of them")
+    if message.delay_ms:
+        check_delay(message.delay_ms)
+        return TimerForm.AFTER, message.delay_ms
+    check_time(message.deliver_at_ms)
+    return TimerForm.AT, message.deliver_at_ms

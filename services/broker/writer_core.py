@@ -24,6 +24,7 @@ from services.broker.resends import Resender
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
 from services.broker.statewriter import StateWriter
+from services.broker.timers import TimerService
 from services.broker.transaction_checks import TransactionChecks
 from services.broker.transactions import TransactionService
 
@@ -70,6 +71,14 @@ class WriterCore:
         )
         relays = RelayWriter(self.storage, opened.state.topics, host, metrics)
         self.schedule = ScheduleService(self.storage, self.keeper, relays, metrics, clock)
+        self.timers = TimerService(
+            self.storage,
+            self.keeper,
+            relays,
+            metrics,
+            clock,
+            self._config.file_reserved_time * 3_600_000,
+        )
         self.resender = Resender(self.storage, self.keeper, relays)
         self.dead_letters = DeadLetters(self.keeper, self.resender)
         self.queue_locks = QueueLocks(self.keeper, self.storage, clock)
@@ -117,6 +126,7 @@ class WriterCore:
             self._state_writer.export(),
             self.schedule.run(),
             self.checks.run(),
+            self.timers.run(),
             self.core.retention.run(),
         ]
 
@@ -129,6 +139,7 @@ class WriterCore:
                 await self._state_writer.finish()
         finally:
             self.core.reader.close()
+            await asyncio.to_thread(self.timers.close)
             await asyncio.to_thread(self.core.retention.close)
             await asyncio.to_thread(self.storage.close)
 

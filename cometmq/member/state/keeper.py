@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from cometmq.clock import Clock
 from cometmq.errors import CometError, GroupNotFound, SlaveNotAvailable, TopicNotFound
 from cometmq.flight_recorder import Stage, recorder
+from cometmq.format.timers import TIMER_QUEUE
 from cometmq.member.state.statelog import encode_record
 from cometmq.member.storage.member_storage import MemberStorage, Segment
 from cometmq.messaging import group_policy
@@ -27,6 +28,8 @@ from cometmq.messaging.changes import (
     OffsetsReset,
     QueuesLocked,
     QueuesUnlocked,
+    TimersDropped,
+    TimersReached,
     TopicPut,
 )
 from cometmq.messaging.delay import DelayProgress
@@ -43,6 +46,7 @@ from cometmq.messaging.state import (
     pop_changes,
     stream_changes,
 )
+from cometmq.messaging.timers import skip_changes
 from cometmq.messaging.topics import TopicTable, is_system
 from cometmq.model import TopicConfig
 from cometmq.replication.watermarks import REPLICATED, DurabilityClass, union
@@ -230,11 +234,13 @@ class StateKeeper:
         """
         async with self._one_at_a_time:
             change = self.state.plan_drop(topic, by_system=by_system)
+            _, timers_end = self._storage.store.queue_bounds(*TIMER_QUEUE)
+            waiting = [TimersDropped(topic, timers_end)] if timers_end else []
             # Nothing may follow the deletion into the old queues: at recovery everything after it
             # counts as new.
             self.closing.add(topic)
             try:
-                await self._commit(change)
+                await self._commit(change, *waiting)
                 self._storage.drop_topic(topic)
             finally:
                 self.closing.discard(topic)
@@ -295,22 +301,26 @@ class StateKeeper:
         has_unwritten = (
             state.streams.has_unwritten
             or state.attempts.has_unwritten
+            or state.timers.has_unwritten
             or halves != state.halves.written
         )
         if offsets == self.delays.written and not has_unwritten:
             return
         delays = DelaysReached(offsets)
+        mark, skips = state.timers.unwritten()
         with state.streams.unwritten() as (changed, gone), state.attempts.unwritten() as attempts:
             # The delays come last: from the record that has them on the next writer reads the log.
             changes: list[Change] = [
                 *stream_changes(changed, gone),
                 *attempt_changes(attempts),
                 *([HalvesReached(halves)] if halves != state.halves.written else []),
+                *(TimersReached(mark, tuple(some)) for some in skip_changes(skips)),
                 delays,
             ]
             self._append(change_records(changes), DurabilityClass.ASYNC)
         self.delays.written = offsets
         state.halves.written = halves
+        state.timers.written(mark)
         state.apply(delays)
         self._progress_end = self._storage.store.appended_offset
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from cometmq.errors import LimitExceeded, MessageNotFound, StoreDamaged
 from cometmq.format import record
 from cometmq.format.delayed import SCHEDULE_TOPIC, queue_id_of
+from cometmq.format.timers import TIMER_QUEUE
+from cometmq.format.timers import due_ms as due_of
 from cometmq.member.read.records import is_in_queue
 from cometmq.member.state.statelog import newest_progress
 from cometmq.messaging.delay import DelayProgress
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.state import BrokerState
 from cometmq.messaging.tail import Tail
+from cometmq.messaging.timers import Timer, TimerTable
 from cometmq.store.writer import MessageStore
 
 # What has changed further back is in the state: a writer looks often whether progress is due.
@@ -25,7 +29,7 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
     """How far the levels of delayed messages were delivered, by the state and the log's end. What
     producers sent goes into the state's streams, what groups sent back into its attempts, and the
     marks of messages that were sent again are completed. What became of half messages goes into
-    the state's halves.
+    the state's halves, what of the timers is done into its timers.
     """
 
     def end_of(level: int) -> int:
@@ -37,6 +41,7 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
     tail = Tail(state.streams, state.attempts, state.sent_ids, now_s)
     _read(store, tail)
     state.halves.log_end = tail.ended_halves
+    _skip_timers(store, state.timers, tail.timer_sources)
     for source in tail.delivered.values():
         # Retention may have removed the source, and damage its unit.
         with suppress(MessageNotFound, StoreDamaged):
@@ -52,6 +57,18 @@ def progress_of(store: MessageStore, state: BrokerState, now_s: float) -> DelayP
             if is_in_queue(store, found) and not state.resent.holds(key, found.queue_offset):
                 state.resent.put(key, state.resent.plan(key, [found.queue_offset], low=0))
     return progress
+
+
+def _skip_timers(store: MessageStore, timers: TimerTable, sources: Sequence[int]) -> None:
+    """What the log's end has of these messages of the timer queue is all that is to be done."""
+    timers.limit(store.queue_bounds(*TIMER_QUEUE)[1])
+    for source in sources:
+        with suppress(MessageNotFound, StoreDamaged):
+            found = record.decode(store.read_record(source))
+            if (found.topic, found.queue_id) == TIMER_QUEUE and is_in_queue(store, found):
+                due_ms = due_of(found.raw_properties)
+                if due_ms is not None:
+                    timers.skip(Timer(due_ms, found.queue_offset))
 
 
 def _read(store: MessageStore, tail: Tail) -> None:

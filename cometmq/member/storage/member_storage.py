@@ -18,6 +18,7 @@ from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.flight_recorder import Stage, named_threads, recorder
 from cometmq.format.relay import OwnRecord
+from cometmq.format.timers import TimerForm
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
@@ -48,7 +49,7 @@ BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahea
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A run of records of one queue, and what its topic demands before it is acknowledged.
-    ``prefix``, ``delay_ms`` and ``needs_key`` as of
+    ``prefix``, ``delay_ms``, ``needs_key`` and ``timer`` as of
     :class:`cometmq.format.batch.SegmentClaim`.
     """
 
@@ -60,6 +61,7 @@ class Segment:
     delay_ms: int = 0
     wait_store: bool = True  # False: it is acknowledged when it is appended
     needs_key: bool = False
+    timer: TimerForm = TimerForm.NONE
 
     @property
     def ack_demands(self) -> DurabilityClass:
@@ -374,7 +376,7 @@ class MemberStorage(BaseStorage):
         """
         self.check_open()
         runs = [
-            RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms, s.needs_key)
+            RecordRun(s.topic, s.queue_id, s.count, s.prefix, s.delay_ms, s.needs_key, s.timer)
             for s in segments
         ]
         begun_ns = recorder.now_ns()

@@ -11,11 +11,12 @@ reading it is :class:`StoreDamaged`.
 from __future__ import annotations
 
 from cometmq.errors import StoreDamaged, StoreForeignFile
-from cometmq.format import delayed, queueunit, record, taghash
+from cometmq.format import delayed, queueunit, record, taghash, timers
 from cometmq.format.delayed import SCHEDULE_TOPIC
 from cometmq.format.properties import tag_of
 from cometmq.format.record import Record
 from cometmq.format.scan import QueueRun, Run
+from cometmq.format.timers import TIMER_QUEUE
 
 TRANSACTION_MASK = 0b11 << 2
 PREPARED, ROLLED_BACK = 0b01 << 2, 0b11 << 2
@@ -54,6 +55,10 @@ def tags_code(found: Record) -> int:
         level = delayed.level_named(found.properties)
         if level:
             return found.store_time_ms + delayed.delay_ms(level)
+    if (found.topic, found.queue_id) == TIMER_QUEUE:
+        due_ms = timers.due_ms(found.raw_properties)
+        if due_ms is not None:
+            return due_ms
     return taghash.tags_code(tag_of(found.raw_properties))
 
 

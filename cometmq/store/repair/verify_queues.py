@@ -10,6 +10,7 @@ from cometmq.errors import StoreDamaged, StoreFailed, StoreForeignFile
 from cometmq.format import queueunit
 from cometmq.format.delayed import DELAY_S_MAX, SCHEDULE_TOPIC
 from cometmq.format.scan import QueueRun
+from cometmq.format.timers import TIMER_TOPIC
 from cometmq.store import layout
 from cometmq.store.disk.files import Files
 from cometmq.store.log.scan import Stretch
@@ -31,6 +32,7 @@ class QueueCheck:
     def __init__(self, topic: str, queue: ConsumeQueue | None, tail_from: int) -> None:
         self.queue = queue
         self._is_delayed = topic == SCHEDULE_TOPIC
+        self._is_timer = topic == TIMER_TOPIC
         self.files_gone = False  # retention or a deletion removed one while it was being read
         self.first: int | None = None  # queue offset of the first record in the log
         self.next = 0
@@ -75,12 +77,15 @@ class QueueCheck:
 
     def _is_due(self, stored: bytes, expected: tuple[int, int, int]) -> bool:
         """Whether the unit differs only in when its message is due: the writer may have had other
-        delay levels than this program knows.
+        delay levels than this program knows, or have been Apache RocketMQ.
         """
-        if not self._is_delayed or len(stored) < UNIT_BYTES:
+        if len(stored) < UNIT_BYTES:
             return False
         *place, due_ms = queueunit.unit_at(stored, 0)
-        return place == [*expected[:2]] and abs(due_ms - expected[2]) <= 1000 * DELAY_S_MAX
+        if self._is_timer:  # Apache RocketMQ wrote the tag's hash
+            return place == [*expected[:2]] and -(2**31) <= due_ms < 2**31
+        is_near = abs(due_ms - expected[2]) <= 1000 * DELAY_S_MAX
+        return self._is_delayed and place == [*expected[:2]] and is_near
 
     def _units(self, offset: int, count: int) -> bytes:
         """As many of them as there are; they may lie in several files."""

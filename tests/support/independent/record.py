@@ -20,6 +20,7 @@ FREE_BYTES = 8  # stay free behind each record of a log file
 TRANSACTION = 12  # bits of SYSFLAG
 PREPARED, ROLLED_BACK = 4, 12
 SCHEDULED = "SCHEDULE_TOPIC_XXXX"
+TIMERS = ("rmq_sys_wheel_timer", 0)
 # By delay level, from 1.
 DELAYS_S: tuple[int, ...] = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
 TOPIC = re.compile(rb"[%|a-zA-Z0-9_-]{1,127}")
@@ -112,7 +113,23 @@ def tags_code(message: Message) -> int:
     level = message.properties.get("DELAY", "")
     if message.topic == SCHEDULED and level.isdigit() and int(level):
         return message.store_time_ms + 1000 * DELAYS_S[min(int(level), len(DELAYS_S)) - 1]
-    return tag_hash(message.tag)
+    due = _timer_due(message)
+    return tag_hash(message.tag) if due is None else due
+
+
+def _timer_due(message: Message) -> int | None:
+    """When a message of the timer queue is due."""
+    if (message.topic, message.queue_id) != TIMERS:
+        return None
+    found = {
+        name: int(value)
+        for name, value in message.properties.items()
+        if name.startswith("TIMER_") and re.fullmatch("[0-9]{1,13}", value)
+    }
+    if "TIMER_OUT_MS" not in found:
+        return None
+    late = {"TIMER_DELAY_SEC", "TIMER_DELAY_MS"} & message.properties.keys()
+    return found.get("TIMER_DELIVER_MS", found["TIMER_OUT_MS"] + 1000 * bool(late))
 
 
 def decode(view: mmap.mmap | bytes, at: int, log_offset: int) -> Message:

@@ -120,6 +120,7 @@ OPTIONAL = {
     "topic-copy": {"y"},
     "streams": {"x"},
     "resent": {"n"},
+    "timer": {"x"},
     "group-policy": {"rs", "re", "q", "d", "f", "a"},
 }
 
@@ -207,6 +208,13 @@ KINDS: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
     "unlocks": {"n": _is_name, "q": _is_map_to(_is_list_of(_count))},
     "pop": {"b": _offset, "t": _offset, "p": _is_map_to(_is_map_to(_is_list_of(_is_pop)))},
     "streams": {"s": _is_map_to(_is_stream), "x": _is_list_of(_is_stream_name)},
+    "timer": {
+        "w": lambda value: _is_counts(value, 2),
+        "a": _count,
+        "r": _count,
+        "x": _is_list_of(lambda value: _is_counts(value, 2)),
+    },
+    "timer-drop": {"n": _is_name, "o": _number(1, 2**63 - 1)},
     "secret": {
         "t": _count,
         "s": lambda value: re.fullmatch("[0-9a-f]{64}", str(value)) is not None,
@@ -300,6 +308,10 @@ class State:
     delays: dict[int, int] = field(default_factory=dict)
     # In a state snapshot further than the changes before it.
     halves: Json = field(default_factory=dict, compare=False)
+    # In a state snapshot further than the changes before it: (watermark, arrivals, rolled).
+    timers: tuple[list[int], int, int] = field(default=([0, 0], 0, 0), compare=False)
+    timer_skips: dict[int, int] = field(default_factory=dict, compare=False)  # offset → due
+    timer_drops: dict[str, int] = field(default_factory=dict, compare=False)
     # In a state snapshot one more than the changes before it, where an epoch begins with a new one.
     secrets: list[str] = field(default_factory=list, compare=False)
     resent: dict[tuple[str, int, str], Json] = field(default_factory=dict)
@@ -455,6 +467,21 @@ class State:
 
     def _halves(self, change: Json, _: object) -> None:
         self.halves = change
+
+    def _timer(self, change: Json, place: object) -> None:
+        mark, arrivals, rolled = change["w"], change["a"], change["r"]
+        expect(rolled <= arrivals, place, "timer: rolled beyond the arrivals")
+        self.timers = mark, arrivals, rolled
+        skips = self.timer_skips | {offset: due for due, offset in change.get("x", [])}
+        self.timer_skips = {
+            offset: due
+            for offset, due in skips.items()
+            if offset >= rolled and (offset >= arrivals or [due, offset] > mark)
+        }
+        self.timer_drops = {n: end for n, end in self.timer_drops.items() if end > rolled}
+
+    def _timer_drop(self, change: Json, _: object) -> None:
+        self.timer_drops[change["n"]] = change["o"]
 
     def _secret(self, change: Json, _: object) -> None:
         self.secrets = [*self.secrets, change["s"]][-2:]

@@ -266,10 +266,7 @@ class Way(Collected):
             (
                 batch.records.replace(stream.encode(), b"-" * len(stream)),
                 list(batch.starts),
-                [
-                    (s.queue, s.count, s.first_counter, s.delay_level, s.wait_store)
-                    for s in batch.segments
-                ],
+                [(s.queue, s.count, s.first_counter, s.stored) for s in batch.segments],
                 sum(w.count if isinstance(w, MessageRange) else 1 for w in batch.waiters),
             )
             for batch in self.closed

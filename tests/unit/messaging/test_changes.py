@@ -30,6 +30,8 @@ from cometmq.messaging.changes import (
     QueuesUnlocked,
     SecretAdded,
     StreamsReached,
+    TimersDropped,
+    TimersReached,
     TopicDropped,
     TopicPut,
     TopicQuotaPut,
@@ -57,6 +59,7 @@ from cometmq.messaging.pop.table import QueueMoved
 from cometmq.messaging.quotas import Quota
 from cometmq.messaging.resends import ResentKey
 from cometmq.messaging.retry import Attempt
+from cometmq.messaging.timers import Timer, TimerMark
 from cometmq.messaging.transactions import HalfProgress
 from cometmq.model import FlushMode, MessageType, Position, TopicConfig
 from tests.support.independent import state
@@ -156,6 +159,11 @@ GOLDEN: dict[str, Change] = {
     '{"k":"halves","h":40,"o":7,"c":[[44,2],[51,1]]}': HalvesReached(
         HalfProgress(40, 7, ((44, 2), (51, 1)))
     ),
+    '{"k":"timer","w":[1700000000000,41],"a":50,"r":7,"x":[[1700000360000,44]]}': TimersReached(
+        TimerMark(Timer(1_700_000_000_000, 41), 50, 7), (Timer(1_700_000_360_000, 44),)
+    ),
+    '{"k":"timer","w":[0,0],"a":3,"r":0}': TimersReached(TimerMark(Timer(0, 0), 3, 0)),
+    '{"k":"timer-drop","n":"orders","o":50}': TimersDropped("orders", 50),
     '{"k":"secret","t":1700000000000,"s":'
     '"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"}': SecretAdded(
         Secret(1_700_000_000_000, bytes(range(32)))
@@ -245,6 +253,9 @@ def test_what_a_later_version_wrote_is_refused(body: bytes) -> None:
         record(k="secret", t=1, s="x" * 64),
         record(k="halves", h=1, o=2, c=[[9, 1], [9, 2]]),
         record(k="halves", h=1, o=2, c=[[9]]),
+        record(k="timer", w=[1], a=0, r=0),
+        record(k="timer", w=[1, 2], a=-1, r=0),
+        record(k="timer", w=[1, 2], a=0, r=0, x=[[1, 2, 3]]),
         record(k="topic", n="orders", r=4, w=2, p=6, f=9, g=7),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[[7, 5]]]),
         record(k="topic-copy", n="orders", r=1, w=1, p=6, f=1, h=[[]]),

@@ -19,11 +19,23 @@ from cometmq import model, native
 from cometmq.client import encoder, received
 from cometmq.clock import SystemClock
 from cometmq.errors import CometError
-from cometmq.format import batch, indexfile, indexkeys, properties, record, scan, taghash
+from cometmq.format import (
+    batch,
+    indexfile,
+    indexkeys,
+    properties,
+    queueunit,
+    record,
+    scan,
+    taghash,
+    timers,
+)
 from cometmq.format.batch import BatchLimits, SegmentClaim
+from cometmq.format.timers import TimerForm
 from cometmq.messaging import pull
 from cometmq.model import Message, QueueRef
 from cometmq.native.interface import Accelerator
+from cometmq.store.log import units
 from cometmq.v1 import broker_pb2
 from tests.unit.format import naive, strategies
 
@@ -362,10 +374,77 @@ def test_stamping_is_the_same(
     assert fast == plain
 
 
+timer_times = st.sampled_from([0, 1, 999, 10**12 - 1, 10**12, 10**12 + 5, 10**13 - 1])
+
+
+@st.composite
+def timer_properties(draw: st.DrawFn) -> bytes:
+    """As they should be, and nearly so."""
+    raw = timers.with_time(timers.prefix("orders", 2), draw(timer_times))
+    raw += draw(
+        st.sampled_from([b"", b"a\x01b\x02", b"TAGS\x01A\x02", b"TIMER_DELIVER_MS\x019\x02"])
+    )
+    if draw(st.booleans()):
+        changed = bytearray(raw)
+        changed[draw(st.integers(0, len(raw) - 1))] = draw(st.sampled_from([0, 2, 57, 58, 90]))
+        raw = bytes(changed)
+    return raw[: draw(st.sampled_from([len(raw), len(raw), 30, 20]))]
+
+
+@needs_native
+@given(
+    st.lists(timer_properties(), min_size=1, max_size=4),
+    st.sampled_from([TimerForm.AT, TimerForm.AFTER]),
+)
+def test_stamping_times_is_the_same(raws: list[bytes], form: TimerForm) -> None:
+    topic, hosts = timers.TIMER_TOPIC.encode(), {"born_host": bytes(8), "store_host": bytes(8)}
+    fields: dict[str, Any] = {"born_time_ms": 5, **hosts}
+    data = b"".join(record.encode(topic, 0, b"x", raw, **fields) for raw in raws)
+    claim = SegmentClaim(topic, 0, len(raws), 50, timers.prefix("orders", 2), timer=form)
+    plain, fast = both(
+        lambda: batch.stamp(
+            data,
+            [claim],
+            log_offset=LOG_OFFSET,
+            store_time_ms=10**12 + 3,
+            limits=BatchLimits(),
+            **hosts,
+        )
+    )
+    assert fast == plain
+    if isinstance(plain, batch.Stamped):
+        found = record.decode_all(bytes(plain.buffer))
+        dues = [timers.due_ms(one.raw_properties) for one in found]
+        assert dues == [unit[2] for unit in queueunit.iterate(plain.units[0])]
+
+
+@needs_native
+@given(st.lists(timer_properties(), min_size=1, max_size=4), st.sampled_from([0, 0, 1]))
+def test_scanning_times_is_the_same(raws: list[bytes], queue_id: int) -> None:
+    data = b""
+    for raw in raws:
+        data += record.encode(
+            timers.TIMER_TOPIC.encode(),
+            queue_id,
+            b"x",
+            raw,
+            born_time_ms=5,
+            born_host=bytes(8),
+            store_host=bytes(8),
+            log_offset=LOG_OFFSET + len(data),
+        )
+    left = len(data) + record.BLANK_BYTES
+    plain, fast = both(lambda: scan.scan_run(data, 0, log_offset=LOG_OFFSET, file_left=left))
+    assert fast == plain
+    found = {one.log_offset: one for one in record.decode_all(data[: plain.end])}
+    codes = {at: code for queue in plain.queues for at, _, code in queueunit.iterate(queue.units)}
+    assert codes == {at: units.tags_code(one) for at, one in found.items()}
+
+
 @needs_native
 @given(st.binary(max_size=200), st.integers(0, 250), st.integers(0, 4))
 def test_a_run_is_never_longer_than_its_buffer(data: bytes, at: int, count: int) -> None:
-    arguments = (b"t", 0, 0, 0, bytes(24), 0, 100, 100, b"\xffx", b"__", b"", 0)
+    arguments = (b"t", 0, 0, 0, bytes(24), 0, 100, 100, b"\xffx", b"__", b"", 0, -1, 0)
     if at > len(data):
         with pytest.raises(ValueError, match="do not belong together"):
             accelerator().stamp(data, bytearray(data), at, count, *arguments)
@@ -610,6 +689,8 @@ def test_a_record_that_is_as_it_should_be_needs_no_plain_python(raw: bytes, tag:
         b"__RMQ",
         b"",
         0,
+        -1,
+        0,
     )
     end, unit = accelerator().stamp(data, bytearray(data), 0, 1, *arguments)
     assert end == len(data)
@@ -640,6 +721,8 @@ def test_the_quick_look_stops_at_what_may_be_wrong(raw: bytes) -> None:
         b"\x05DELAY",
         b"__RMQ",
         b"",
+        0,
+        -1,
         0,
     )
     stamped = bytearray(data)

@@ -1,0 +1,244 @@
+"""Messages that wait for a time of their own: which of them are done. Pure: clocks are parameters.
+
+They lie in one queue, the timer queue, in the order in which they were sent. A message is named by
+when it is due and by its offset in that queue (:class:`Timer`); timers are delivered in this order.
+So two numbers say what is done: all timers up to the *watermark* that lie before the offset
+*arrivals*. A message that comes when the watermark has passed its time is *late*: late messages are
+delivered before anything else, and ``arrivals`` stays at the first of them.
+
+What was done out of that order is *skipped*: recalled messages, and those that a writer had
+delivered in its last moment, as the log's end tells.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from cometmq.errors import LimitExceeded
+
+RECALLED_MAX = 100_000  # that are not due yet
+SKIPS_PER_CHANGE = 5_000
+
+
+class Timer(NamedTuple):
+    """A message of the timer queue, in the order of delivery."""
+
+    due_ms: int
+    offset: int
+
+
+BEFORE_ALL = Timer(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TimerMark:
+    """What is done: all timers up to ``watermark`` that lie before ``arrivals``, and all that lie
+    before ``rolled``, which were stored once more if they were not due.
+    """
+
+    watermark: Timer = BEFORE_ALL
+    arrivals: int = 0
+    rolled: int = 0
+
+    def covers(self, timer: Timer) -> bool:
+        """Whether it needs no skip any more."""
+        if timer.offset < self.rolled:
+            return True
+        return timer.offset < self.arrivals and timer <= self.watermark
+
+
+class TimerTable:
+    """What a broker group knows of its timers. Deliveries and recalls take effect at once, and
+    reach the state log as changes; a follower has what these changes tell.
+    """
+
+    def __init__(self) -> None:
+        self.watermark = BEFORE_ALL
+        self.rolled = 0
+        self.read = 0  # offset of the first message that was not looked at yet
+        self.late: deque[Timer] = deque()  # in order of their offsets
+        self.skips: dict[int, int] = {}  # offset → when it is due
+        # Topics that were deleted: messages of before, which lie below this offset, are dropped.
+        self.dropped: dict[str, int] = {}
+        self._unwritten: dict[int, int] = {}
+        self._written = TimerMark()
+
+    # --- what is done -----------------------------------------------------------------------------
+
+    @property
+    def mark(self) -> TimerMark:
+        """What is done now."""
+        arrivals = self.late[0].offset if self.late else self.read
+        return TimerMark(self.watermark, arrivals, self.rolled)
+
+    def arrived(self, timers: Iterable[Timer], end: int) -> None:
+        """The queue was read up to ``end``; ``timers``: those of it that are late."""
+        assert end >= self.read, (end, self.read)
+        for timer in timers:
+            assert timer <= self.watermark
+            if not self._take_skip(timer):
+                self.late.append(timer)
+        self.read = end
+
+    def due_late(self, now_ms: int, count_max: int) -> list[Timer]:
+        """The first of the late ones that are due: a clock may have gone back."""
+        return list(islice((timer for timer in self.late if timer.due_ms <= now_ms), count_max))
+
+    def wanted(self, timers: Iterable[Timer]) -> list[Timer]:
+        """Those of due ``timers`` that are to be delivered."""
+        return [t for t in timers if t.offset >= self.rolled and t.offset not in self.skips]
+
+    def late_done(self, timers: Iterable[Timer]) -> None:
+        """These late ones are delivered."""
+        gone = set(timers)
+        self.late = deque(timer for timer in self.late if timer not in gone)
+        for timer in sorted(gone, key=lambda timer: timer.offset):
+            self.skip(timer)  # unless those before it are done, too
+
+    def done(self, timers: Sequence[Timer]) -> None:
+        """All timers up to the last of these are delivered, or need not be."""
+        for timer in timers:
+            assert timer > self.watermark, (timer, self.watermark)
+            self._take_skip(timer)
+            self.watermark = timer
+
+    def lost_before(self, offset: int) -> int:
+        """The queue begins at ``offset`` now; how many messages were not looked at before."""
+        lost = max(0, offset - self.read)
+        self.read += lost
+        while self.late and self.late[0].offset < offset:
+            self.late.popleft()
+            lost += 1
+        self.rolled = max(self.rolled, offset)
+        return lost
+
+    def rolled_to(self, offset: int) -> None:
+        """All messages before ``offset`` are done, or were stored once more."""
+        assert self.rolled <= offset <= self.mark.arrivals
+        self.rolled = offset
+
+    def is_pending(self, timer: Timer) -> bool:
+        """Whether it lies in the queue, as far as that was read, and is still to be delivered."""
+        if not self.rolled <= timer.offset < self.read or timer.offset in self.skips:
+            return False
+        return timer > self.watermark or timer in self.late
+
+    def skip(self, timer: Timer) -> None:
+        """It is not delivered in its turn: it was already, or is to be never."""
+        if not self.mark.covers(timer):
+            self.skips[timer.offset] = timer.due_ms
+            self._unwritten[timer.offset] = timer.due_ms
+
+    def check_room(self) -> None:
+        """Raises LimitExceeded while as many recalled messages wait for their time as may."""
+        if len(self.skips) >= RECALLED_MAX:
+            raise LimitExceeded(
+                f"{RECALLED_MAX} recalled messages wait for their time; recall more as it comes"
+            )
+
+    def is_dropped(self, topic: str, offset: int) -> bool:
+        """Whether the message's topic was deleted since it was sent."""
+        return offset < self.dropped.get(topic, 0)
+
+    def _take_skip(self, timer: Timer) -> bool:
+        self._unwritten.pop(timer.offset, None)
+        return self.skips.pop(timer.offset, None) is not None
+
+    # --- in the state log -------------------------------------------------------------------------
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the state log does not know all of this."""
+        return bool(self._unwritten) or self.mark != self._written
+
+    def unwritten(self) -> tuple[TimerMark, list[Timer]]:
+        """The mark, and the skips that the state log does not know. Call :meth:`written` when they
+        are in the log.
+        """
+        return self.mark, [Timer(due_ms, offset) for offset, due_ms in self._unwritten.items()]
+
+    def written(self, mark: TimerMark) -> None:
+        """The state log has what :meth:`unwritten` gave."""
+        self._written = mark
+        self._unwritten.clear()
+        self._forget_covered(mark)
+
+    def _forget_covered(self, mark: TimerMark) -> None:
+        covered = [o for o, due_ms in self.skips.items() if mark.covers(Timer(due_ms, o))]
+        for offset in covered:
+            del self.skips[offset]
+
+    def restore(self, mark: TimerMark, skips: Iterable[Timer]) -> None:
+        """Takes what the state log tells."""
+        self._written = mark
+        self.watermark, self.read, self.rolled = mark.watermark, mark.arrivals, mark.rolled
+        self.skips |= {timer.offset: timer.due_ms for timer in skips}
+        self._forget_covered(mark)
+        self.dropped = {topic: end for topic, end in self.dropped.items() if end > mark.rolled}
+
+    def drop_topic(self, topic: str, end: int) -> None:
+        """A topic is deleted: its messages before ``end`` are dropped when they are due."""
+        if end > self.rolled:
+            self.dropped[topic] = end
+
+    def as_written(self) -> Iterator[tuple[TimerMark, Sequence[Timer]]]:
+        """The mark with all skips, in pieces that fit a change each; nothing while there never was
+        a timer.
+        """
+        timers = [Timer(due_ms, offset) for offset, due_ms in self.skips.items()]
+        if timers or self.mark != TimerMark():
+            for first in range(0, max(1, len(timers)), SKIPS_PER_CHANGE):
+                yield self.mark, timers[first : first + SKIPS_PER_CHANGE]
+
+    def limit(self, end: int) -> None:
+        """The timer queue ends at ``end``: after damage its end may be lost."""
+        if self.read > end:
+            self.read = end
+            self.rolled = min(self.rolled, end)
+
+
+def skip_changes(timers: Sequence[Timer]) -> Iterator[Sequence[Timer]]:
+    """Pieces that fit a change each; an empty one if there are none."""
+    for first in range(0, max(1, len(timers)), SKIPS_PER_CHANGE):
+        yield timers[first : first + SKIPS_PER_CHANGE]
+
+
+JUMP_MS = 10_000  # forward: believed only when the clock stays there
+JUMP_BELIEVED_AFTER_MS = 60_000
+STEP_BACK_MS = 1_000  # what counts as a jump back
+
+
+class BelievedClock:
+    """The wall clock, but for a jump forward, which has to last for a while before it is believed:
+    messages that are delivered too early cannot be taken back. A jump back is believed at once:
+    messages come late, but none comes twice.
+    """
+
+    def __init__(self) -> None:
+        self.forward_count = self.back_count = 0  # jumps that were met
+        self._offset_ms: int | None = None  # of the wall clock to the time since the boot
+        self._doubtful: tuple[int, int] | None = None  # another offset, and since when
+
+    def now_ms(self, wall_ms: int, boot_ms: int) -> int:
+        """The time, by one look at both clocks: the wall's, and the time since the boot, which
+        counts while the machine is suspended.
+        """
+        offset_ms = wall_ms - boot_ms
+        if self._offset_ms is None:
+            self._offset_ms = offset_ms
+        jump_ms = offset_ms - self._offset_ms
+        if jump_ms > JUMP_MS and not self._is_believed(offset_ms, boot_ms):
+            return boot_ms + self._offset_ms
+        self.back_count += jump_ms < -STEP_BACK_MS
+        self._offset_ms, self._doubtful = offset_ms, None
+        return wall_ms
+
+    def _is_believed(self, offset_ms: int, boot_ms: int) -> bool:
+        if self._doubtful is None or abs(offset_ms - self._doubtful[0]) > JUMP_MS:
+            self._doubtful = (offset_ms, boot_ms)
+            self.forward_count += 1
+        return boot_ms - self._doubtful[1] >= JUMP_BELIEVED_AFTER_MS

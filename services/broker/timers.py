@@ -1,0 +1,476 @@
+"""Delivers messages whose own time has come: each turn takes what is due and appends it, in one
+batch, to the topics that the messages are meant for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from cometmq.clock import Clock
+from cometmq.errors import (
+    BrokerDraining,
+    PropertiesTooLarge,
+    Shortage,
+    StoreDamaged,
+)
+from cometmq.flight_recorder import named_threads
+from cometmq.format import queueunit, timers
+from cometmq.format.record import Record
+from cometmq.format.relay import Relayed, relay
+from cometmq.format.timers import TIMER_QUEUE
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.read.records import read_each
+from cometmq.member.relay import RelayWriter
+from cometmq.member.state.keeper import StateKeeper
+from cometmq.member.storage.member_storage import MemberStorage
+from cometmq.messaging.timers import BelievedClock, Timer
+from cometmq.rpc.tasks import wait_at_most
+from cometmq.store.log.commitlog import Span
+from cometmq.store.queries import Boundary, offset_by_time
+from cometmq.store.timers.catalog import Coverage
+from cometmq.store.timers.entries import (
+    ENTRY,
+    ENTRY_BYTES,
+    HASH_MAX,
+    count_up_to,
+    in_order,
+    iterate,
+    of_units,
+)
+from cometmq.store.timers.index import Job
+from cometmq.telemetry import fields
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+RETRY_S = 1.0  # after the disk took no more
+LOOK_S = 1.0  # so often the clocks are looked at while messages wait: a clock may jump
+REST_S = 0.001  # between two turns that deliver, so that sends hardly wait
+PAUSE_S = 0.01  # between two others: so late a message may be that was sent a moment ago
+TURN_COUNT_MAX = 1024
+TURN_BYTES_MAX = 1 << 20
+TURN_COUNT_MIN = 16
+TURN_S = 0.005  # what a turn is to take of the event loop
+ARRIVALS_MAX = 8192  # units that are read in one go
+LATE_MAX = 8192  # messages that came after their time; no more are read while these wait
+ROLL_LOOK_S = 10.0  # so often it is looked whether messages have to be stored again
+# A message is stored again when so much of the time has gone for which the log is kept.
+ROLL_SHARE = 2 / 3
+
+
+class TimerService:
+    """Belongs to the event loop. :meth:`run` is a task of the writer. ``reserved_ms``: how long
+    retention keeps the log.
+    """
+
+    def __init__(
+        self,
+        storage: MemberStorage,
+        keeper: StateKeeper,
+        relays: RelayWriter,
+        metrics: MemberMetrics,
+        clock: Clock,
+        reserved_ms: int,
+    ) -> None:
+        self._storage = storage
+        self._keeper = keeper
+        self._relays = relays
+        self._metrics = metrics
+        self._clock = clock
+        self._reserved_ms = reserved_ms
+        self._believed = BelievedClock()
+        self._jumps = (0, 0)  # that the metrics know
+        self._is_loaded = False
+        self._one_at_a_time = asyncio.Lock()  # turns, and others that change the index
+        self._turn_count = TURN_COUNT_MIN
+        self._turn_bytes_max = min(TURN_BYTES_MAX, storage.store.log_file_bytes // 4)
+        self._roll_at_s = 0.0
+        self._thread = named_threads("timers")
+        self._job: asyncio.Task[None] | None = None
+        self.table = keeper.state.timers
+        self.index = storage.store.new_timer_index()
+
+    async def run(self) -> None:
+        """Deliver until cancelled. StoreFailed."""
+        moved = asyncio.Event()
+        with self._storage.moved.subscribed(moved):
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    moved.clear()
+                    try:
+                        wait_s = await self.turn()
+                        if self._job is None and (job := self.index.next_job(self._coverage)):
+                            self._job = tasks.create_task(self._run_job(job), name="timer-index")
+                    except (Shortage, BrokerDraining) as error:
+                        log.warning("timers wait", extra=fields(reason=str(error)))
+                        await asyncio.sleep(RETRY_S)
+                        continue
+                    except StoreDamaged as error:
+                        self._forget_index(error)
+                        wait_s = 0.0
+                    if wait_s is None:
+                        await moved.wait()
+                    elif wait_s > REST_S:
+                        await wait_at_most(moved, min(wait_s, LOOK_S))
+                    # Behind it there is often more at once, and sends are to meet few turns.
+                    await asyncio.sleep(REST_S if wait_s == 0 else PAUSE_S)
+
+    def close(self) -> None:
+        """Wait for the thread; before the store is closed. Blocking."""
+        self._thread.shutdown(wait=True)
+
+    def now_ms(self) -> int:
+        """The time by which messages are due."""
+        boot_ms = int(self._clock.boottime_s() * 1000)
+        now_ms = self._believed.now_ms(self._clock.wall_ms(), boot_ms)
+        jumps = self._believed.forward_count, self._believed.back_count
+        if jumps != self._jumps:
+            log.error("the wall clock has jumped", extra=fields(forward=jumps[0], back=jumps[1]))
+            self._metrics.clock_jumps.labels("forward").inc(jumps[0] - self._jumps[0])
+            self._metrics.clock_jumps.labels("back").inc(jumps[1] - self._jumps[1])
+            self._jumps = jumps
+        return now_ms
+
+    async def turn(self) -> float | None:
+        """Deliver some of what is due. Seconds until there is more; None: nothing waits at all.
+        StoreDamaged: the index is.
+        """
+        async with self._one_at_a_time:
+            if not self._is_loaded:
+                await self._load()
+            await self._take_arrivals()
+            now_ms = self.now_ms()
+            if await self._deliver_due(now_ms) or self._has_arrivals:
+                return 0.0
+            await self._roll_if_due()
+            dues_ms = [timer.due_ms for timer in self.table.late]
+            if (next_ms := self.index.next_due_ms) is not None:
+                dues_ms.append(next_ms)
+            return max(1, min(dues_ms) - now_ms) / 1000 if dues_ms else None
+
+    async def _deliver_due(self, now_ms: int) -> bool:
+        """False: nothing was due."""
+        late = self.table.due_late(now_ms, self._turn_count)
+        if late:
+            count = await self._deliver(late, now_ms)
+            self.table.late_done(late[:count])
+            return True
+        due = self.index.peek(now_ms, self._turn_count)
+        if due:
+            found = [Timer(*entry) for entry in iterate(due)]
+            count = await self._deliver(found, now_ms)
+            # First what counts: a damaged index is made again from it.
+            self.table.done(found[:count])
+            self.index.take(due[: count * ENTRY_BYTES])
+            self._metrics.timers_pending.set(len(self.index))
+        return bool(due)
+
+    # --- the index --------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Let the index have all that waits of what was read of the queue before."""
+        low, _, _ = self._storage.bounds(TIMER_QUEUE)
+        self._lose_before(low)
+        mark = self.table.mark
+        first = max(low, mark.rolled)
+        begun_s = self._clock.monotonic_s()
+        at = await self._in_thread(
+            lambda: self.index.load(mark.watermark, first, self.table.read, self._knows)
+        )
+        while at < self.table.read:
+            units = await self._units(at, min(ARRIVALS_MAX, self.table.read - at))
+            if not units:
+                break
+            entries = await self._entries(units, at)
+            self.index.add(entries[count_up_to(entries, self.index.after) * ENTRY_BYTES :])
+            at += len(units) // queueunit.UNIT_BYTES
+            if job := self.index.next_job(self._coverage):
+                await self._run_job(job)
+        self._is_loaded = True
+        self._metrics.timers_pending.set(len(self.index))
+        if len(self.index):
+            seconds = round(self._clock.monotonic_s() - begun_s, 3)
+            log.info("timers loaded", extra=fields(waiting=len(self.index), seconds=seconds))
+
+    def _forget_index(self, error: StoreDamaged) -> None:
+        log.error("the timer index is damaged and made again", extra=fields(reason=str(error)))
+        self.index.clear()
+        self._is_loaded = False
+
+    def _coverage(self) -> Coverage:
+        """What of the queue the index has."""
+        store, end = self._storage.store, self.table.read
+        low, _, _ = self._storage.bounds(TIMER_QUEUE)
+        (log_offset, _, _) = queueunit.unit_at(store.read_units(*TIMER_QUEUE, end - 1, 1), 0)
+        epoch = max(number for number, start in store.epochs if start <= log_offset)
+        first = max(low, self.table.rolled)
+        return Coverage(store.store_id, epoch, log_offset, first, end, self.index.after)
+
+    def _knows(self, covered: Coverage) -> bool:
+        """Whether the log has the messages that the index was made from. In the thread."""
+        store = self._storage.store
+        unit = store.read_units(*TIMER_QUEUE, covered.end - 1, 1) if covered.end else b""
+        if covered.store_id != store.store_id or not unit:
+            return False
+        epochs = [number for number, start in store.epochs if start <= covered.log_offset]
+        is_there = queueunit.unit_at(unit, 0)[0] == covered.log_offset
+        return is_there and bool(epochs) and max(epochs) == covered.epoch
+
+    async def _run_job(self, job: Job) -> None:
+        done = None
+        try:
+            done = await self._in_thread(job.run)
+        except Shortage as error:
+            log.warning("the timer index stays in memory", extra=fields(reason=str(error)))
+            await asyncio.sleep(RETRY_S)
+        except StoreDamaged as error:
+            self._forget_index(error)
+        finally:
+            self._job = None
+        try:
+            self.index.finish(job, done)
+        except StoreDamaged as error:
+            self._forget_index(error)
+
+    # --- what comes -------------------------------------------------------------------------------
+
+    @property
+    def _has_arrivals(self) -> bool:
+        _, end, _ = self._storage.bounds(TIMER_QUEUE)
+        return self.table.read < end
+
+    async def take_all_arrivals(self) -> None:
+        """Look at all messages that consumers may see by now. StoreDamaged: the index is."""
+        _, end, _ = self._storage.bounds(TIMER_QUEUE)
+        while not self._is_loaded or (self.table.read < end and len(self.table.late) < LATE_MAX):
+            async with self._one_at_a_time:
+                if not self._is_loaded:
+                    await self._load()
+                await self._take_arrivals()
+
+    async def _take_arrivals(self) -> None:
+        """Look at some of the messages that were sent since the last time."""
+        low, end, _ = self._storage.bounds(TIMER_QUEUE)
+        self._lose_before(low)
+        first = self.table.read
+        if first >= end or len(self.table.late) >= LATE_MAX:
+            return
+        units = await self._units(first, min(ARRIVALS_MAX, end - first))
+        entries = await self._entries(units, first)
+        cut = count_up_to(entries, self.index.after) * ENTRY_BYTES
+        late = sorted((Timer(*one) for one in iterate(entries[:cut])), key=lambda one: one.offset)
+        self.index.add(entries[cut:])
+        count = len(units) // queueunit.UNIT_BYTES
+        self.table.arrived(late, first + count)
+        self._metrics.timers_in.inc(count)
+        self._metrics.timers_pending.set(len(self.index) + len(self.table.late))
+
+    def _lose_before(self, low: int) -> None:
+        lost = self.table.lost_before(low)
+        if lost:  # retention had to remove what was not looked at yet
+            log.error("timers are lost", extra=fields(count=lost))
+            self._metrics.timers_out.labels("lost").inc(lost)
+
+    async def _units(self, offset: int, count: int) -> bytes:
+        store = self._storage.store
+        try:
+            return store.read_units(*TIMER_QUEUE, offset, count, nowait=True)
+        except BlockingIOError:
+            return await asyncio.to_thread(store.read_units, *TIMER_QUEUE, offset, count)
+
+    async def _entries(self, units: bytes, first: int) -> bytes:
+        """Sorted. Units that Apache RocketMQ wrote do not say when their messages are due."""
+        entries = of_units(units, first)
+        if len(entries) // ENTRY_BYTES == len(units) // queueunit.UNIT_BYTES:
+            return in_order(entries)
+        foreign = [
+            (offset, (place, size))
+            for offset, (place, size, code) in enumerate(queueunit.iterate(units), first)
+            if code <= HASH_MAX and queueunit.is_message(place, size)
+        ]
+        found = await read_each(self._storage.store, [span for _, span in foreign])
+        for (offset, span), one in zip(foreign, found, strict=True):
+            due_ms = timers.due_ms(one.raw_properties) if isinstance(one, Record) else None
+            if due_ms is not None:
+                entries += ENTRY.pack(due_ms, offset)
+            else:
+                reason = "it names no time" if isinstance(one, Record) else str(one)
+                self._lose(span[0], reason)
+        return in_order(entries)
+
+    # --- what is due ------------------------------------------------------------------------------
+
+    async def _deliver(self, due: Sequence[Timer], now_ms: int) -> int:
+        """Append what has to be delivered of the first of these, all or nothing; how many of them
+        are done.
+        """
+        spans = await self._spans(self.table.wanted(due))
+        due = due[: self._fitting(due, spans)]
+        records = await self._records({timer: spans[timer] for timer in due if timer in spans})
+        begun_s = self._clock.monotonic_s()
+        # While they were read some may have been recalled.
+        wanted = [timer for timer in self.table.wanted(due) if timer in records]
+        relayed = self._relayed([(timer, records[timer]) for timer in wanted])
+        if relayed:
+            self._relays.append(relayed)
+        recalled = sum(timer.offset in self.table.skips for timer in due)
+        self._metrics.timers_out.labels("recalled").inc(recalled)
+        self._metrics.timers_out.labels("delivered").inc(len(relayed))
+        for timer in (due[0], due[-1]):
+            self._metrics.timer_lateness_s.observe(max(0, now_ms - timer.due_ms) / 1000)
+        self._fit_turn(len(relayed), self._clock.monotonic_s() - begun_s)
+        return len(due)
+
+    def _fitting(self, due: Sequence[Timer], spans: Mapping[Timer, Span]) -> int:
+        """How many of the first fit one batch; at least one."""
+        left = self._turn_bytes_max
+        for count, timer in enumerate(due):
+            left -= spans[timer][1] if timer in spans else 0
+            if left < 0 and count:
+                return count
+        return len(due)
+
+    def _fit_turn(self, count: int, spent_s: float) -> None:
+        """The next turn takes so many that it keeps the loop for a moment only."""
+        if count >= self._turn_count // 2:
+            fitting = int(count * TURN_S / max(spent_s, 1e-4))
+            self._turn_count = min(TURN_COUNT_MAX, max(TURN_COUNT_MIN, fitting))
+
+    async def _records(self, spans: Mapping[Timer, Span]) -> dict[Timer, Record]:
+        """The messages, but for those that are damaged or gone."""
+        if not spans:
+            return {}
+        records: dict[Timer, Record] = {}
+        for (timer, span), found in zip(
+            spans.items(), await read_each(self._storage.store, list(spans.values())), strict=True
+        ):
+            if isinstance(found, Record):
+                records[timer] = found
+            else:
+                self._lose(span[0], str(found))
+        return records
+
+    async def _spans(self, wanted: Sequence[Timer]) -> dict[Timer, Span]:
+        """Where the log has these messages. Neighbours in the queue are looked up together."""
+        by_offset = sorted(wanted, key=lambda timer: timer.offset)
+        spans: dict[Timer, Span] = {}
+        at = 0
+        while at < len(by_offset):
+            first, end = by_offset[at].offset, at + 1
+            while end < len(by_offset) and by_offset[end].offset == first + end - at:
+                end += 1
+            units = await self._units(first, end - at)
+            found = zip(by_offset[at:end], queueunit.iterate(units), strict=False)
+            spans |= {timer: (place, size) for timer, (place, size, _) in found}
+            at += max(1, len(units) // queueunit.UNIT_BYTES)
+        return spans
+
+    def _relayed(self, found: Sequence[tuple[Timer, Record]]) -> list[Relayed]:
+        relayed: list[Relayed] = []
+        for timer, message in found:
+            target = self._target(message, timer.offset)
+            if target is not None:
+                try:
+                    relayed.append(relay(message, *target, self._relays.host))
+                except StoreDamaged as error:
+                    self._lose(message.log_offset, str(error))
+        return relayed
+
+    def _target(self, found: Record, offset: int) -> tuple[str, int] | None:
+        """Where a message goes; None: nowhere."""
+        if timers.recalls(found.raw_properties):  # a tombstone: its work is done
+            return None
+        target = timers.target_of(found.raw_properties)
+        topics, reason = self._keeper.state.topics, "it names no topic"
+        if target is not None:
+            topic, queue_id = target
+            config = topics.find(topic)
+            if config is None or topic in self._keeper.closing:
+                reason = f"topic {topic} is gone"
+            elif self.table.is_dropped(topic, offset):
+                reason = f"topic {topic} was deleted since, and created again"
+            elif count := config.write_queue_count or config.read_queue_count:
+                return topic, queue_id % count
+            else:
+                reason = f"topic {topic} has no queue"
+        log.warning("a timer is dropped", extra=fields(at=found.log_offset, reason=reason))
+        self._metrics.timers_out.labels("dropped").inc()
+        return None
+
+    def _lose(self, log_offset: int, reason: str) -> None:
+        log.error("a timer is lost", extra=fields(at=log_offset, reason=reason))
+        self._metrics.timers_out.labels("lost").inc()
+
+    # --- before retention -------------------------------------------------------------------------
+
+    async def _roll_if_due(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._roll_at_s:
+            return
+        self._roll_at_s = now_s + ROLL_LOOK_S
+        arrivals = self.table.mark.arrivals
+        first = self.table.rolled
+        if first >= arrivals:
+            return
+        before_ms = self._clock.wall_ms() - int(self._reserved_ms * ROLL_SHARE)
+        stop = await self._in_thread(
+            lambda: offset_by_time(
+                self._storage.store, TIMER_QUEUE, (first, arrivals), before_ms, Boundary.LOWER
+            )
+        )
+        await self._roll(stop)
+
+    async def roll_before(self, log_offset: int) -> None:
+        """Store what waits once more that lies before ``log_offset``: the log goes there. May raise
+        DiskFull, BrokerDraining, StoreFailed.
+        """
+        stop = self._storage.store.queue_offset_at(*TIMER_QUEUE, log_offset)
+        async with self._one_at_a_time:
+            await self._roll(min(stop, self.table.mark.arrivals))
+
+    async def _roll(self, stop: int) -> None:
+        """Go through the messages that may wait, oldest first: those before ``stop`` are stored
+        once more. Ends at the first that waits and may stay where it is.
+        """
+        while (first := self.table.rolled) < (end := self.table.mark.arrivals):
+            units = await self._units(first, min(ARRIVALS_MAX, end - first))
+            entries = [Timer(*entry) for entry in iterate(await self._entries(units, first))]
+            waiting = sorted(
+                (one for one in entries if self.table.is_pending(one)), key=lambda one: one.offset
+            )
+            old = [one for one in waiting if one.offset < stop][:TURN_COUNT_MIN]
+            if old:
+                await self._store_again(old)
+            rest = [one.offset for one in waiting if one not in old]
+            reached = min(rest, default=first + len(units) // queueunit.UNIT_BYTES)
+            self.table.rolled_to(min(reached, self.table.mark.arrivals))
+            if rest and rest[0] >= stop:
+                return
+            await asyncio.sleep(REST_S)
+
+    async def _store_again(self, old: Sequence[Timer]) -> None:
+        records = await self._records(await self._spans(old))
+        relayed: list[Relayed] = []
+        for timer in old:
+            # In a newer record the deletion of its topic is not seen any more.
+            if (
+                timer in records
+                and self.table.is_pending(timer)
+                and self._target(records[timer], timer.offset) is not None
+            ):
+                try:
+                    found = records[timer]
+                    again = relay(found, *TIMER_QUEUE, self._relays.host, due_ms=timer.due_ms)
+                    relayed.append(again)
+                except (StoreDamaged, PropertiesTooLarge) as error:
+                    self._lose(records[timer].log_offset, str(error))
+        if relayed:
+            self._relays.append(relayed)
+            self._metrics.timers_rolled.inc(len(relayed))
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

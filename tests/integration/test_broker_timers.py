@@ -1,0 +1,247 @@
+"""Messages with a time of their own over real gRPC: from the SDK and from bare stubs, through a
+crash, and what is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.client import Message, Producer
+from cometmq.errors import (
+    BatchMalformed,
+    CometError,
+    DelayInvalid,
+    InvalidRequest,
+    MessageTypeMismatch,
+    NoPermission,
+    PropertiesInvalid,
+    PropertyReserved,
+)
+from cometmq.format import timers
+from cometmq.format.timers import TIMER_TOPIC
+from cometmq.v1 import broker_pb2 as pb
+from cometmq.v1 import common_pb2 as common
+from tests.support.cluster.broker import (
+    BrokerClient,
+    encoded,
+    refusal,
+    running_broker,
+    running_namesrv,
+)
+from tests.support.waiting import until_async
+
+TIMER = pb.SEGMENT_KIND_TIMER
+DAY_MS = 86_400_000
+FUTURE_MS = 4_102_444_800_000  # in 2100
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def end_of(broker: BrokerClient, topic: str) -> int:
+    return (await broker.status(topic, 0)).max_offset
+
+
+async def has(broker: BrokerClient, count: int) -> None:
+    async def are_there() -> bool:
+        return await end_of(broker, "T") >= count
+
+    await until_async(are_there)
+
+
+def outgoing(body: bytes, **fields: Any) -> pb.OutgoingMessage:
+    return pb.OutgoingMessage(topic="T", queue_id=0, body=body, **fields)
+
+
+async def test_messages_of_sdk_and_stub_come_at_their_time_in_its_order(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as namesrv:
+        async with running_broker(tmp_path, namesrv=(namesrv,)) as broker:
+            await broker.put_topic("T", 1)
+            begun_ms = now_ms()
+            async with Producer(namesrv) as producer:
+                ways: list[dict[str, Any]] = [
+                    {},
+                    {"delay_ms": 700},
+                    {"deliver_at_ms": begun_ms + 1_200},
+                    {"delay_ms": 300},
+                    {"deliver_at_ms": begun_ms - DAY_MS},  # it has come: at once
+                ]
+                futures = [
+                    await producer.send(Message("T", b"%d" % n, "A", ("k",), {"p": "v"}, **way))
+                    for n, way in enumerate(ways)
+                ]
+                receipts = await asyncio.gather(*futures)
+                many = await producer.send_many(
+                    [Message("T", b"many", delay_ms=1_500 + n) for n in range(50)]
+                )
+                await many
+            assert [receipt.queue_offset == -1 for receipt in receipts] == [bool(w) for w in ways]
+            answer = await broker.stub.Send(
+                pb.SendRequest(
+                    messages=[
+                        outgoing(b"stub at", deliver_at_ms=begun_ms + 2_200),
+                        outgoing(b"stub after", delay_ms=2_100),
+                    ]
+                )
+            )
+            assert not any(one.HasField("position") for one in answer.sent)
+            await has(broker, 57)
+            found = {one.body: one for one in await broker.read_queue("T", 0)}
+        bodies = list(found)
+        assert bodies[:1] == [b"0"]
+        assert bodies[1:6] == [b"4", b"3", b"1", b"2", b"many"]
+        assert set(bodies[6:]) == {b"stub at", b"stub after"}
+        for body, delay_ms in ((b"1", 700), (b"3", 300), (b"stub after", 2_100)):
+            sent_ms = found[body].born_time_ms
+            assert found[body].store_time_ms >= sent_ms + delay_ms, "it came early"
+        assert found[b"2"].store_time_ms >= begun_ms + 1_200
+        one = found[b"1"]
+        assert (one.tag, one.keys, one.properties["p"]) == ("A", ("k",), "v")
+        assert one.unique_id == receipts[1].unique_id
+        assert one.properties["REAL_TOPIC"] == "T"
+
+
+async def test_a_crash_neither_loses_nor_repeats_a_message(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        for n in range(3):
+            messages = [outgoing(b"%d" % n, delay_ms=400)] * 100
+            await broker.stub.Send(pb.SendRequest(messages=messages))
+            await has(broker, 100 * n)
+        broker.crash()  # the last are not due
+    async with running_broker(tmp_path) as broker:
+        await has(broker, 300)
+        assert await broker.bodies("T", 0) == [b"0"] * 100 + [b"1"] * 100 + [b"2"] * 100
+        later = outgoing(b"of before", delay_ms=900)
+        await broker.stub.Send(pb.SendRequest(messages=[later]))
+        await broker.drop_topic("T")
+        await broker.put_topic("T", 1)
+        await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"new", delay_ms=1_000)]))
+        await has(broker, 1)
+        assert await broker.bodies("T", 0) == [b"new"]
+
+
+def sent(topic: str, queue_id: int, raw: bytes) -> bytes:
+    return encoded(topic, queue_id, b"x", properties=raw)
+
+
+def at(time_ms: int, topic: str = "T") -> bytes:
+    return timers.with_time(timers.prefix(topic, 0), time_ms)
+
+
+GOOD = at(FUTURE_MS)
+NO_DIGITS = GOOD.replace(b"4102444800000", b"41024448000x0")
+LONGEST_MS = 3 * DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("data", "segment", "error"),
+    [
+        (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER}, DelayInvalid),  # too far away
+        (sent(TIMER_TOPIC, 0, NO_DIGITS), {"kind": TIMER}, DelayInvalid),
+        (sent(TIMER_TOPIC, 0, at(10**12 - 1)), {"kind": TIMER}, DelayInvalid),
+        (
+            sent(TIMER_TOPIC, 0, at(LONGEST_MS + 1)),
+            {"kind": TIMER, "timer_from_now": True},
+            DelayInvalid,
+        ),
+        (sent(TIMER_TOPIC, 0, GOOD), {"kind": TIMER, "delay_level": 3}, InvalidRequest),
+        (sent("T", 0, b""), {"timer_from_now": True}, InvalidRequest),
+        (sent("T", 0, GOOD), {}, PropertyReserved),
+        (sent("T", 0, GOOD), {"kind": TIMER}, BatchMalformed),
+        (sent(TIMER_TOPIC, 1, GOOD), {"kind": TIMER}, BatchMalformed),
+        (sent(TIMER_TOPIC, 0, at(FUTURE_MS, "U")), {"kind": TIMER}, PropertiesInvalid),
+        (sent(TIMER_TOPIC, 0, GOOD[:20]), {"kind": TIMER}, PropertiesInvalid),
+        (sent(TIMER_TOPIC, 0, b"a\x01b\x02"), {"kind": TIMER}, PropertiesInvalid),
+        (sent(TIMER_TOPIC, 0, GOOD), {"topic": TIMER_TOPIC}, NoPermission),
+        (
+            sent(TIMER_TOPIC, 0, at(FUTURE_MS, "%RETRY%G")),
+            {"topic": "%RETRY%G", "kind": TIMER},
+            NoPermission,
+        ),
+    ],
+)
+async def test_a_wrong_time_or_a_forged_kind_stores_nothing(
+    tmp_path: Path, data: bytes, segment: dict[str, Any], error: type[CometError]
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        lane = await broker.lane()
+        good = pb.Segment(topic="T", queue_id=0, count=1, kind=TIMER, timer_from_now=True)
+        result = await lane.exchange(sent(TIMER_TOPIC, 0, at(LONGEST_MS)), [good])
+        assert not result.HasField("error")
+        wrong = pb.Segment(**{"topic": "T", "queue_id": 0, "count": 1, **segment})
+        assert isinstance(await lane.refused(data, [wrong]), error)
+        assert (await broker.status(TIMER_TOPIC, 0)).appended_offset == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"delay_ms": -1}, DelayInvalid),
+        ({"delay_ms": 3 * DAY_MS + 1}, DelayInvalid),
+        ({"delay_ms": 41 * DAY_MS}, DelayInvalid),
+        ({"deliver_at_ms": -1}, DelayInvalid),
+        ({"deliver_at_ms": 1_700_000_000}, DelayInvalid),  # seconds
+        ({"deliver_at_ms": FUTURE_MS}, DelayInvalid),
+        ({"deliver_at_ms": 253_402_300_800_000}, DelayInvalid),  # in the year 10000
+        ({"delay_ms": 5, "delay_level": 1}, InvalidRequest),
+        ({"delay_ms": 5, "deliver_at_ms": FUTURE_MS}, InvalidRequest),
+    ],
+)
+async def test_a_stub_is_told_of_a_time_that_is_none(
+    tmp_path: Path, fields: dict[str, int], error: type[CometError]
+) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        request = pb.SendRequest(messages=[outgoing(b"good"), outgoing(b"x", **fields)])
+        refused = await refusal(broker.stub.Send(request))
+        assert isinstance(refused, error)
+        assert refused.segment == 1
+        assert (await broker.status("T", 0)).appended_offset == 0
+
+
+async def test_types_of_topics_and_longer_limits(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, timer_max_delay_sec=40 * 86_400) as broker:
+        for name, kind in (("T", common.MESSAGE_TYPE_DELAY), ("N", common.MESSAGE_TYPE_NORMAL)):
+            config = common.TopicConfig(
+                name=name, read_queue_count=1, write_queue_count=1, message_type=kind
+            )
+            await broker.admin.PutTopic(pb.PutTopicRequest(topic=config))
+        longest = outgoing(b"x", delay_ms=40 * DAY_MS)
+        await broker.stub.Send(pb.SendRequest(messages=[longest]))
+        wrong = pb.OutgoingMessage(topic="N", body=b"x", delay_ms=5)
+        refused = await refusal(broker.stub.Send(pb.SendRequest(messages=[wrong])))
+        assert isinstance(refused, MessageTypeMismatch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"delay_ms": -1}, DelayInvalid),
+        ({"delay_ms": 40 * DAY_MS + 1}, DelayInvalid),
+        ({"delay_ms": 1.5}, DelayInvalid),
+        ({"delay_ms": True}, DelayInvalid),
+        ({"deliver_at_ms": 1_700_000_000}, DelayInvalid),
+        ({"deliver_at_ms": 10**13}, DelayInvalid),
+        ({"deliver_at_ms": "tomorrow"}, DelayInvalid),
+        ({"delay_ms": 1, "delay_level": 1}, InvalidRequest),
+        ({"delay_ms": 1, "deliver_at_ms": FUTURE_MS}, InvalidRequest),
+    ],
+)
+def test_a_message_is_told_of_a_time_that_is_none(
+    fields: dict[str, Any], error: type[CometError]
+) -> None:
+    with pytest.raises(error):
+        Message("T", b"x", **fields)
+    changed = Message("T", b"x")
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    with pytest.raises(error):
+        changed.check()

@@ -1,0 +1,207 @@
+"""Messages with a time of their own against a list: random sends, clocks, deletions of their topic,
+damage of the index, storing again, crashes and orderly stops of one writer.
+
+Each message is delivered once, never early, and none is forgotten; no crash repeats one or loses
+one, whether progress was written or not. One whose topic was deleted never comes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cometmq.errors import StoreDamaged
+from cometmq.format import record, timers
+from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
+from cometmq.member.metrics import MemberMetrics
+from cometmq.member.relay import RelayWriter
+from cometmq.model import TopicConfig
+from cometmq.store.timers import index
+from services.broker import timers as service
+from services.broker.produce import Claim, ProduceHandler, ProducePolicy
+from services.broker.timers import TimerService
+from tests.support.cluster.broker import encoded
+from tests.support.cluster.members import Member, living_member
+from tests.support.stores.small_stores import HOST, START_MS, WallClock
+
+TOPICS = ("T", "U")
+HOUR_MS = 3_600_000
+RESERVED_MS = 72 * HOUR_MS
+
+
+class Sent(NamedTuple):
+    due_ms: int
+    body: bytes
+    topic: str
+
+
+class Story:
+    """What was sent and is to come, and what has to be there."""
+
+    def __init__(self, source: random.Random, folder: Path) -> None:
+        self.source = source
+        self.folder = folder
+        self.clock = WallClock()
+        self.pending: list[Sent] = []
+        self.there: dict[str, list[Sent]] = {topic: [] for topic in TOPICS}
+        self.count = 0
+
+    @asynccontextmanager
+    async def life(self, *, clean: bool) -> AsyncIterator[tuple[Member, Parts]]:
+        async with living_member(self.folder, clean=clean, clock=self.clock) as member:
+            for topic in TOPICS:
+                await member.put(topic)
+            parts = Parts(member, self.clock)
+            try:
+                yield member, parts
+                if clean:
+                    member.keeper.write_progress(self.clock.monotonic_s())
+            finally:
+                parts.timers.close()
+
+    async def send(self, parts: Parts) -> None:
+        source, topic = self.source, self.source.choice(TOPICS)
+        form = source.choice([TimerForm.AT, TimerForm.AFTER])
+        count = source.choice([1, 1, 3, 60])
+        prefix, sent, data = timers.prefix(topic, 0), [], b""
+        for _ in range(count):
+            delay_ms = source.choice([0, 5, 1_000, source.randrange(1, 70 * HOUR_MS)])
+            past_ms = source.choice([0, 10_000]) if form is TimerForm.AT else 0
+            time_ms = delay_ms if form is TimerForm.AFTER else self.now_ms + delay_ms - past_ms
+            body = b"%d" % self.count
+            self.count += 1
+            properties = timers.with_time(prefix, time_ms)
+            data += encoded(*TIMER_QUEUE, body, properties=properties)
+            sent.append((time_ms, body))
+        claim = Claim(topic, 0, count, timer=form)
+        accepted = await parts.produce.take(data, [claim], HOST)
+        base_ms = accepted.ticket.appended.store_time_ms if form is TimerForm.AFTER else 0
+        self.pending += [Sent(base_ms + time_ms, body, topic) for time_ms, body in sent]
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms
+
+    async def deliver(self, member: Member, parts: Parts) -> None:
+        while True:
+            await member.on_disk()
+            await parts.deliver()
+            await member.on_disk()
+            if member.state.timers.read == member.store.queue_bounds(*TIMER_QUEUE)[1]:
+                break
+        due = [one for one in self.pending if one.due_ms <= self.now_ms]
+        self.pending = [one for one in self.pending if one.due_ms > self.now_ms]
+        for one in due:
+            self.there[one.topic].append(one)
+        await member.on_disk()
+        self.check(member)
+
+    def check(self, member: Member) -> None:
+        """All that is due was delivered, once; nothing else."""
+        for topic in TOPICS:
+            low, high = member.store.queue_bounds(topic, 0)
+            found = []
+            for offset in range(low, high):
+                unit = member.store.read_units(topic, 0, offset, 1)
+                span = int.from_bytes(unit[:8], "big"), int.from_bytes(unit[8:12], "big")
+                found.append(record.decode(member.store.read_records([span])))
+            expected = {one.body: one.due_ms for one in self.there[topic]}
+            assert sorted(one.body for one in found) == sorted(expected), topic
+            for one in found:
+                assert one.store_time_ms >= expected[one.body], "it came early"
+
+    async def drop_topic(self, member: Member) -> None:
+        topic = self.source.choice(TOPICS)
+        await member.keeper.drop_topic(topic)
+        self.pending = [one for one in self.pending if one.topic != topic]
+        self.there[topic] = []
+        await member.put(topic)
+
+    def damage_index(self) -> None:
+        """As a fault of the disk does it."""
+        files = sorted((self.folder / "cometmq.timers").glob("*"))
+        if files:
+            victim = self.source.choice(files)
+            data = bytearray(victim.read_bytes())
+            how = self.source.randrange(3)
+            if how == 0 or not data:
+                victim.unlink()
+            elif how == 1:
+                victim.write_bytes(data[: len(data) // 2])
+            else:
+                data[self.source.randrange(len(data))] ^= 1 << self.source.randrange(8)
+                victim.write_bytes(data)
+
+
+class Parts:
+    """What sends and delivers in one life of the writer."""
+
+    def __init__(self, member: Member, clock: WallClock) -> None:
+        metrics = MemberMetrics(CollectorRegistry(), "c", "g")
+        policy = ProducePolicy(1 << 30, False, TopicConfig(""), 30.0, 30.0)
+        self.produce = ProduceHandler(member.storage, member.keeper, policy, HOST, metrics, clock)
+        relays = RelayWriter(member.storage, member.state.topics, HOST, metrics)
+        self.timers = TimerService(
+            member.storage, member.keeper, relays, metrics, clock, RESERVED_MS
+        )
+
+    async def deliver(self) -> None:
+        """As the service's task does it."""
+        while True:
+            try:
+                if await self.timers.turn() != 0.0:
+                    return
+                job = self.timers.index.next_job(self.timers._coverage)
+                if job is not None:
+                    await self.timers._run_job(job)
+            except StoreDamaged as error:
+                self.timers._forget_index(error)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MEMORY_ENTRIES_MAX", 50)
+    monkeypatch.setattr(index, "FILES_MAX", 3)
+    monkeypatch.setattr(index, "MERGED_AT_ONCE", 2)
+    monkeypatch.setattr(service, "ARRIVALS_MAX", 40)
+    monkeypatch.setattr(service, "REST_S", 0.0)
+
+
+@pytest.mark.parametrize("seed", range(16))
+async def test_every_message_comes_once_and_never_early_whatever_happens(
+    tmp_path: Path, seed: int
+) -> None:
+    source = random.Random(seed)
+    story = Story(source, tmp_path / "store")
+    for _ in range(6):
+        async with story.life(clean=source.random() < 0.4) as (member, parts):
+            for _ in range(source.randrange(1, 14)):
+                match source.randrange(7):
+                    case 0 | 1 | 2:
+                        await story.send(parts)
+                    case 3:
+                        story.clock.now_ms += source.choice([10, 1_000, 9_000, 4 * HOUR_MS])
+                    case 4 | 5:
+                        await story.deliver(member, parts)
+                        if source.random() < 0.3:
+                            member.keeper.write_progress(story.clock.monotonic_s())
+                    case _ if source.random() < 0.4:
+                        await story.drop_topic(member)
+                    case _:
+                        story.clock.now_ms += 50 * HOUR_MS  # what waits is stored again
+            await member.on_disk()
+        if source.random() < 0.3:
+            story.damage_index()
+    story.clock.now_ms += 80 * HOUR_MS
+    async with story.life(clean=True) as (member, parts):
+        await story.deliver(member, parts)
+        assert not story.pending
+        assert member.state.timers.mark.arrivals == member.store.queue_bounds(*TIMER_QUEUE)[1]
+    assert story.now_ms > START_MS
+    assert TIMER_TOPIC
