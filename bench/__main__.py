@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench import (
+    chain,
     failover,
     filters,
     groups,
@@ -50,6 +51,7 @@ from cometmq.model import FlushMode
 PROJECT = Path(__file__).resolve().parent.parent
 GROUP = "bench-consume"
 OTHERS = {
+    "chain": chain.main,
     "holds": holds.main,
     "idle": idle.main,
     "replication": replication.main,

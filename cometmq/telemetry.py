@@ -218,14 +218,14 @@ class DeliveryAge:
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
-        from prometheus_client import Histogram
+        from cometmq.tallies import histogram
 
         self._clock = clock
-        self._seconds = Histogram(
+        self._seconds = histogram(
             "cometmq_delivery_seconds",
             "Age of the first message of each answer to a consumer group.",
-            registry=registry,
-            buckets=_DELIVERY_BUCKETS_S,
+            _DELIVERY_BUCKETS_S,
+            registry,
         )
 
     def answered(self, first_store_time_ms: int) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +25,7 @@ from cometmq.messaging.state import BrokerState
 from cometmq.messaging.topics import is_system
 from cometmq.model import BROADCAST_PREFIX, RETRY_PREFIX
 from cometmq.replication.refusals import Refusals
+from cometmq.tallies import Tally, TallyByLabels, histogram
 from cometmq.telemetry import DeliveryAge
 
 # Labels of every sample that names its process.
@@ -76,26 +77,26 @@ def replication_refused(refusals: Refusals) -> CounterMetricFamily:
 class _Flow:
     """Messages and their record bytes, counted together: by topic, or by topic and group."""
 
-    def __init__(self, node: tuple[str, ...], messages: Counter, record_bytes: Counter) -> None:
+    def __init__(
+        self, node: tuple[str, ...], messages: TallyByLabels, record_bytes: TallyByLabels
+    ) -> None:
         self._node = node
-        self._counters = (messages, record_bytes)
-        self._series: dict[tuple[str, ...], list[Counter]] = {}  # by topic, or topic and group
+        self._messages, self._bytes = messages.counts, record_bytes.counts
+        self._series: dict[tuple[str, ...], tuple[str, ...]] = {}  # their labels, by our keys
 
     def count(self, key: tuple[str, ...], messages: int, record_bytes: int) -> None:
-        series = self._series.get(key)
-        if series is None:
-            labels = self._labels(*key)
-            series = [counter.labels(*labels) for counter in self._counters]
-            self._series[key] = series
-        series[0].inc(messages)
-        series[1].inc(record_bytes)
+        labels = self._series.get(key)
+        if labels is None:
+            labels = self._series[key] = self._labels(*key)
+            self._messages[labels] = self._bytes[labels] = 0
+        self._messages[labels] += messages
+        self._bytes[labels] += record_bytes
 
     def forget(self, name: str, place: int = 0) -> None:
         """End the series that have ``name`` there in their key."""
         for key in [key for key in self._series if key[place] == name]:
-            del self._series[key]
-            for counter in self._counters:
-                counter.remove(*self._labels(*key))
+            labels = self._series.pop(key)
+            del self._messages[labels], self._bytes[labels]
 
     def _labels(self, topic: str, *group: str) -> tuple[str, ...]:
         is_retry = (_flag(topic.startswith(RETRY_PREFIX)),) if group else ()
@@ -117,21 +118,22 @@ class MemberMetrics:
     ) -> None:
         self.node = (cluster, _NODE_TYPE, broker_group)
         counter = partial(Counter, registry=registry)
-        seconds = partial(Histogram, registry=registry, buckets=_BUCKETS_S)
+        flow = partial(TallyByLabels, registry=registry)
+        seconds = partial(histogram, bounds=_BUCKETS_S, registry=registry)
         topic = (*NODE, "topic", "is_system")
         self._in = _Flow(
             self.node,
-            counter("rocketmq_messages_in", "Messages stored.", topic),
-            counter("rocketmq_throughput_in", "Record bytes stored.", topic),
+            flow("rocketmq_messages_in", "Messages stored.", topic),
+            flow("rocketmq_throughput_in", "Record bytes stored.", topic),
         )
         group = (*topic, "consumer_group", "is_retry")
         self._out = _Flow(
             self.node,
-            counter("rocketmq_messages_out", "Messages answered to pulls.", group),
-            counter("rocketmq_throughput_out", "Record bytes answered to pulls.", group),
+            flow("rocketmq_messages_out", "Messages answered to pulls.", group),
+            flow("rocketmq_throughput_out", "Record bytes answered to pulls.", group),
         )
-        self.arrival_bytes = counter(
-            "cometmq_arrival_bytes", "Record bytes sent along with arrivals."
+        self.arrival_bytes = Tally(
+            "cometmq_arrival_bytes", "Record bytes sent along with arrivals.", registry
         )
         self.pulls_suggested = counter(
             "cometmq_pulls_suggested", "Pulls answered with a follower to pull from next."

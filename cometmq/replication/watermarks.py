@@ -54,7 +54,8 @@ def union(demands: Iterable[DurabilityClass]) -> DurabilityClass:
     """The class of a whole batch: all that any of its segments demands."""
     result = DurabilityClass.ASYNC
     for demand in demands:
-        result |= demand
+        if demand is not result:  # flags cost more than all that a small batch asks of them
+            result |= demand
     return result
 
 

@@ -7,7 +7,7 @@ Synchronous and single-writer. One thread (the event loop's) calls :meth:`Messag
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from cometmq.errors import (
     TopicNameInvalid,
 )
 from cometmq.format import queueunit
-from cometmq.format.batch import SegmentClaim, stamp
+from cometmq.format.batch import SegmentClaim, Stamped, stamp
 from cometmq.format.record import BLANK_BYTES
 from cometmq.format.relay import OwnRecord
 from cometmq.format.timers import TimerForm
@@ -120,9 +120,11 @@ class MessageStore(BaseStore):
         *,
         born_host: bytes,
         store_host: bytes,
+        on_stamped: Callable[[Appended, Stamped], None] | None = None,
     ) -> Appended:
         """Verify, stamp and write a batch: records end to end, ``segments`` = its runs, each a
-        :class:`RecordRun` or the first three fields of one.
+        :class:`RecordRun` or the first three fields of one. ``on_stamped`` gets the bytes as they
+        stand in the log.
 
         All or nothing: after an error nothing has changed. Raises what
         :func:`cometmq.format.batch.stamp` raises, BatchTooLarge (longer than a log file), DiskFull
@@ -133,7 +135,7 @@ class MessageStore(BaseStore):
         self._check_fits(len(records))
         if not records:
             raise BatchMalformed("the batch has no records")
-        runs = [RecordRun(*segment) for segment in segments]
+        runs = [s if isinstance(s, RecordRun) else RecordRun(*s) for s in segments]
         claims = self._claims(runs)
         log_offset = self._log.place(len(records))
         store_time_ms = max(self._clock.wall_ms(), self._log.end[1])
@@ -155,7 +157,10 @@ class MessageStore(BaseStore):
         end = log_offset + len(records)
         assert self._log.end == (end, store_time_ms), (self._log.end, end, store_time_ms)
         segment_bytes = _segment_bytes(stamped.units, end)
-        return Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
+        appended = Appended(log_offset, end, queue_offsets, segment_bytes, store_time_ms)
+        if on_stamped is not None:
+            on_stamped(appended, stamped)
+        return appended
 
     def _check_fits(self, size_bytes: int) -> None:
         if size_bytes + BLANK_BYTES > self._options.commit_log_file_bytes:

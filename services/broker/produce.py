@@ -251,7 +251,8 @@ class ProduceHandler:
         )
         has_halves = self._check_half_room(claims)
         self._storage.check_room(len(records))
-        for_copies = any(segment.ack_demands & REPLICATED for segment in segments)
+        acks = union([segment.ack_demands for segment in segments])
+        for_copies = acks is not DurabilityClass.ASYNC and bool(acks & REPLICATED)
         self._check_in_flight(len(records), for_copies)
         if for_copies:
             self._storage.authority.check_in_sync()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from cometmq.clock import Clock
 from cometmq.errors import LimitExceeded
+from cometmq.tallies import Spreads, Tally
 from cometmq.telemetry import DeliveryAge
 
 _DURATION_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 60.0)
@@ -20,22 +21,18 @@ class HoldMetrics:
 
     def __init__(self, registry: CollectorRegistry, clock: Clock) -> None:
         self._registry = registry
-        durations = Histogram(
+        self.durations = Spreads(
             "cometmq_hold_duration_seconds",
             "How long pulls were held, by what they were answered with.",
-            ["outcome"],
-            buckets=_DURATION_BUCKETS_S,
-            registry=registry,
-        )
-        self.durations = {name: durations.labels(name) for name in (FOUND, NOT_FOUND, ERROR)}
-        self.wakes = Counter("cometmq_hold_wakes", "Holds that an arrival woke.", registry=registry)
-        self.pulls = Counter(
-            "cometmq_hold_pulls", "Pulls at brokers for woken holds.", registry=registry
-        )
-        self.direct = Counter(
-            "cometmq_hold_direct",
-            "Holds answered out of an arrival, without a pull.",
-            registry=registry,
+            _DURATION_BUCKETS_S,
+            registry,
+            "outcome",
+            (FOUND, NOT_FOUND, ERROR),
+        ).by_value
+        self.wakes = Tally("cometmq_hold_wakes", "Holds that an arrival woke.", registry)
+        self.pulls = Tally("cometmq_hold_pulls", "Pulls at brokers for woken holds.", registry)
+        self.direct = Tally(
+            "cometmq_hold_direct", "Holds answered out of an arrival, without a pull.", registry
         )
         self.delivery = DeliveryAge(registry, clock)
         self.safety_finds = Counter(

@@ -283,6 +283,11 @@ class Reader:
             return None  # a pull counts what a client gets
         try:
             self._state.topics.for_read(topic, queue_id)
+            low, _, _ = self._storage.bounds((topic, queue_id))
+            recent = self._storage.recent.take((topic, queue_id), first, end)
+            if recent is not None:
+                sizes, codes = pull.sizes_and_codes(recent.units)
+                return InlineMessages(first, low, recent.records, sizes, codes)
             units = store.read_units(topic, queue_id, first, count, nowait=True)
             choice = pull.choose(units, first, count, inline_messages.BYTES_MAX)
             sizes, codes = pull.sizes_and_codes(units)
@@ -292,7 +297,6 @@ class Reader:
             records = store.read_records(choice.spans, nowait=True)
         except (CometError, BlockingIOError):  # a pull will say what is wrong, or wait
             return None
-        low, _, _ = self._storage.bounds((topic, queue_id))
         return InlineMessages(first, low, records, sizes, codes)
 
     async def last_store_time_ms(self, topic: str, queue_id: int) -> int:

@@ -107,6 +107,10 @@ class Watch:
             self._wanted[key] = left - 1
         return left > 0
 
+    def wants(self, key: QueueKey) -> bool:
+        """Whether the queue's next arrival goes with its messages."""
+        return key in self._wanted
+
     @property
     def is_pending(self) -> bool:
         """Whether there are queues to look at."""
@@ -147,6 +151,10 @@ class Arrivals:
     def __contains__(self, key: object) -> bool:
         """Whether a stream watches the queue."""
         return key in self._by_queue
+
+    def carries_messages(self, key: QueueKey) -> bool:
+        """Whether the queue's next arrival goes with its messages on some stream."""
+        return any(watch.wants(key) for watch in self._by_queue.get(key, ()))
 
     @property
     def queue_count(self) -> int:

@@ -13,15 +13,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from cometmq.clock import Clock
 from cometmq.errors import BrokerDraining, DescriptorsExhausted, DiskFull, Shortage
 from cometmq.flight_recorder import Stage, named_threads, recorder
+from cometmq.format.batch import Stamped
 from cometmq.format.relay import OwnRecord
 from cometmq.format.timers import TimerForm
 from cometmq.member.storage.arrivals import Arrivals
 from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.flusher import Flusher, FlushPolicy
+from cometmq.member.storage.recent_appends import RecentAppends, Run
+from cometmq.messaging.inline_messages import BYTES_MAX
 from cometmq.model import QueueKey
 from cometmq.native import accelerator
 from cometmq.replication.watermarks import (
@@ -46,7 +51,7 @@ INDEX_REST_S_PER_KEY = 10e-6 if accelerator is None else 0.0
 BUILD_PAUSE_S = 0.1  # between two looks whether a log file should be built ahead
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Segment:
     """A run of records of one queue, and what its topic demands before it is acknowledged.
     ``prefix``, ``delay_ms``, ``needs_key`` and ``timer`` as of
@@ -69,8 +74,7 @@ class Segment:
         return self.demands if self.wait_store else DurabilityClass.ASYNC
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(NamedTuple):
     """A batch that is in the log. ``acked`` is None when it is acknowledged already; it fails with
     StoreFailed when the disk does, with BrokerDraining when another member writes.
     """
@@ -205,6 +209,7 @@ class BaseStorage:
         assert store.flushed_offset == store.appended_offset, "recovery leaves everything on disk"
         self.maxima = maxima
         self.arrivals = Arrivals()  # the watches of queues' readable maxima
+        self.recent = RecentAppends()
         self.moved = Notifier()  # notifies when the log has grown, or more of it is on disk
         self.failed = False  # the disk refused: nothing may be written any more
         self.refusal = ""  # why retention refuses sends; empty: it does not
@@ -381,7 +386,13 @@ class MemberStorage(BaseStorage):
         ]
         begun_ns = recorder.now_ns()
         try:
-            appended = self.store.append(records, runs, born_host=born_host, store_host=store_host)
+            appended = self.store.append(
+                records,
+                runs,
+                born_host=born_host,
+                store_host=store_host,
+                on_stamped=partial(self._keep_recent, runs) if len(records) <= BYTES_MAX else None,
+            )
         except DiskFull:
             self.note_no_space()
             raise
@@ -394,6 +405,19 @@ class MemberStorage(BaseStorage):
         demands = [segment.demands for segment in segments]
         acks = union([segment.ack_demands for segment in segments])
         return self._appended(appended, zip(keys, demands, maxima, strict=True), acks)
+
+    def _keep_recent(self, runs: Sequence[RecordRun], appended: Appended, stamped: Stamped) -> None:
+        """Keeps the messages that the next arrivals of their queues carry."""
+        start = 0
+        places = zip(
+            runs, appended.queue_offsets, appended.segment_bytes, stamped.units, strict=True
+        )
+        for run, first_offset, size_bytes, units in places:
+            key = run.topic, run.queue_id
+            if self.arrivals.carries_messages(key):
+                records = bytes(memoryview(stamped.buffer)[start : start + size_bytes])
+                self.recent.add(key, Run(first_offset, units, records))
+            start += size_bytes
 
     def append_relayed(
         self,
@@ -523,6 +547,7 @@ class MemberStorage(BaseStorage):
         """Delete a topic's queues; the deletion's own record must be on disk already."""
         self.store.drop_topic(topic)
         self.maxima.forget_topic(topic)
+        self.recent.forget_topic(topic)
 
     def _flushed(self, position: int) -> None:
         self.watermarks.flush_to(position)

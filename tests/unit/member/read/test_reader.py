@@ -259,6 +259,29 @@ async def test_inline_messages_are_what_a_pull_finds(member: Member) -> None:
     assert found.codes == [tags_code(tag) & 0xFFFFFFFF for tag in (b"x", b"y")]
 
 
+async def test_what_an_arrival_carries_is_not_read_again(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals, recent = member.storage.arrivals, member.storage.recent
+    watch = arrivals.open(lambda: None)
+    arrivals.add(watch, [("T", 0)])
+    member.append("T", 0, b"nobody waits")
+    arrivals.want(watch, [("T", 0)])
+    member.append("T", 0, b"a", b"b", tag="x")
+    member.append("T", 1, b"between them in the log")
+    member.append("T", 0, b"c", tag="y")
+    await member.on_disk()
+    assert recent.take(("T", 0), 0, 1) is None
+    ColdDisk(monkeypatch).go_cold()
+    found = member.reader.inline_messages("T", 0, 1, 4)
+    assert found is not None
+    monkeypatch.undo()
+    assert found == member.reader.inline_messages("T", 0, 1, 4), "from the files"
+    member.append("T", 0, b"d")
+    member.storage.drop_topic("T")
+    assert recent.take(("T", 0), 4, 5) is None
+
+
 async def test_inline_messages_are_few(tmp_path: Path) -> None:
     async with living_member(tmp_path, mapped_file_size_consume_queue=6_000) as member:
         await member.put("T")
