@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from cometmq.client import ProducerOptions, PullConsumerOptions, PushConsumerOptions, Strategy
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook
-from cometmq.client.options import ConsumerOptions, GroupOptions, QueueSelector
+from cometmq.client.options import ConsumerOptions, GroupOptions, QueueSelector, TraceOptions
 from cometmq.config import ServiceConfig, kind_text
 from cometmq.member.config import MemberConfig
 from services.namesrv.config import NamesrvConfig
@@ -32,8 +32,9 @@ SERVICES = (
     ("Pull-hold", PullholdConfig, ServiceConfig),
 )
 CLIENTS = (
-    ("Producer", ProducerOptions, None),
-    ("Push and pull consumer", ConsumerOptions, None),
+    ("Producers and consumers", TraceOptions, None),
+    ("Producer", ProducerOptions, TraceOptions),
+    ("Push and pull consumer", ConsumerOptions, TraceOptions),
     ("Member of a group", GroupOptions, ConsumerOptions),
     ("Push consumer", PushConsumerOptions, GroupOptions),
     ("Pull consumer", PullConsumerOptions, GroupOptions),

@@ -20,6 +20,7 @@ from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.stored_form import StoredForm
+from cometmq.client.tracing import SendTracer
 from cometmq.clock import Clock
 from cometmq.errors import (
     BatchOutOfOrder,
@@ -89,6 +90,7 @@ class BrokerSender:
         self._wake = asyncio.Event()  # the writer task may find something to send
         self.opened = asyncio.Event()  # set for good when records can be encoded
         self.connected = False  # a stream is up
+        self.tracer: SendTracer | None = None  # None: nothing is traced
         self.window = InFlightBatches(options.in_flight_max)
         # Of queues that the broker group has no more: the topic's number of queues was lowered.
         self.homeless: list[Batch] = []
@@ -245,6 +247,8 @@ class BrokerSender:
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
         resolve(batch, result)
+        if self.tracer is not None:
+            self.tracer.decided(batch, self._host(), result.log_offset)
         self._buffer.release(batch.size, batch.count)
 
     def _refused(self, batch: Batch, error: CometError) -> None:
@@ -287,7 +291,12 @@ class BrokerSender:
     def fail(self, batch: Batch, error: CometError) -> None:
         """No message of the batch will be stored, as far as is known."""
         batch.failed(error)
+        if self.tracer is not None:
+            self.tracer.decided(batch, self._host(), None)
         self._buffer.release(batch.size, batch.count)
+
+    def _host(self) -> str:
+        return self._routes.writer(self.broker_group) or ""
 
     def expire(self, now_s: float) -> None:
         """Fails what is past its deadline with SendTimeout."""

@@ -18,7 +18,8 @@ from cometmq.client.namespaces import NAMESPACE
 from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
 from cometmq.format.compression import Compression
-from cometmq.model import Message, QueueRef
+from cometmq.format.trace import TRACE_TOPIC
+from cometmq.model import TOPIC_NAME, Message, QueueRef
 from cometmq.rpc.retry import BackoffPolicy
 
 Options = TypeVar("Options")
@@ -69,6 +70,11 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
     "broadcast_offsets_at_broker": (lambda value: isinstance(value, bool), "True or False"),
+    "trace_enable": (lambda value: isinstance(value, bool), "True or False"),
+    "trace_topic": (
+        lambda value: isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None,
+        "the name of a topic",
+    ),
     "orderly": (lambda value: isinstance(value, bool), "True or False"),
     "order_by": (
         lambda value: value in tuple(OrderBy),
@@ -145,8 +151,35 @@ def new_client_id() -> str:
     return f"{_process_name()}{secrets.token_hex(3)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """Options of clients that trace messages."""
+
+    trace_enable: bool = field(
+        default=False,
+        metadata=_about("Writes trace records of messages.", "enableMsgTrace, enableTrace"),
+    )
+    trace_sampling: int = _option(
+        1,
+        0,
+        1_000_000_000,
+        "With trace_enable: traces one message of so many, by its id; 0 = only those with the "
+        "property TRACE_ON = true.",
+    )
+    trace_topic: str = field(
+        default=TRACE_TOPIC,
+        metadata=_about("With trace_enable: the topic of the records.", "customizedTraceTopic"),
+    )
+    trace_buffer_max: int = _option(
+        10_000,
+        1,
+        1_000_000,
+        "With trace_enable: records that wait to be sent; more are dropped, counted and logged.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class ProducerOptions:
+class ProducerOptions(TraceOptions):
     """Options of :class:`cometmq.client.Producer`."""
 
     client_id: str = field(
@@ -247,7 +280,7 @@ class ProducerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerOptions:
+class ConsumerOptions(TraceOptions):
     """Options that push and pull consumers share."""
 
     consume_from: ConsumeFrom = field(

@@ -35,6 +35,7 @@ from cometmq.client.routing import (
 )
 from cometmq.client.selectors import choose_by_hash
 from cometmq.client.send_many import MessageRange, SendMany, SendReceipts, chunks
+from cometmq.client.tracing import SendTracer, TraceDispatcher
 from cometmq.clock import Clock, SystemClock
 from cometmq.errors import (
     ClientClosed,
@@ -192,6 +193,7 @@ class Producer:
             self.send,
         )
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
+        self._tracing, self._tracer = self._own_tracing()
         self._senders: dict[str, BrokerSender] = {}
         self._partitioners: dict[str, StickyPartitioner] = {}
         # The same, while messages to them go by the rule: the producer is open, nothing selects,
@@ -201,6 +203,14 @@ class Producer:
         self._tell_lost_s = 0.0  # when to tell again
         self._runs: dict[str, OpenRun] = {}  # what takes messages by the rule at once; the buffer's
         self._open = False
+        self._is_cancelled = False  # the block was: nothing is waited for
+
+    def _own_tracing(self) -> tuple[TraceDispatcher | None, SendTracer | None]:
+        options = self._options
+        if not options.trace_enable:
+            return None, None
+        tracing = TraceDispatcher(self._connections.namesrv, options.client_id, options)
+        return tracing, SendTracer(tracing, options, options.delivery_timeout_ms / 1000)
 
     async def __aenter__(self) -> Self:
         self._connections.begin()
@@ -208,6 +218,8 @@ class Producer:
         self._buffer = Buffer(self._options.buffer_bytes_max, self._options.buffer_count_max)
         self._runs = self._buffer.runs
         self._routes.start(self._tasks)
+        if self._tracing is not None:
+            self._tracing.start(self._tasks)
         self._tasks.start(self._tick(), "tick")
         self._open = self._replier.is_open = True
         return self
@@ -224,6 +236,7 @@ class Producer:
             if not isinstance(error, asyncio.CancelledError):
                 await self.flush()
         finally:
+            self._is_cancelled = isinstance(error, asyncio.CancelledError)
             await self._stop()
 
     async def _stop(self) -> None:
@@ -233,9 +246,18 @@ class Producer:
             )
         self._buffer.room.set()
         try:
-            await self._tasks.stop()
+            if self._tracing is not None:
+                await self._tracing.close(flush=not self._is_cancelled)
         finally:
-            await self._connections.close()
+            try:
+                await self._tasks.stop()
+            finally:
+                await self._connections.close()
+
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored; the log has them, too."""
+        return self._tracing.lost_count if self._tracing is not None else 0
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -580,6 +602,7 @@ class Producer:
                 self._buffer,
                 self._clock,
             )
+            sender.tracer = self._tracer
             sender.start(self._tasks)
         return sender
 

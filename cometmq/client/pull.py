@@ -29,6 +29,7 @@ from cometmq.client.queue_calls import QueueCalls, good
 from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.replier import Replier
+from cometmq.client.tracing import ConsumeTracer, tracing_of
 from cometmq.errors import DelayLevelInvalid, InvalidRequest
 from cometmq.model import DELAY_LEVEL_MAX, Filter, Position, QueueRef
 from cometmq.rpc.retry import Backoff
@@ -60,6 +61,10 @@ class PullConsumer(QueueCalls):
         )
         self._calls.client_id = self._options.client_id
         self._tasks = Tasks(f"pull consumer {group}")
+        self._tracing = tracing_of(self._connections.namesrv, self._options)
+        self._tracer = (
+            None if self._tracing is None else ConsumeTracer(self._tracing, self._options)
+        )
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._long_poller = LongPoller(
             self._options.client_id, self._connections, self._routes.cluster, self._options.hold_ms
@@ -84,6 +89,8 @@ class PullConsumer(QueueCalls):
         self._connections.begin()
         self._routes.start(self._tasks)
         self._queues.start(self._tasks)
+        if self._tracing is not None:
+            self._tracing.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -101,6 +108,8 @@ class PullConsumer(QueueCalls):
         finally:
             self._open = False
             try:
+                if self._tracing is not None:
+                    await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
@@ -170,6 +179,11 @@ class PullConsumer(QueueCalls):
         """The queues that this consumer reads now."""
         return sorted(self._queues.reading)
 
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored; the log has them, too."""
+        return self._tracing.lost_count if self._tracing is not None else 0
+
     # --- poll -------------------------------------------------------------------------------------
 
     async def poll(self, timeout_ms: int = 5_000) -> list[ReceivedMessage]:
@@ -182,7 +196,10 @@ class PullConsumer(QueueCalls):
             raise InvalidRequest(f"timeout_ms is a number of milliseconds, not {timeout_ms!r}.")
         if not self._polled.queues and not self._share.subscriptions:
             raise InvalidRequest("No queue is assigned.")
-        return await self._polled.next(timeout_ms / 1000)
+        messages = await self._polled.next(timeout_ms / 1000)
+        if self._tracer is not None and messages:
+            self._tracer.polled(self._calls.group, messages)
+        return messages
 
     async def seek(self, queue: QueueRef, position: Position) -> None:
         """The next poll of a queue begins there. QueueNotFound: this consumer does not read it."""

@@ -4,6 +4,7 @@ reads its own.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 from collections.abc import Collection
@@ -13,7 +14,7 @@ from typing import Self
 
 from cometmq.client.connections import Connections
 from cometmq.client.group_share import GroupShare
-from cometmq.client.hooks import message_filter
+from cometmq.client.hooks import ConsumeHook, message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
 from cometmq.client.long_poller import LongPoller
 from cometmq.client.messages import Later, MessageModel, OrderBy, SendReceipt
@@ -29,6 +30,7 @@ from cometmq.client.received import ReceivedMessage
 from cometmq.client.replier import Replier
 from cometmq.client.routes import RouteWatcher
 from cometmq.client.send_backs import SendBacks
+from cometmq.client.tracing import ConsumeTracer, tracing_of
 from cometmq.errors import ClientClosed, ConfigInvalid
 from cometmq.model import RETRY_PREFIX, Filter, QueueRef
 from cometmq.rpc.retry import Backoff, BackoffPolicy
@@ -69,6 +71,7 @@ class PushConsumer:
         namespace = Namespace(self._options.namespace)
         self._connections = Connections(namesrv)
         self._tasks = Tasks(f"push consumer {group}")
+        self._tracing = tracing_of(self._connections.namesrv, self._options)
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._routes = RouteWatcher(
             self._connections,
@@ -97,7 +100,7 @@ class PushConsumer:
             self._options.batch_count,
             _redelivery(self._options),
             self._options.consume_timeout_ms / 1000,
-            self._options.consume_hooks,
+            self._hooks(),
             group,
         )
         goes_back = not (self._options.retry_in_place or self._is_broadcasting)
@@ -135,6 +138,12 @@ class PushConsumer:
         self._share.limit_tries(self._options.retry_times_max)
         self._open = False
 
+    def _hooks(self) -> tuple[ConsumeHook, ...]:
+        hooks = self._options.consume_hooks
+        if self._tracing is None:
+            return hooks
+        return *hooks, ConsumeTracer(self._tracing, self._options)
+
     def _own_calls(self) -> BrokerCalls:
         """Calls for the group that is this consumer's alone, and has its offsets."""
         if not self._is_broadcasting:
@@ -159,6 +168,8 @@ class PushConsumer:
         self._routes.start(self._tasks)
         self._long_poller.start(self._tasks)
         self._workers.start(self._tasks)
+        if self._tracing is not None:
+            self._tracing.start(self._tasks)
         if self._retries is not None:
             self._send_failed_back()
             self._share.subscribe_early(self._retries, Filter())
@@ -179,6 +190,8 @@ class PushConsumer:
         finally:
             self._workers.close()
             try:
+                if self._tracing is not None:
+                    await self._tracing.close(flush=not isinstance(error, asyncio.CancelledError))
                 await self._tasks.stop()
             finally:
                 await self._connections.close()
@@ -255,6 +268,11 @@ class PushConsumer:
     def assigned(self) -> list[QueueRef]:
         """The queues that this consumer reads now."""
         return sorted(self._queues.reading)
+
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored; the log has them, too."""
+        return self._tracing.lost_count if self._tracing is not None else 0
 
     @property
     def pullhold(self) -> str | None:

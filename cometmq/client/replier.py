@@ -5,8 +5,8 @@ the requester.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from cometmq.client.late_producer import LateProducer
 from cometmq.client.messages import SendReceipt
 from cometmq.client.options import ProducerOptions
 from cometmq.client.received import ReceivedMessage
@@ -28,9 +28,6 @@ from cometmq.format.request_reply import (
 )
 from cometmq.model import Message, QueueRef
 
-if TYPE_CHECKING:
-    from cometmq.client.producer import Producer
-
 SKEW_MS = 5_000  # that the clocks of a requester and of a replier may differ
 ROUTE_S_MAX = 0.5  # between two looks at the route
 
@@ -43,11 +40,8 @@ class Replier:
     """
 
     def __init__(self, namesrv: str, client_id: str, clock: Clock = _CLOCK) -> None:
-        self._namesrv = namesrv
-        self._options = ProducerOptions(client_id=client_id)
+        self._producer = LateProducer(namesrv, ProducerOptions(client_id=client_id))
         self._clock = clock
-        self._opening = asyncio.Lock()
-        self._producer: Producer | None = None
         self.is_open = False  # its client is
 
     async def reply(self, message: ReceivedMessage, body: bytes) -> SendReceipt:
@@ -73,7 +67,7 @@ class Replier:
     async def _send(
         self, message: ReceivedMessage, requester: Requester, body: bytes
     ) -> SendReceipt:
-        producer = await self._opened()
+        producer = await self._producer.opened()
         routes = producer._routes
         cluster = message.properties.get(CLUSTER) or routes.cluster()
         if not cluster:
@@ -95,18 +89,7 @@ class Replier:
                 # The first requester of all has made the topic a moment ago: routes follow.
                 await routes.wait_change(ROUTE_S_MAX)
 
-    async def _opened(self) -> Producer:
-        async with self._opening:
-            if self._producer is None:
-                from cometmq.client.producer import Producer  # consumers may never reply
-
-                producer = Producer(self._namesrv, options=self._options)
-                self._producer = await producer.__aenter__()
-            return self._producer
-
     async def close(self) -> None:
         """Sends what is on its way; then there are no more replies."""
         self.is_open = False
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await producer.__aexit__(None, None, None)
+        await self._producer.close()

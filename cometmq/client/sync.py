@@ -146,6 +146,11 @@ class Producer(_Sync[producer.Producer]):
         """Replies to a request that a consumer has received."""
         return self._wait(self._client.reply(message, body))
 
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored."""
+        return self._client.traces_lost
+
     def flush(self) -> None:
         """Waits until every message sent so far is decided."""
         self._wait(self._client.flush())
@@ -301,6 +306,11 @@ class PushConsumer(_Sync[push.PushConsumer]):
         self._wait(self._client.leave_for_good())
 
     @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored."""
+        return self._client.traces_lost
+
+    @property
     def assigned(self) -> list[QueueRef]:
         """The queues that this consumer reads now."""
         return self._wait(_call(lambda: self._client.assigned))
@@ -363,6 +373,11 @@ class PullConsumer(_Sync[pull.PullConsumer]):
         says.
         """
         self._wait(self._client.leave_for_good())
+
+    @property
+    def traces_lost(self) -> int:
+        """Trace records that were dropped or not stored."""
+        return self._client.traces_lost
 
     @property
     def assigned(self) -> list[QueueRef]:

@@ -37,6 +37,12 @@ class TransactionState(Enum):
     UNKNOWN = 3  # not yet: the broker asks again
 
 
+# LocalTransactionState, as traces have it.
+ROCKETMQ_STATES = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
 _RESOLUTIONS = {
     TransactionState.COMMIT: broker_pb2.TRANSACTION_RESOLUTION_COMMIT,
     TransactionState.ROLLBACK: broker_pb2.TRANSACTION_RESOLUTION_ROLLBACK,
@@ -98,6 +104,8 @@ class TransactionChecks:
         self._policy = policy
         self._namespace = namespace
         self._held: set[str] = set()
+        # Hears of each check that the application has answered.
+        self.on_answer: Callable[[ReceivedMessage, TransactionState], None] | None = None
         self._room = asyncio.Semaphore(CALLS_MAX)
 
     def hold(self, broker_group: str) -> None:
@@ -169,6 +177,8 @@ class TransactionChecks:
             state = TransactionState.UNKNOWN
             if message is not None:
                 state = await state_of(self._calls, self._check, message)
+                if self.on_answer is not None:
+                    self.on_answer(message, state)
             answers.put(broker_pb2.TransactionEnd(half=check.half, resolution=_RESOLUTIONS[state]))
         finally:
             self._room.release()

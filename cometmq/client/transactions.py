@@ -16,7 +16,9 @@ from cometmq.client.messages import SendReceipt, place_of
 from cometmq.client.names import check_group, check_topic
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.producer import Producer, StickyPartitioner
+from cometmq.client.received import ReceivedMessage
 from cometmq.client.transaction_checks import (
+    ROCKETMQ_STATES,
     Check,
     ListenerCalls,
     TransactionChecks,
@@ -151,6 +153,8 @@ class Transaction:
             return []
         halves = [_half_of(receipt) for receipt in self._sent]
         results = await self._producer._ends.end(self._broker_group, halves, resolution)
+        assert self._state is not None
+        self._producer._trace_ends(self._sent, self._state)
         good = [one for one in results if not isinstance(one, CometError)]
         if len(good) < len(results):
             raise next(one for one in results if isinstance(one, CometError))
@@ -224,6 +228,7 @@ class TransactionProducer(Producer):
             policy,
             self._namespace,
         )
+        self._checks.on_answer = self._trace_check
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -295,6 +300,23 @@ class TransactionProducer(Producer):
         future: Future[SendReceipt] = asyncio.get_running_loop().create_future()
         writer.sender.batcher.put(message, slot, future)
         return future
+
+    def _trace_ends(self, sent: Collection[SendReceipt], state: TransactionState) -> None:
+        if self._tracer is not None:
+            for receipt in sent:
+                self._tracer.ended(
+                    self.group, receipt.queue.topic, receipt.unique_id, ROCKETMQ_STATES[state]
+                )
+
+    def _trace_check(self, message: ReceivedMessage, state: TransactionState) -> None:
+        if self._tracer is not None:
+            self._tracer.ended(
+                self.group,
+                message.queue.topic,
+                message.unique_id,
+                ROCKETMQ_STATES[state],
+                from_check=True,
+            )
 
     def _half_writer(
         self, partitioner: StickyPartitioner, queue: QueueRef | None, broker_group: str

@@ -112,6 +112,13 @@ class MemberConfig(ServiceConfig):
             "Create a topic at the first message sent to it.", rocketmq="autoCreateTopicEnable"
         ),
     )
+    trace_topic_enable: bool = field(
+        default=False,
+        metadata=about(
+            "Make the topic RMQ_SYS_TRACE_TOPIC at the start, for trace records of clients.",
+            rocketmq="traceTopicEnable",
+        ),
+    )
     auto_create_subscription_group: bool = field(
         default=True,
         metadata=about(

@@ -200,6 +200,7 @@ class _Parts:
             *self._writer.background(),
             self.registrar.run(),
             self._client_api.forget_broadcasters(),
+            self._client_api.make_trace_topic(),
             *self._replication.background(),
         ]
 

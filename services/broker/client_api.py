@@ -7,6 +7,7 @@ import random
 from functools import partial
 
 from cometmq.errors import CometError
+from cometmq.format.trace import TRACE_TOPIC
 from cometmq.member.config import MemberConfig
 from cometmq.member.context import MemberContext
 from cometmq.member.metrics import MemberCollector
@@ -33,6 +34,7 @@ from services.broker.writer_core import WriterCore
 
 HOUR_S = 3_600.0
 FORGET_S = 600.0
+TRACE_TOPIC_S = 1.0  # between two tries
 
 _log = logger(__name__)
 
@@ -74,6 +76,7 @@ class ClientApi:
         clock, metrics = context.clock, context.metrics
         core, storage, keeper = writer.core, writer.storage, writer.keeper
         self.policy = policy = policy_of(config)
+        self._traces, self._keeper = config.trace_topic_enable, keeper
         self._reserved_s = config.file_reserved_time * HOUR_S
         shares = StreamShares(config.streams_per_peer_max)
         groups = Groups(
@@ -138,6 +141,17 @@ class ClientApi:
             clock,
             writer.described,
         )
+
+    async def make_trace_topic(self) -> None:
+        """Makes the topic of trace records, if an option asks for it."""
+        while self._traces:
+            try:
+                await self._keeper.create_system_topic(TRACE_TOPIC, 1)
+            except CometError as error:  # a full disk, no follower: soon again
+                _log.warning("the trace topic is not made", extra=fields(error=error))
+                await asyncio.sleep(TRACE_TOPIC_S)
+            else:
+                return
 
     async def forget_broadcasters(self) -> None:
         """Runs as long as the broker does: forgets broadcasting clients for which there can be no
