@@ -115,6 +115,10 @@ class SectionedGroup(Group):
             "group": ("groups_cli", "Consumer groups: members, progress, resets, clean-up."),
             "client": ("clients_cli", "Clients: members of groups, producers."),
             "message": ("messages_cli", "Send, read and look up messages."),
+            "transaction": (
+                "transactions_cli",
+                "Transactions: half messages that have no end yet.",
+            ),
             "dlq": ("dead_letters_cli", "Dead letters: messages that a group gave up."),
         },
         "Cluster": {

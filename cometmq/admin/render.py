@@ -504,6 +504,21 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("bytes", lambda v: v.body_bytes),
         ("body", lambda v: v.body),
     ),
+    views.HalfView: (
+        ("half", lambda v: f"{v.broker_group}/{v.offset}"),
+        ("producer group", lambda v: v.producer_group),
+        ("topic", lambda v: v.topic),
+        ("keys", lambda v: v.keys),
+        ("stored", lambda v: _time(v.store_time_ms)),
+        ("checks", lambda v: v.check_count),
+        ("producers", lambda v: v.producer_count),
+        ("bytes", lambda v: v.body_bytes),
+        ("body", lambda v: v.body),
+    ),
+    views.HalvesChangedView: (
+        ("done", lambda v: v.done_count),
+        ("done before", lambda v: v.done_before_count),
+    ),
     views.ResentView: (
         ("group", lambda v: v.group),
         ("resent", lambda v: v.resent_count),

@@ -445,6 +445,33 @@ class DeadLetterView:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfView:
+    """A message of a transaction that has no end."""
+
+    broker_group: str
+    offset: int  # among the open half messages, or among those that were given up
+    producer_group: str
+    topic: str  # that it is meant for
+    queue_id: int
+    unique_id: str  # the transaction id
+    keys: list[str]
+    store_time_ms: int
+    check_count: int | None  # None: it was given up
+    producer_count: int | None  # that can be asked; None: it was given up
+    is_given_up: bool
+    body_bytes: int
+    body: str  # how it begins, if it is text
+
+
+@dataclass(frozen=True, slots=True)
+class HalvesChangedView:
+    """What `transaction resume` or `transaction drop` did."""
+
+    done_count: int
+    done_before_count: int  # left out: they were resumed before
+
+
+@dataclass(frozen=True, slots=True)
 class ResentView:
     """What `dlq resend` did."""
 

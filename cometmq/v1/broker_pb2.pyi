@@ -4266,6 +4266,206 @@ class ListClientsResponse(_message.Message):
 Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
 
 @_typing.final
+class QueryHalvesRequest(_message.Message):
+    """See BrokerAdminService.QueryHalves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    FIRST_HALF_OFFSET_FIELD_NUMBER: _builtins.int
+    MAX_COUNT_FIELD_NUMBER: _builtins.int
+    producer_group: _builtins.str
+    """Only those of this producer group; empty = of all."""
+    first_half_offset: _builtins.int
+    """Where to begin in the half queue: next_half_offset of the answer before; 0 = at the first."""
+    max_count: _builtins.int
+    """Halves in the answer, at most 1,000; 0 = 1,000. An answer has at most 1 MiB of records, or one."""
+    def __init__(
+        self,
+        *,
+        producer_group: _builtins.str = ...,
+        first_half_offset: _builtins.int = ...,
+        max_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_half_offset", b"first_half_offset", "max_count", b"max_count", "producer_group", b"producer_group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueryHalvesRequest: _TypeAlias = QueryHalvesRequest  # noqa: Y015
+
+@_typing.final
+class HalfInfo(_message.Message):
+    """An open half message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_OFFSET_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
+    CHECK_COUNT_FIELD_NUMBER: _builtins.int
+    PRODUCER_COUNT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    half_offset: _builtins.int
+    """Its place in the half queue."""
+    log_offset: _builtins.int
+    """Where its record stands in the log."""
+    producer_group: _builtins.str
+    """The producer group that is asked about it."""
+    check_count: _builtins.int
+    """How often it was asked about."""
+    producer_count: _builtins.int
+    """Members of the group that are connected and can be asked."""
+    @_builtins.property
+    def message(self) -> Global___StoredMessage:
+        """The message; its queue is the half queue, the properties REAL_TOPIC and REAL_QID say where it goes. Absent when it is damaged."""
+
+    def __init__(
+        self,
+        *,
+        half_offset: _builtins.int = ...,
+        log_offset: _builtins.int = ...,
+        producer_group: _builtins.str = ...,
+        check_count: _builtins.int = ...,
+        producer_count: _builtins.int = ...,
+        message: Global___StoredMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_count", b"check_count", "half_offset", b"half_offset", "log_offset", b"log_offset", "message", b"message", "producer_count", b"producer_count", "producer_group", b"producer_group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HalfInfo: _TypeAlias = HalfInfo  # noqa: Y015
+
+@_typing.final
+class QueryHalvesResponse(_message.Message):
+    """See BrokerAdminService.QueryHalves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALVES_FIELD_NUMBER: _builtins.int
+    NEXT_HALF_OFFSET_FIELD_NUMBER: _builtins.int
+    next_half_offset: _builtins.int
+    """Where the next page begins; absent = there is none."""
+    @_builtins.property
+    def halves(self) -> _containers.RepeatedCompositeFieldContainer[Global___HalfInfo]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        halves: _abc.Iterable[Global___HalfInfo] | None = ...,
+        next_half_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_half_offset", b"_next_half_offset", "next_half_offset", b"next_half_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_half_offset", b"_next_half_offset", "halves", b"halves", "next_half_offset", b"next_half_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__next_half_offset: _TypeAlias = _typing.Literal["next_half_offset"]  # noqa: Y015
+    _WhichOneofArgType__next_half_offset: _TypeAlias = _typing.Literal["_next_half_offset", b"_next_half_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_half_offset) -> _WhichOneofReturnType__next_half_offset | None: ...
+
+Global___QueryHalvesResponse: _TypeAlias = QueryHalvesResponse  # noqa: Y015
+
+@_typing.final
+class ResumeChecksRequest(_message.Message):
+    """See BrokerAdminService.ResumeChecks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their places in queue 0 of TRANS_CHECK_MAX_TIME_TOPIC, at most 256."""
+
+    def __init__(
+        self,
+        *,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeChecksRequest: _TypeAlias = ResumeChecksRequest  # noqa: Y015
+
+@_typing.final
+class ResumeChecksResponse(_message.Message):
+    """See BrokerAdminService.ResumeChecks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResendResult]:
+        """One for each offset, in their order; no error = it is open again."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ResendResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeChecksResponse: _TypeAlias = ResumeChecksResponse  # noqa: Y015
+
+@_typing.final
+class DropHalvesRequest(_message.Message):
+    """See BrokerAdminService.DropHalves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALF_OFFSETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def half_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their places in the half queue, at most 256."""
+
+    def __init__(
+        self,
+        *,
+        half_offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half_offsets", b"half_offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropHalvesRequest: _TypeAlias = DropHalvesRequest  # noqa: Y015
+
+@_typing.final
+class DropHalvesResponse(_message.Message):
+    """See BrokerAdminService.DropHalves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResendResult]:
+        """One for each half, in their order; no error = it is rolled back."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ResendResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropHalvesResponse: _TypeAlias = DropHalvesResponse  # noqa: Y015
+
+@_typing.final
 class DescribeBrokerRequest(_message.Message):
     """See BrokerAdminService.DescribeBroker."""
 

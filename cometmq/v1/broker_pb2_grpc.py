@@ -1139,6 +1139,21 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.QueryHalves = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/QueryHalves',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.QueryHalvesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryHalvesResponse.FromString,
+                _registered_method=True)
+        self.ResumeChecks = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ResumeChecks',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ResumeChecksRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ResumeChecksResponse.FromString,
+                _registered_method=True)
+        self.DropHalves = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/DropHalves',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.DropHalvesRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.DropHalvesResponse.FromString,
+                _registered_method=True)
         self.DescribeBroker = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeBroker',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeBrokerRequest.SerializeToString,
@@ -1285,6 +1300,32 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def QueryHalves(self, request, context):
+        """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
+        read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeChecks(self, request, context):
+        """Opens half messages again that were given up, so that their producers are asked from the first check on. One that was resumed before is
+        refused; so a call that is made twice opens nothing twice. Errors: TOPIC_NOT_FOUND (none was given up), LIMIT_EXCEEDED, FLOW_CONTROL (too many
+        are open), DISK_FULL, STORE_FAILED; inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+        TRANSACTION_NOT_FOUND (it is no half), STORE_DAMAGED. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropHalves(self, request, context):
+        """Rolls open half messages back, without asking their producers. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        TRANSACTION_NOT_FOUND (it is not open). Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeBroker(self, request, context):
         """Positions and identity of the broker. A read. Deadline 3 s.
         """
@@ -1380,6 +1421,21 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'QueryHalves': grpc.unary_unary_rpc_method_handler(
+                    servicer.QueryHalves,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.QueryHalvesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.QueryHalvesResponse.SerializeToString,
+            ),
+            'ResumeChecks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeChecks,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ResumeChecksRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ResumeChecksResponse.SerializeToString,
+            ),
+            'DropHalves': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropHalves,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.DropHalvesRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.DropHalvesResponse.SerializeToString,
             ),
             'DescribeBroker': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeBroker,
@@ -1777,6 +1833,87 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/ListClients',
             cometmq_dot_v1_dot_broker__pb2.ListClientsRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryHalves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/QueryHalves',
+            cometmq_dot_v1_dot_broker__pb2.QueryHalvesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.QueryHalvesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeChecks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ResumeChecks',
+            cometmq_dot_v1_dot_broker__pb2.ResumeChecksRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ResumeChecksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropHalves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/DropHalves',
+            cometmq_dot_v1_dot_broker__pb2.DropHalvesRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.DropHalvesResponse.FromString,
             options,
             channel_credentials,
             insecure,

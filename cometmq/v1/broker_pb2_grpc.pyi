@@ -653,6 +653,20 @@ class BrokerAdminServiceStub:
     of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
     GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
     """
+    QueryHalves: _grpc.UnaryUnaryMultiCallable[_broker_pb2.QueryHalvesRequest, _broker_pb2.QueryHalvesResponse]
+    """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
+    read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+    """
+    ResumeChecks: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ResumeChecksRequest, _broker_pb2.ResumeChecksResponse]
+    """Opens half messages again that were given up, so that their producers are asked from the first check on. One that was resumed before is
+    refused; so a call that is made twice opens nothing twice. Errors: TOPIC_NOT_FOUND (none was given up), LIMIT_EXCEEDED, FLOW_CONTROL (too many
+    are open), DISK_FULL, STORE_FAILED; inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+    TRANSACTION_NOT_FOUND (it is no half), STORE_DAMAGED. Deadline 10 s.
+    """
+    DropHalves: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DropHalvesRequest, _broker_pb2.DropHalvesResponse]
+    """Rolls open half messages back, without asking their producers. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    TRANSACTION_NOT_FOUND (it is not open). Deadline 10 s.
+    """
     DescribeBroker: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeBrokerRequest, _broker_pb2.DescribeBrokerResponse]
     """Positions and identity of the broker. A read. Deadline 3 s."""
     SnapshotOffsets: _grpc.UnaryStreamMultiCallable[_broker_pb2.SnapshotOffsetsRequest, _broker_pb2.SnapshotOffsetsResponse]
@@ -735,6 +749,20 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
     of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
     GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+    """
+    QueryHalves: _aio.UnaryUnaryMultiCallable[_broker_pb2.QueryHalvesRequest, _broker_pb2.QueryHalvesResponse]  # type: ignore[assignment]
+    """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
+    read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+    """
+    ResumeChecks: _aio.UnaryUnaryMultiCallable[_broker_pb2.ResumeChecksRequest, _broker_pb2.ResumeChecksResponse]  # type: ignore[assignment]
+    """Opens half messages again that were given up, so that their producers are asked from the first check on. One that was resumed before is
+    refused; so a call that is made twice opens nothing twice. Errors: TOPIC_NOT_FOUND (none was given up), LIMIT_EXCEEDED, FLOW_CONTROL (too many
+    are open), DISK_FULL, STORE_FAILED; inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+    TRANSACTION_NOT_FOUND (it is no half), STORE_DAMAGED. Deadline 10 s.
+    """
+    DropHalves: _aio.UnaryUnaryMultiCallable[_broker_pb2.DropHalvesRequest, _broker_pb2.DropHalvesResponse]  # type: ignore[assignment]
+    """Rolls open half messages back, without asking their producers. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    TRANSACTION_NOT_FOUND (it is not open). Deadline 10 s.
     """
     DescribeBroker: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeBrokerRequest, _broker_pb2.DescribeBrokerResponse]  # type: ignore[assignment]
     """Positions and identity of the broker. A read. Deadline 3 s."""
@@ -899,6 +927,38 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Which clients have streams open here: members of groups, those that are away included, or producers. By page, in order
         of group, client id and age; a client that comes or goes meanwhile may be left out. A read. Errors:
         GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def QueryHalves(
+        self,
+        request: _broker_pb2.QueryHalvesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.QueryHalvesResponse, _abc.Awaitable[_broker_pb2.QueryHalvesResponse]]:
+        """Half messages whose transactions have not ended, by page, in the order of the half queue; one that ends meanwhile may be left out. A
+        read of the writer. Errors: GROUP_NAME_INVALID, INVALID_REQUEST, NOT_WRITER. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeChecks(
+        self,
+        request: _broker_pb2.ResumeChecksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ResumeChecksResponse, _abc.Awaitable[_broker_pb2.ResumeChecksResponse]]:
+        """Opens half messages again that were given up, so that their producers are asked from the first check on. One that was resumed before is
+        refused; so a call that is made twice opens nothing twice. Errors: TOPIC_NOT_FOUND (none was given up), LIMIT_EXCEEDED, FLOW_CONTROL (too many
+        are open), DISK_FULL, STORE_FAILED; inside an item: OFFSET_INVALID, MESSAGE_NOT_FOUND (it is gone), ALREADY_RESENT,
+        TRANSACTION_NOT_FOUND (it is no half), STORE_DAMAGED. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def DropHalves(
+        self,
+        request: _broker_pb2.DropHalvesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.DropHalvesResponse, _abc.Awaitable[_broker_pb2.DropHalvesResponse]]:
+        """Rolls open half messages back, without asking their producers. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        TRANSACTION_NOT_FOUND (it is not open). Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

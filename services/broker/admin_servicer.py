@@ -18,8 +18,11 @@ from cometmq.v1 import broker_pb2
 from services.broker.clients import ClientList
 from services.broker.dead_letters import DeadLetters
 from services.broker.group_coordinator import GroupCoordinator
+from services.broker.half_admin import HalfAdmin, HalfInfo
 from services.broker.resends import ITEMS_MAX, Asked, Resender, ResendItem
 from services.broker.resets import Bound, OffsetResets, QueueReset, ResetTarget
+
+PAGE_MAX = 1_000  # half messages of an answer
 
 _BOUNDS = {
     broker_pb2.RESET_BOUND_FIRST: Bound.FIRST,
@@ -64,6 +67,7 @@ class BrokerAdminServicer(AdminReadServicer):
         resender: Resender,
         resets: OffsetResets,
         clients: ClientList,
+        half_admin: HalfAdmin,
         new_topic: TopicConfig,
     ) -> None:
         super().__init__(core, coordinator)
@@ -74,6 +78,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._resender = resender
         self._resets = resets
         self._clients = clients
+        self._halves = half_admin
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
     async def PutTopic(
@@ -143,6 +148,47 @@ class BrokerAdminServicer(AdminReadServicer):
         asked = Asked(request.again, address_of(context.peer()), request.dry_run)
         answers = await self._resender.resend(request.topic, request.group, items, asked)
         return broker_pb2.ResendMessagesResponse(results=map(_resend_result, answers))
+
+    async def QueryHalves(
+        self, request: broker_pb2.QueryHalvesRequest, context: Context
+    ) -> broker_pb2.QueryHalvesResponse:
+        if request.producer_group:
+            check_name(request.producer_group)
+        if request.first_half_offset < 0 or request.max_count > PAGE_MAX:
+            raise InvalidRequest(f"first_half_offset from 0, max_count to {PAGE_MAX}")
+        page = await self._halves.query(
+            request.producer_group, request.first_half_offset, request.max_count or PAGE_MAX
+        )
+        return broker_pb2.QueryHalvesResponse(
+            halves=[self._half_info(one) for one in page.found], next_half_offset=page.next_offset
+        )
+
+    def _half_info(self, one: HalfInfo) -> broker_pb2.HalfInfo:
+        found = one.record
+        return broker_pb2.HalfInfo(
+            half_offset=one.half_offset,
+            log_offset=one.log_offset,
+            producer_group=one.group,
+            check_count=one.check_count,
+            producer_count=one.producer_count,
+            message=found and convert.message_proto(found, self._identity.broker_group),
+        )
+
+    async def ResumeChecks(
+        self, request: broker_pb2.ResumeChecksRequest, context: Context
+    ) -> broker_pb2.ResumeChecksResponse:
+        if len(request.offsets) > ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.offsets)} half messages, {ITEMS_MAX} are allowed")
+        answers = await self._halves.resume(request.offsets, address_of(context.peer()))
+        return broker_pb2.ResumeChecksResponse(results=map(_resend_result, answers))
+
+    async def DropHalves(
+        self, request: broker_pb2.DropHalvesRequest, context: Context
+    ) -> broker_pb2.DropHalvesResponse:
+        if len(request.half_offsets) > ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.half_offsets)} halves, {ITEMS_MAX} are allowed")
+        answers = await self._halves.drop(request.half_offsets, address_of(context.peer()))
+        return broker_pb2.DropHalvesResponse(results=map(_resend_result, answers))
 
     async def PurgeDeadLetters(
         self, request: broker_pb2.PurgeDeadLettersRequest, context: Context

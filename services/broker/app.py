@@ -176,6 +176,7 @@ class _Parts:
             writer.resender,
             client_api.resets,
             client_api.clients,
+            writer.half_admin,
             client_api.policy.new_topic,
         )
         members = ReplicationServicer(

@@ -18,6 +18,7 @@ from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.dead_letters import DeadLetters
+from services.broker.half_admin import HalfAdmin
 from services.broker.pop_groups import PopGroups
 from services.broker.queue_locks import QueueLocks
 from services.broker.resends import Resender
@@ -94,6 +95,7 @@ class WriterCore:
             context.config.check_rules(),
             clock,
         )
+        self.half_admin = HalfAdmin(self.transactions, self.storage, self.keeper, relays, clock)
         self.checks = TransactionChecks(self.transactions, self.storage, metrics, clock)
         self.core.retention.before_removal = self.transactions.leave
         self.pop = PopGroups(self.storage, self.keeper, self.retries, metrics, clock)

@@ -203,6 +203,7 @@ async def test_structured_halves_that_are_none_are_refused(tmp_path: Path) -> No
         for fields in (
             {"group": "", "check_immunity_s": 9},
             {"delay_level": 3},
+            {"delay_ms": 30_000},
             {"no_wait_store": True},
             {"check_immunity_s": -1},
         ):

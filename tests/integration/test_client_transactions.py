@@ -273,6 +273,7 @@ async def test_what_is_no_transaction_is_refused(tmp_path: Path) -> None:
                 await producer.send_in_transaction(Message("T", b"x"))
             for message, error in (
                 (Message("T", b"x", delay_level=3), InvalidRequest),
+                (Message("T", b"x", delay_ms=30_000), InvalidRequest),
                 (Message("T", b"x", wait_store=False), InvalidRequest),
                 (Message("T", bytes(5 << 20)), BodyTooLarge),
                 (Message("Normal", b"x"), MessageTypeMismatch),

@@ -82,6 +82,7 @@ USUAL: dict[str, Any] = {
     "TopicConfig.name": "made",
     "DeleteTopicRequest.topic": "never",
     "offsets": 0,
+    "half_offsets": 0,
     "queue_ids": 0,
     "bound": 1,
     "RetryPolicy.kind": broker_pb2.RETRY_POLICY_KIND_CUSTOMIZED,

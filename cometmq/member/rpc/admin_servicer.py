@@ -75,6 +75,21 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.ResendMessagesResponse:
         raise not_writer(self._identity)
 
+    async def QueryHalves(
+        self, request: broker_pb2.QueryHalvesRequest, context: Context
+    ) -> broker_pb2.QueryHalvesResponse:
+        raise not_writer(self._identity)
+
+    async def ResumeChecks(
+        self, request: broker_pb2.ResumeChecksRequest, context: Context
+    ) -> broker_pb2.ResumeChecksResponse:
+        raise not_writer(self._identity)
+
+    async def DropHalves(
+        self, request: broker_pb2.DropHalvesRequest, context: Context
+    ) -> broker_pb2.DropHalvesResponse:
+        raise not_writer(self._identity)
+
     async def PurgeDeadLetters(
         self, request: broker_pb2.PurgeDeadLettersRequest, context: Context
     ) -> broker_pb2.PurgeDeadLettersResponse:

@@ -113,6 +113,10 @@ def test_the_commands_are_these() -> None:
         "topic shrink",
         "topic status",
         "topic update",
+        "transaction drop",
+        "transaction list",
+        "transaction resume",
+        "transaction show",
     ]
 
 

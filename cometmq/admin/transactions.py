@@ -1,0 +1,152 @@
+"""Half messages: listed, checked again, dropped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+from cometmq.admin.connection import CHANGE_DEADLINE_S, Connection, call
+from cometmq.admin.convert import message_view
+from cometmq.admin.dead_letters import PREVIEW_CHARACTERS, errors_of
+from cometmq.admin.topic_reader import open_reader
+from cometmq.admin.views import HalfView, HalvesChangedView, MessageView
+from cometmq.errors import AlreadyResent, CometError, TopicNotFound, TransactionNotFound
+from cometmq.format.halves import GIVEN_UP_TOPIC, PGROUP, REAL_QID, REAL_TOPIC
+from cometmq.v1 import broker_pb2, namesrv_pb2
+
+AT_ONCE = 256  # halves of one call
+
+Place = tuple[str, int]  # broker group, offset
+
+
+async def open_halves(
+    connection: Connection, group: str = ""
+) -> AsyncIterator[tuple[HalfView, MessageView | None]]:
+    """Half messages whose transactions have not ended, of one producer group or of all: by broker
+    group, the oldest first.
+    """
+    for name, member in sorted((await connection.writers()).items()):
+        request = broker_pb2.QueryHalvesRequest(producer_group=group)
+        while True:
+            method = connection.admin(member).QueryHalves
+            answer = await call(member.internal_address, method, request)
+            for one in answer.halves:
+                message = message_view(one.message) if one.HasField("message") else None
+                yield _open_view(name, one, message), message
+            if not answer.HasField("next_half_offset"):
+                break
+            request.first_half_offset = answer.next_half_offset
+
+
+async def given_up(
+    connection: Connection, group: str = ""
+) -> AsyncIterator[tuple[HalfView, MessageView]]:
+    """Half messages that no producer has ended, by store time."""
+    try:
+        reader = await open_reader(connection, GIVEN_UP_TOPIC)
+    except TopicNotFound:
+        return
+    while messages := await reader.read():
+        for message in messages:
+            if group in ("", message.properties.get(PGROUP, "")):
+                yield _given_up_view(message), message
+
+
+def _open_view(
+    broker_group: str, one: broker_pb2.HalfInfo, message: MessageView | None
+) -> HalfView:
+    return HalfView(
+        broker_group=broker_group,
+        offset=one.half_offset,
+        producer_group=one.producer_group,
+        check_count=one.check_count,
+        producer_count=one.producer_count,
+        is_given_up=False,
+        **_of_message(message),
+    )
+
+
+def _given_up_view(message: MessageView) -> HalfView:
+    return HalfView(
+        broker_group=message.message_id.rpartition("/")[0],
+        offset=message.queue_offset,
+        producer_group=message.properties.get(PGROUP, ""),
+        check_count=None,
+        producer_count=None,
+        is_given_up=True,
+        **_of_message(message),
+    )
+
+
+def _of_message(message: MessageView | None) -> dict[str, Any]:
+    """What a view has of the message; a damaged one tells nothing."""
+    if message is None:
+        none: dict[str, Any] = {"topic": "", "queue_id": 0, "unique_id": "", "keys": []}
+        return {**none, "store_time_ms": 0, "body_bytes": 0, "body": ""}
+    return {
+        "topic": message.properties.get(REAL_TOPIC, ""),
+        "queue_id": int(message.properties.get(REAL_QID, "0")),
+        "unique_id": message.unique_id,
+        "keys": message.keys,
+        "store_time_ms": message.store_time_ms,
+        "body_bytes": message.body_bytes,
+        "body": (message.body_text or "")[:PREVIEW_CHARACTERS],
+    }
+
+
+async def find(connection: Connection, place: Place, *, is_given_up: bool) -> MessageView:
+    """One half message, whole. TransactionNotFound."""
+    listed = given_up(connection) if is_given_up else open_halves(connection)
+    async for view, message in listed:
+        if (view.broker_group, view.offset) == place and message is not None:
+            return message
+    raise TransactionNotFound(f"there is no half message {place[0]}/{place[1]}")
+
+
+async def resume(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
+    """Have given-up halves checked again. Raises the first refusal that is not AlreadyResent."""
+
+    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> list[CometError | None]:
+        request = broker_pb2.ResumeChecksRequest(offsets=offsets)
+        method = connection.admin(member).ResumeChecks
+        address = member.internal_address
+        return errors_of(
+            (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
+        )
+
+    return await _each(connection, places, ask)
+
+
+async def drop(connection: Connection, places: Sequence[Place]) -> HalvesChangedView:
+    """Roll open halves back. Raises the first refusal."""
+
+    async def ask(member: namesrv_pb2.Member, offsets: list[int]) -> list[CometError | None]:
+        request = broker_pb2.DropHalvesRequest(half_offsets=offsets)
+        method = connection.admin(member).DropHalves
+        address = member.internal_address
+        return errors_of(
+            (await call(address, method, request, deadline_s=CHANGE_DEADLINE_S)).results
+        )
+
+    return await _each(connection, places, ask)
+
+
+async def _each(
+    connection: Connection,
+    places: Sequence[Place],
+    ask: Callable[[namesrv_pb2.Member, list[int]], Coroutine[Any, Any, list[CometError | None]]],
+) -> HalvesChangedView:
+    offsets_of: dict[str, list[int]] = {}
+    for broker_group, offset in sorted(set(places)):
+        offsets_of.setdefault(broker_group, []).append(offset)
+    writers = await connection.writers(tuple(sorted(offsets_of)))
+    done = before = 0
+    for broker_group, offsets in sorted(offsets_of.items()):
+        for first in range(0, len(offsets), AT_ONCE):
+            errors = await ask(writers[broker_group], offsets[first : first + AT_ONCE])
+            for error in errors:
+                if error is not None and not isinstance(error, AlreadyResent):
+                    raise error
+            done += errors.count(None)
+            before += len(errors) - errors.count(None)
+    return HalvesChangedView(done, before)
