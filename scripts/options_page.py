@@ -14,7 +14,13 @@ from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from cometmq.client import ProducerOptions, PullConsumerOptions, PushConsumerOptions, Strategy
+from cometmq.client import (
+    ProducerOptions,
+    PullConsumerOptions,
+    PushConsumerOptions,
+    SimpleConsumerOptions,
+    Strategy,
+)
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook
 from cometmq.client.options import ConsumerOptions, GroupOptions, QueueSelector, TraceOptions
 from cometmq.config import ServiceConfig, kind_text
@@ -38,6 +44,7 @@ CLIENTS = (
     ("Member of a group", GroupOptions, ConsumerOptions),
     ("Push consumer", PushConsumerOptions, GroupOptions),
     ("Pull consumer", PullConsumerOptions, GroupOptions),
+    ("Simple consumer", SimpleConsumerOptions, ConsumerOptions),
 )
 
 

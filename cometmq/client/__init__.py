@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ProducerOptions,
         PullConsumerOptions,
         PushConsumerOptions,
+        SimpleConsumerOptions,
     )
     from cometmq.client.positions import OffsetStore
     from cometmq.client.producer import Producer
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from cometmq.client.received import ReceivedMessage
     from cometmq.client.selectors import at_random, by_hash
     from cometmq.client.send_many import SendReceipts
+    from cometmq.client.simple import SimpleConsumer
     from cometmq.client.transaction_checks import TransactionState
     from cometmq.client.transactions import (
         CommitReceipt,
@@ -96,6 +98,8 @@ _MODULES = {
     "SendReceipt": "cometmq.client.messages",
     "SendReceipts": "cometmq.client.send_many",
     "SendStatus": "cometmq.model",
+    "SimpleConsumer": "cometmq.client.simple",
+    "SimpleConsumerOptions": "cometmq.client.options",
     "Strategy": "cometmq.client.rebalance",
     "Transaction": "cometmq.client.transactions",
     "TransactionListener": "cometmq.client.transactions",
@@ -142,6 +146,8 @@ __all__ = [
     "SendReceipt",
     "SendReceipts",
     "SendStatus",
+    "SimpleConsumer",
+    "SimpleConsumerOptions",
     "Strategy",
     "Transaction",
     "TransactionListener",

@@ -279,6 +279,24 @@ class LongPoller:
             self._backoff.answered(connection.address)
         return response
 
+    async def park_for_arrival(
+        self, broker_group: str, pull: broker_pb2.PullRequest, timeout_s: float
+    ) -> broker_pb2.PullResponse | None:
+        """FOUND, without messages, when one has come at the pull's position or behind it; NOT_FOUND
+        after the time; None and errors as :meth:`park`.
+        """
+        connection = self._connection
+        if connection is None or not connection.usable:
+            return None
+        hold_ms = max(1, min(self._hold_ms, round(timeout_s * 1000)))
+        request = hold_pb2.HoldRequest(
+            broker_group=broker_group, pull=pull, hold_ms=hold_ms, arrival_only=True
+        )
+        response = await connection.hold(request, hold_ms / 1000 + OVERDUE_S)
+        if response is not None:
+            self._backoff.answered(connection.address)
+        return response
+
     # --- choosing ---------------------------------------------------------------------------------
 
     async def _run(self, tasks: Tasks) -> None:

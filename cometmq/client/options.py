@@ -333,6 +333,37 @@ class ConsumerOptions(TraceOptions):
         _check(self)
 
 
+INVISIBLE_MS_MIN, INVISIBLE_MS_MAX = 10_000, 12 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleConsumerOptions(ConsumerOptions):
+    """Options of :class:`cometmq.client.SimpleConsumer`."""
+
+    client_id: str = field(
+        default_factory=new_client_id,
+        metadata=_about("Whose read quota counts; default host@pid@random.", "clientId"),
+    )
+    invisible_ms: int = _option(
+        30_000,
+        INVISIBLE_MS_MIN,
+        INVISIBLE_MS_MAX,
+        "How long nobody else gets a received message, where receive() does not say.",
+        "invisibleDuration",
+    )
+    hold_ms: int = _option(
+        15_000,
+        1,
+        60_000,
+        "How long receive() waits for messages, where it does not say; the longest time that a "
+        "pull-hold keeps it.",
+        "awaitDuration",
+    )
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupOptions(ConsumerOptions):
     """Options of consumers that are members of their group."""

@@ -15,11 +15,16 @@ from typing import Any, Generic, Self, TypeVar
 
 import uvloop
 
-from cometmq.client import producer, pull, push, transactions
+from cometmq.client import producer, pull, push, simple, transactions
 from cometmq.client.listener import Listener
 from cometmq.client.messages import PullBatch, SendReceipt
 from cometmq.client.offsets import Bounds
-from cometmq.client.options import ProducerOptions, PullConsumerOptions, PushConsumerOptions
+from cometmq.client.options import (
+    ProducerOptions,
+    PullConsumerOptions,
+    PushConsumerOptions,
+    SimpleConsumerOptions,
+)
 from cometmq.client.positions import OffsetStore
 from cometmq.client.queue_listener import QueueListener
 from cometmq.client.received import ReceivedMessage
@@ -319,6 +324,54 @@ class PushConsumer(_Sync[push.PushConsumer]):
     def pullhold(self) -> str | None:
         """Address of the pullhold where queues without messages wait; None: they are polled."""
         return self._wait(_call(lambda: self._client.pullhold))
+
+
+class SimpleConsumer(_Sync[simple.SimpleConsumer]):
+    """Use it inside ``with``."""
+
+    def __init__(
+        self,
+        namesrv: str | None = None,
+        group: str = "",
+        *,
+        options: SimpleConsumerOptions | None = None,
+    ) -> None:
+        """As of :class:`cometmq.client.SimpleConsumer`."""
+        super().__init__(simple.SimpleConsumer(namesrv, group, options=options))
+
+    def subscribe(
+        self, topic: str, expression: str | Collection[str] = "*", *, sql: str | None = None
+    ) -> None:
+        """Receives from the topic from now on."""
+        self._wait(self._client.subscribe(topic, expression, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receives from the topic no more."""
+        self._wait(self._client.unsubscribe(topic))
+
+    def receive(
+        self,
+        count_max: int = 32,
+        *,
+        invisible_ms: int | None = None,
+        wait_ms: int | None = None,
+    ) -> list[ReceivedMessage]:
+        """Messages that nobody else of the group gets for a while, as soon as there are some."""
+        return self._wait(
+            self._client.receive(count_max, invisible_ms=invisible_ms, wait_ms=wait_ms)
+        )
+
+    def ack(self, message: ReceivedMessage) -> None:
+        """The message is done."""
+        self._wait(self._client.ack(message))
+
+    def ack_many(self, messages: Collection[ReceivedMessage]) -> None:
+        """The messages are done."""
+        self._wait(self._client.ack_many(messages))
+
+    def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
+        """The message comes again so long from now, unless it is acknowledged before."""
+        self._wait(self._client.change_invisible_time(message, invisible_ms))
 
 
 class PullConsumer(_Sync[pull.PullConsumer]):

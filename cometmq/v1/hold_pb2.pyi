@@ -28,6 +28,7 @@ class HoldRequest(_message.Message):
     PULL_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
     ANSWERS_MAX_FIELD_NUMBER: _builtins.int
+    ARRIVAL_ONLY_FIELD_NUMBER: _builtins.int
     broker_group: _builtins.str
     """The broker group whose queue is read."""
     hold_ms: _builtins.int
@@ -35,6 +36,11 @@ class HoldRequest(_message.Message):
     answers_max: _builtins.int
     """How many answers with messages a hold on a stream may give, 1 to 64; 0 = 1. After one that `goes_on` it holds the pull at
     the position that the answer names, for `hold_ms` again.
+    """
+    arrival_only: _builtins.bool
+    """For groups that receive (BrokerService.Receive): waits for a message at `pull.position` or behind it, and pulls none. The answer is FOUND
+    without messages; the client receives then. Of the holds of `pull.group` on a queue, which it has to name, each 32 messages that arrive
+    wake one: the one that has waited longest. The others wait for what comes behind.
     """
     @_builtins.property
     def pull(self) -> _broker_pb2.PullRequest:
@@ -47,10 +53,11 @@ class HoldRequest(_message.Message):
         pull: _broker_pb2.PullRequest | None = ...,
         hold_ms: _builtins.int = ...,
         answers_max: _builtins.int = ...,
+        arrival_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pull", b"pull"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_max", b"answers_max", "broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers_max", b"answers_max", "arrival_only", b"arrival_only", "broker_group", b"broker_group", "hold_ms", b"hold_ms", "pull", b"pull"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

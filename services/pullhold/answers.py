@@ -148,6 +148,11 @@ class Answers:
             self._holds.end(hold, now_s)
             self._send(hold, FOUND, reply)
 
+    def arrived(self, hold: Hold) -> None:
+        """Ends a hold that waits for arrivals: there are messages."""
+        if self._holds.end(hold, self._clock.monotonic_s()):
+            self._send(hold, FOUND, self._place(hold, broker_pb2.PULL_STATUS_FOUND))
+
     def failed(self, hold: Hold, error: CometError) -> None:
         """Ends a hold with an error."""
         if self._holds.end(hold, self._clock.monotonic_s()):
@@ -164,14 +169,14 @@ class Answers:
 
     def send_nothing(self, hold: Hold) -> None:
         """Answers a hold that has ended with NOT_FOUND and the position to go on at."""
+        self._send(hold, NOT_FOUND, self._place(hold, broker_pb2.PULL_STATUS_NOT_FOUND))
+
+    def _place(self, hold: Hold, status: broker_pb2.PullStatus.ValueType) -> Reply:
         generation, maximum = self._holds.queues.known(hold.key)
         position = common_pb2.Position(generation=hold.generation or generation, offset=hold.offset)
-        response = broker_pb2.PullResponse(
-            status=broker_pb2.PULL_STATUS_NOT_FOUND,
-            next_position=position,
-            max_offset=maximum,
+        return Reply(
+            broker_pb2.PullResponse(status=status, next_position=position, max_offset=maximum)
         )
-        self._send(hold, NOT_FOUND, Reply(response))
 
     def _send(
         self,

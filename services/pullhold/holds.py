@@ -44,6 +44,7 @@ from services.pullhold.model import (
 ANY: frozenset[int] = frozenset()
 PASSED_S_MAX = 3.0  # a hold that has passed messages is answered by then: the position is committed
 EMPTY_PULLS_MAX = 3  # pulls in a row that found nothing where the watch reported something
+MESSAGES_PER_WAKE = 32  # that one member of a group receives: so many arrivals wake one
 STALE_MAX = 1_024  # deadlines above twice the number of holds; then those of ended holds go
 
 
@@ -148,22 +149,20 @@ class Holds:
             return []  # known already
         known = queue.known = (generation, maximum)
         queue.note_arrival()
-        moved = before is not None and before[0] != generation
+        arrival = _Arrival(before, known, codes)
         woken = []
         for hold in queue.holds:
             if hold.state is not HoldState.WAITING:
                 continue
-            if moved:
-                wakes = True
-            elif not hold.may_find(known):
-                wakes = before is None and hold.is_above(known)
-            else:
-                wakes = not (codes and hold.codes and codes.isdisjoint(hold.codes))
-                if not wakes:
-                    self._pass(hold, maximum, now_s)
-            if wakes:
+            if arrival.wakes(hold):
                 hold.state = HoldState.PULLING
                 woken.append(hold)
+            elif not hold.may_find(known):
+                continue
+            elif hold.arrival_group:
+                hold.offset = maximum  # another member receives them
+            else:
+                self._pass(hold, maximum, now_s)
         return woken
 
     def pulled(self, hold: Hold, generation: int, next_offset: int, now_s: float) -> HoldState:
@@ -260,6 +259,35 @@ class Holds:
                     assert queue.known is not None
                     newer = hold.generation > queue.known[0]
                     assert newer or not hold.may_find(queue.known)
+
+
+class _Arrival:
+    """Which holds of a queue wake, asked in order of parking. ``before``, ``known``: its generation
+    and maximum.
+    """
+
+    def __init__(
+        self, before: tuple[int, int] | None, known: tuple[int, int], codes: frozenset[int]
+    ) -> None:
+        self._before = before
+        self._known = known
+        self._codes = codes
+        self._has_moved = before is not None and before[0] != known[0]
+        count = known[1] - (before[1] if before is not None and not self._has_moved else 0)
+        self._wakes_each = -(-count // MESSAGES_PER_WAKE)
+        self._woken: Counter[str] = Counter()  # holds for arrivals, by group
+
+    def wakes(self, hold: Hold) -> bool:
+        if self._has_moved:
+            return True
+        if not hold.may_find(self._known):
+            return self._before is None and hold.is_above(self._known)
+        if self._codes and hold.codes and self._codes.isdisjoint(hold.codes):
+            return False
+        if not hold.arrival_group:
+            return True
+        self._woken[hold.arrival_group] += 1
+        return self._woken[hold.arrival_group] <= self._wakes_each
 
 
 # --- queues: what is known of each, and its holds -------------------------------------------------

@@ -57,7 +57,8 @@ class HoldSpec:
     """What a hold waits for. ``codes``: low 32 bits of the tag hashes; empty = every message.
     ``program``: the SQL filter instead; a hold with one wakes for every message.
     ``generation`` 0: not tracked. ``limits``: None when only the broker can answer or refuse it:
-    the pull asks for another form than encoded records, or its group's name is invalid.
+    the pull asks for another form than encoded records, or its group's name is invalid; or nothing
+    is pulled.
     """
 
     key: ClusterQueue
@@ -69,6 +70,7 @@ class HoldSpec:
     limits: PullLimits | None = None
     program: sql.Program | None = None
     answers_max: int = 1  # with messages
+    arrival_group: str = ""  # waits for arrivals, and pulls nothing, for this group
 
 
 class Session:
@@ -90,6 +92,7 @@ class Hold:
 
     __slots__ = (
         "answers_left",
+        "arrival_group",
         "codes",
         "deadline_s",
         "empty_pulls",
@@ -117,6 +120,7 @@ class Hold:
         self.limits = spec.limits
         self.program = spec.program
         self.answers_left = spec.answers_max
+        self.arrival_group = spec.arrival_group
         self.hold_s = spec.hold_s
         self.parked_s = now_s
         self.deadline_s = now_s + spec.hold_s

@@ -72,8 +72,14 @@ class Pulls:
         await stop_all(self._running)
 
     def pull(self, holds: Iterable[Hold]) -> None:
-        """Pulls for these holds, which are PULLING, each when its turn comes."""
-        self._queued.extend(holds)
+        """Pulls for these holds, which are PULLING, each when its turn comes. Those that wait for
+        arrivals are answered.
+        """
+        for hold in holds:
+            if hold.arrival_group:
+                self._answers.arrived(hold)
+            else:
+                self._queued.append(hold)
         self._pump()
 
     def advance(self, hold: Hold, generation: int, offset: int) -> None:

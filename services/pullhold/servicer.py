@@ -101,8 +101,8 @@ def _wire(answer: Answer) -> bytes:
 
 
 def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
-    """InvalidRequest, OffsetInvalid, FilterInvalid. The broker reports all other errors of a pull,
-    unknown names above all.
+    """InvalidRequest, OffsetInvalid, FilterInvalid, GroupNameInvalid. The broker reports all other
+    errors of a pull, unknown names above all.
     """
     pull = request.pull
     if not 0 < len(request.broker_group) <= BROKER_GROUP_CHARACTERS_MAX:
@@ -121,6 +121,8 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         raise InvalidRequest(
             f"answers_max: {request.answers_max} is not within 0 to {ANSWERS_PER_HOLD_MAX}"
         )
+    if request.arrival_only:
+        groups.check_name(pull.group)
     return HoldSpec(
         key=ClusterQueue(request.broker_group, pull.queue.topic, pull.queue.queue_id),
         generation=pull.position.generation,
@@ -128,9 +130,12 @@ def _spec_of(request: hold_pb2.HoldRequest) -> HoldSpec:
         codes=_codes(tuple(pull.filter.tags)),
         hold_s=(request.hold_ms or HOLD_MS_DEFAULT) / 1000,
         request=pull,
-        limits=_limits(pull.group, pull.form, pull.max_count, pull.max_bytes),
+        limits=None
+        if request.arrival_only
+        else _limits(pull.group, pull.form, pull.max_count, pull.max_bytes),
         program=sql.program_of(pull.filter.sql, pull.filter.tags),
-        answers_max=request.answers_max or 1,
+        answers_max=1 if request.arrival_only else request.answers_max or 1,
+        arrival_group=pull.group if request.arrival_only else "",
     )
 
 

@@ -47,6 +47,7 @@ PRINTED = {
         r"apples is shipped",
         r"3 of 3 orders are shipped, each once",
     ],
+    "jobs": [rf"job {number} is done" for number in range(6)],
     "by_key": [r"8 of 8 orders in order, 8 failed once"],
     "without_asyncio": [
         r"stored 10 jobs",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cometmq.clock import SystemClock
 from cometmq.errors import (
     CometError,
     FilterInvalid,
@@ -32,22 +31,10 @@ from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from services.broker import acks, receive
 from tests.support.cluster.broker import BrokerClient, LiveBroker, refusal, running_broker
+from tests.support.cluster.pop_cluster import Ahead
 from tests.support.waiting import until_async
 
 DLQ, RETRY = "%DLQ%G", "%RETRY%G"
-
-
-class Ahead(SystemClock):
-    """The machine's clock, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        self.later_s = 0.0
-
-    def wall_ms(self) -> int:
-        return super().wall_ms() + round(self.later_s * 1000)
-
-    def boottime_s(self) -> float:
-        return super().boottime_s() + self.later_s
 
 
 def subscription(topic: str, *tags: str, sql: str = "") -> pb.Subscription:

@@ -100,6 +100,27 @@ async def test_what_is_there_already_is_answered_at_once(tmp_path: Path) -> None
         assert (await lane.answer()).response.pull.status == FOUND
 
 
+async def test_a_hold_for_arrivals_is_answered_without_messages(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as (broker, pullhold):
+        lane = await parked(
+            pullhold, *([("t", 0, 0)] * 3), ("t", 1, 0), arrivals_of="G", answers_max=8
+        )
+        await broker.send("t", 0, b"one")
+        first = await lane.answer()
+        assert (first.hold_id, first.goes_on) == (1, False)
+        assert first.response.pull.status == FOUND
+        assert (first.response.pull.count, first.response.pull.records) == (0, b"")
+        assert pullhold.waiting == 3
+        await broker.send("t", 0, b"two")
+        assert (await lane.answer()).hold_id == 2
+        await broker.read_queue("t", 0)
+        await lane.hold(9, "t", 0, 1, arrivals_of="H")  # something is there already
+        assert (await lane.answer()).hold_id == 9
+        await lane.hold(10, "t", 0, 2, arrivals_of="H", hold_ms=50)
+        last = await lane.answer()
+        assert (last.hold_id, last.response.pull.status) == (10, NOT_FOUND)
+
+
 async def test_a_hold_goes_on_as_often_as_its_client_wants(tmp_path: Path) -> None:
     async with cluster(tmp_path) as (broker, pullhold):
         lane = await parked(pullhold, ("t", 0, 0), answers_max=2)

@@ -32,9 +32,11 @@ def hold_request(
     max_count: int = 0,
     max_bytes: int = 0,
     answers_max: int = 0,
+    arrivals_of: str = "",
     form: broker_pb2.MessageForm.ValueType = broker_pb2.MESSAGE_FORM_UNSPECIFIED,
 ) -> hold_pb2.HoldRequest:
     pull = broker_pb2.PullRequest(
+        group=arrivals_of,
         queue=common_pb2.QueueRef(topic=topic, queue_id=queue_id),
         position=common_pb2.Position(generation=generation, offset=offset),
         filter=common_pb2.Filter(tags=tags, sql=sql),
@@ -43,7 +45,11 @@ def hold_request(
         form=form,
     )
     return hold_pb2.HoldRequest(
-        broker_group=group, pull=pull, hold_ms=hold_ms, answers_max=answers_max
+        broker_group=group,
+        pull=pull,
+        hold_ms=hold_ms,
+        answers_max=answers_max,
+        arrival_only=bool(arrivals_of),
     )
 
 

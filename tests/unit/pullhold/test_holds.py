@@ -35,8 +35,17 @@ def want(
     codes: frozenset[int] = ANY,
     hold_s: float = 15.0,
     answers_max: int = 1,
+    arrival_group: str = "",
 ) -> HoldSpec:
-    return HoldSpec(key, generation, offset, codes, hold_s, answers_max=answers_max)
+    return HoldSpec(
+        key,
+        generation,
+        offset,
+        codes,
+        hold_s,
+        answers_max=answers_max,
+        arrival_group=arrival_group,
+    )
 
 
 def holds_with(*keys: ClusterQueue, maximum: int = 0, limits: HoldLimits | None = None) -> Holds:
@@ -71,6 +80,20 @@ def test_wakes_in_order_of_parking_and_only_the_queue_that_moved() -> None:
     first, other, second = (park(holds, want(key)) for key in (A0, A1, A0))
     assert holds.observe_arrival(A0, 1, 1, ANY, 0.0) == [first, second]
     assert other.state is HoldState.WAITING
+
+
+def test_each_32_messages_wake_one_hold_of_a_group_that_receives() -> None:
+    holds = holds_with(A0, maximum=5)
+    of_g = [park(holds, want(offset=5, arrival_group="G")) for _ in range(4)]
+    of_h = park(holds, want(offset=5, arrival_group="H"))
+    red = park(holds, want(offset=5, codes=RED, arrival_group="R"))
+    assert holds.observe_arrival(A0, 1, 6, BLUE, 0.0) == [of_g[0], of_h]
+    assert red.deadline_s == 15.0, "nothing is committed for what it passes"
+    holds.validate()
+    assert holds.observe_arrival(A0, 1, 6 + 33, RED, 0.0) == [of_g[1], of_g[2], red]
+    holds.validate()
+    assert of_g[3].state is HoldState.WAITING
+    assert holds.observe_arrival(A0, 2, 3, ANY, 0.0) == [of_g[3]]
 
 
 def test_tags_that_nobody_wants_move_the_hold_on_without_a_pull() -> None:
