@@ -32,6 +32,7 @@ from bench.stats import summarise_latency
 from cometmq.client import Message, Producer, PushConsumer, ReceivedMessage
 from cometmq.flight_recorder import TRACE_PATH, Entry, Stage, parse, recorder
 from cometmq.model import FlushMode
+from cometmq.rpc.polling import poll_in_one_thread
 from cometmq.rpc.recorded_loop import RecordedLoop
 
 LATE_MS = 20.0
@@ -171,6 +172,7 @@ def measure(folder: Path, seconds: float, rate: float, body_bytes: int, explain:
     """One run on a cluster of its own: percentiles in ms, cores by process; prints the late
     messages with ``explain``.
     """
+    poll_in_one_thread()  # the roles do, whose environment is this one: as docs/client.md advises
     count = int(seconds * rate)
     with stage.cluster(folder / "cluster", [(body_bytes, FlushMode.ASYNC)], pullholds=1) as bench:
         servers = {

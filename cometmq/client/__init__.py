@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     )
     from cometmq.format.compression import Compression
     from cometmq.model import Message, Position, QueueRef, SendStatus
+    from cometmq.rpc.polling import poll_in_one_thread
 
 _MODULES = {
     "Allocation": "cometmq.client.rebalance",
@@ -108,6 +109,7 @@ _MODULES = {
     "TransactionState": "cometmq.client.transaction_checks",
     "at_random": "cometmq.client.selectors",
     "by_hash": "cometmq.client.selectors",
+    "poll_in_one_thread": "cometmq.rpc.polling",
     "to_arrow": "cometmq.client.arrow",
 }
 
@@ -156,6 +158,7 @@ __all__ = [
     "TransactionState",
     "at_random",
     "by_hash",
+    "poll_in_one_thread",
     "to_arrow",
 ]
 

@@ -10,6 +10,7 @@ half the CPU time; receiving a large one took two thirds of it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import MutableMapping
 
 _VARIABLE = "GRPC_EXPERIMENTS"
@@ -17,7 +18,9 @@ _WITHOUT_ENGINE = "-event_engine_client,-event_engine_listener"
 
 
 def poll_in_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Do so in this process, which has not used gRPC yet; False: its parent process has decided
-    which of gRPC's experiments it takes part in.
+    """Let gRPC do so in this process and those that it starts: all of its gRPC, not CometMQ's
+    alone. To be called before anything imports gRPC. False: something has done so already, or the
+    parent process has decided which of gRPC's experiments this one takes part in.
     """
-    return environ.setdefault(_VARIABLE, _WITHOUT_ENGINE) == _WITHOUT_ENGINE
+    decided = environ.setdefault(_VARIABLE, _WITHOUT_ENGINE) == _WITHOUT_ENGINE
+    return decided and (environ is not os.environ or "grpc" not in sys.modules)

@@ -68,6 +68,17 @@ def test_who_starts_the_process_decides() -> None:
     assert environ == {"GRPC_EXPERIMENTS": ""}
 
 
+@pytest.mark.parametrize(("before", "decides"), [("", True), ("import grpc", False)])
+def test_an_application_decides_before_grpc_is_there(before: str, decides: bool) -> None:
+    program = (
+        f"{before}\nfrom cometmq.client import poll_in_one_thread\nprint(poll_in_one_thread())"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    assert run.stdout == f"{decides}\n"
+
+
 @pytest.mark.parametrize("service", ["namesrv", "broker", "haslave", "pullhold"])
 def test_a_service_decides_before_grpc_is_there(service: str) -> None:
     program = f"import sys, services.{service}.__main__; sys.exit('grpc' in sys.modules)"
