@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from cometmq.admin import messages, render, resends_cli, search_cli
+from cometmq.admin import message_trace, messages, render, resends_cli, search_cli
 from cometmq.admin.cluster_command import cluster_command, connection_to
 from cometmq.admin.commandline import (
     Group,
@@ -19,7 +19,8 @@ from cometmq.admin.commandline import (
 )
 from cometmq.admin.connection import Connection
 from cometmq.admin.topic_reader import TopicReader, open_reader
-from cometmq.admin.views import MessageView, SentView
+from cometmq.admin.views import MessageView, SentView, TraceEventView
+from cometmq.format.trace import TRACE_TOPIC
 from cometmq.model import Message, QueueRef
 
 FOLLOW_INTERVAL_S = 0.2
@@ -140,6 +141,30 @@ async def message_get(connection: Connection, message_id: str) -> MessageView:
     mqadmin: queryMsgById.
     """
     return await messages.get_message(connection, message_id)
+
+
+@cluster_command(message_group, "trace")
+@click.argument("name", required=False, metavar="[ID]")
+@click.option("--topic", default="", help="Of a unique id, or of --key.")
+@click.option("--key", help="All messages of --topic with this key.")
+@click.option(
+    "--trace-topic", default=TRACE_TOPIC, show_default=True, help="Where clients write traces."
+)
+async def message_trace_(
+    connection: Connection, name: str | None, topic: str, key: str | None, trace_topic: str
+) -> list[TraceEventView]:
+    """Show what became of a message.
+
+    ID is a message id or a unique id. Times are of the process that saw it. Without trace records
+    this tells what brokers have stored, and which groups are past the message.
+
+    mqadmin: queryMsgTraceById.
+    """
+    if (name is None) == (key is None) or (key is not None and not topic):
+        raise click.UsageError("give either an ID, or --key and --topic")
+    if name is not None:
+        return await message_trace.trace_message(connection, name, topic, trace_topic)
+    return await message_trace.trace_key(connection, topic, key or "", trace_topic)
 
 
 search_cli.add_query(message_group)

@@ -434,6 +434,17 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("took ms", lambda v: f"{v.duration_ms:.3f}"),
         ("number", lambda v: v.number),
     ),
+    views.TraceEventView: (
+        ("time", lambda v: None if v.time_ms is None else _time(v.time_ms)),
+        ("event", lambda v: v.event),
+        ("group", lambda v: v.group),
+        ("result", lambda v: v.result),
+        ("took ms", lambda v: v.cost_ms),
+        ("client", lambda v: v.client),
+        ("detail", lambda v: v.detail),
+        ("message", lambda v: v.message_id),
+        ("from", lambda v: v.source),
+    ),
     views.LogChecksumView: (
         ("broker group", lambda v: v.broker_group),
         ("member", lambda v: v.member_id),

@@ -26,11 +26,13 @@ async def query_messages(
     begin_ms: int | None = None,
     end_ms: int | None = None,
     count_max: int = 0,
+    complete: bool = False,
 ) -> list[MessageView]:
     """The messages of ``topic`` with this key, or with this unique id, of all broker groups; the
     newest first, ``count_max`` at most (0: 32).
 
-    A broker group that has found none is asked again until what it had stored is in its index.
+    A broker group that has found none is asked again until what it had stored is in its index;
+    with ``complete`` also one that has found some.
     """
     request = broker_pb2.QueryMessagesRequest(
         topic=topic,
@@ -44,13 +46,19 @@ async def query_messages(
     elif key is not None:
         request.key = key
     _, members = await _members(connection, topic)
-    found = await each(members, lambda member: _query(connection, member, request))
+    found = await each(
+        members, lambda member: _query(connection, member, request, complete=complete)
+    )
     newest_first = sorted(chain(*found.values()), key=lambda m: -m.store_time_ms)
     return [message_view(message) for message in newest_first[: count_max or 32]]
 
 
 async def _query(
-    connection: Connection, member: namesrv_pb2.Member, request: broker_pb2.QueryMessagesRequest
+    connection: Connection,
+    member: namesrv_pb2.Member,
+    request: broker_pb2.QueryMessagesRequest,
+    *,
+    complete: bool,
 ) -> list[broker_pb2.StoredMessage]:
     end = (await describe_broker(connection, member)).log_appended_offset
     found: list[broker_pb2.StoredMessage] = []
@@ -59,7 +67,7 @@ async def _query(
         method = connection.broker(member).QueryMessages
         answer = await call(member.address, method, request, deadline_s=DEADLINE_S)
         found[:] = answer.messages
-        return bool(found) or answer.indexed_offset >= end
+        return (bool(found) and not complete) or answer.indexed_offset >= end
 
     await until(is_settled, FLUSH_WAIT_S)
     return found

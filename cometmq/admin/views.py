@@ -429,6 +429,22 @@ class MessageView:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceEventView:
+    """Something that happened to a message."""
+
+    time_ms: int | None  # of the process that saw it; None: it is not known when
+    event: str
+    message_id: str  # the unique id, where it has one
+    topic: str = ""
+    group: str = ""  # of consumers, or of producers of a transaction
+    client: str = ""  # address, where a trace tells it
+    result: str = ""
+    cost_ms: int | None = None
+    detail: str = ""
+    source: str = "store"  # or "trace", "offsets"
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetterView:
     """A message that a group gave up."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 from asyncio import Future
 from collections import deque
@@ -201,7 +202,7 @@ class SendTracer:
         known.
         """
         began_s = batch.deadline_s - self._timeout_s
-        cost_ms = max(0, round((self._clock.monotonic_s() - began_s) * 1000))
+        cost_ms = max(0, math.ceil((self._clock.monotonic_s() - began_s) * 1000))
         began_ms = self._clock.wall_ms() - cost_ms
         answer = _Answer(began_ms, cost_ms, store_host, log_offset)
         first = 0

@@ -31,7 +31,7 @@ from cometmq.format.ids import parse_message_id
 from cometmq.format.trace import TRACE_TOPIC, EndTransaction, Pub, SubAfter, SubBefore, TraceRecord
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.cluster.fake_cluster import fake_cluster
-from tests.support.waiting import until, until_async
+from tests.support.waiting import until
 
 TRACED: dict[str, Any] = {"trace_enable": True}
 
@@ -192,7 +192,7 @@ async def test_ends_of_transactions_are_traced_and_so_are_answers_to_checks(tmp_
             asked = await left.send(Message("T", b"2"))
             left.leave_open()
             await until(lambda: checked)
-            await until_async(lambda: ended_in(broker, 2))
+            await until(lambda: not len(broker.state.halves))
         records = await records_in(broker)
     halves = {r.message_id: r for r in records if isinstance(r, Pub)}
     assert {r.message_type for r in halves.values()} == {trace.HALF}
@@ -201,11 +201,6 @@ async def test_ends_of_transactions_are_traced_and_so_are_answers_to_checks(tmp_
     end, answer = ends[committed.unique_id], ends[asked.unique_id]
     assert (end.group, end.topic, end.state, end.from_check) == ("G", "T", "COMMIT_MESSAGE", False)
     assert (answer.state, answer.from_check) == ("ROLLBACK_MESSAGE", True)
-
-
-async def ended_in(broker: LiveBroker, count: int) -> bool:
-    records = await records_in(broker)
-    return sum(isinstance(record, EndTransaction) for record in records) == count
 
 
 async def test_without_a_trace_topic_messages_go_and_the_stop_waits_little(

@@ -1,0 +1,275 @@
+"""What became of a message, on one line of time: from trace records of clients, and, without any,
+from what brokers have stored of it and how far groups have committed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+
+from cometmq.admin.connection import Connection, call
+from cometmq.admin.messages import get_message
+from cometmq.admin.search import query_messages
+from cometmq.admin.views import MessageView, TraceEventView
+from cometmq.errors import (
+    IndexDisabled,
+    MessageIdInvalid,
+    MessageNotFound,
+    RouteNotFound,
+    TopicNotFound,
+)
+from cometmq.format import delayed, timers, trace
+from cometmq.format.properties import RETRY_TOPIC
+from cometmq.format.trace import EndTransaction, Pub, Recall, SubAfter, SubBefore, TraceRecord
+from cometmq.model import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.v1 import broker_pb2, common_pb2
+
+FOUND_MAX = 64  # messages of one query
+GROUPS_MAX = 1_000  # of a broker group, that are asked how far they are
+
+# Events.
+PRODUCED, STORED, DELIVERED, CONSUMED = "produced", "stored", "delivered", "consumed"
+RETRIED, DEAD_LETTER, RECALLED = "sent back", "dead letter", "recalled"
+ENDED, CHECKED = "transaction ended", "transaction checked"
+PASSED, NOT_PASSED = "group is past it", "group is before it"
+# Where they are known from.
+STORE, TRACE, OFFSETS = "store", "trace", "offsets"
+
+# Properties of messages that waited for their time, or for the end of their transaction.
+_WAITED = (delayed.DELAY, *timers.TIMER_DELAYS, timers.TIMER_OUT_MS, timers.TIMER_DELIVER_MS)
+_STATES = {"COMMIT_MESSAGE": "commit", "ROLLBACK_MESSAGE": "rollback", "UNKNOW": "unknown"}
+_CODES = {trace.TIME_OUT: "timeout", trace.EXCEPTION: "exception"}
+_TYPES = ("", "half", "committed", "delayed", "in order")  # by RocketMQ's ordinals
+
+
+async def trace_message(
+    connection: Connection, name: str, topic: str = "", trace_topic: str = trace.TRACE_TOPIC
+) -> list[TraceEventView]:
+    """The events of the message with a message id, or with a unique id; of the latter the topic is
+    needed where no trace tells it. MessageNotFound, MessageIdInvalid.
+    """
+    message: MessageView | None = None
+    with suppress(MessageIdInvalid, MessageNotFound):
+        message = await get_message(connection, name)
+    unique_id = message.unique_id if message is not None else name
+    if message is not None:
+        topic = message.properties.get(RETRY_TOPIC) or message.topic
+    records = await _records(connection, trace_topic, unique_id)
+    topic = topic or next((r.topic for r, _ in records if isinstance(r, Pub)), "")
+    stored = await _stored(connection, topic, unique_id) if topic and unique_id else []
+    if message is not None and not stored:
+        stored = [message]
+    if not (stored or records):
+        where = f" in topic {topic}" if topic else "; give --topic for a unique id"
+        raise MessageNotFound(f"no message and no trace with the id {name}{where}")
+    return await _timeline(connection, unique_id, records, stored)
+
+
+async def trace_key(
+    connection: Connection, topic: str, key: str, trace_topic: str = trace.TRACE_TOPIC
+) -> list[TraceEventView]:
+    """The events of all messages of a topic with a key, at most 64, one message after the other.
+    MessageNotFound.
+    """
+    found = await query_messages(connection, topic, key=key, count_max=FOUND_MAX)
+    if not found:
+        raise MessageNotFound(f"no message of topic {topic} has the key {key}")
+    oldest_first = dict.fromkeys(one.unique_id or one.message_id for one in reversed(found))
+    events: list[TraceEventView] = []
+    for name in oldest_first:
+        events += await trace_message(connection, name, topic, trace_topic)
+    return events
+
+
+async def _records(
+    connection: Connection, trace_topic: str, unique_id: str
+) -> list[tuple[TraceRecord, MessageView]]:
+    """The trace records about a message, each with the message that has it."""
+    found: dict[TraceRecord, MessageView] = {}
+    for message in await _stored(connection, trace_topic, unique_id, by_key=True):
+        body = base64.b64decode(message.body_base64).decode("utf-8", "replace")
+        for record in trace.decode(body):
+            if record.message_id == unique_id:
+                found[record] = message
+    return list(found.items())
+
+
+async def _stored(
+    connection: Connection, topic: str, name: str, *, by_key: bool = False
+) -> list[MessageView]:
+    """Oldest first; none where nobody has the topic, or a key index."""
+    key, unique_id = (name, None) if by_key else (None, name)
+    try:
+        found = await query_messages(
+            connection, topic, key=key, unique_id=unique_id, count_max=FOUND_MAX, complete=True
+        )
+    except (TopicNotFound, RouteNotFound, IndexDisabled):
+        return []
+    return found[::-1]
+
+
+async def _timeline(
+    connection: Connection,
+    unique_id: str,
+    records: Sequence[tuple[TraceRecord, MessageView]],
+    stored: Sequence[MessageView],
+) -> list[TraceEventView]:
+    events = [*_sent(unique_id, records, stored), *_calls(records), *_others(records)]
+    progress = [one async for one in _progress(connection, stored)]
+    called = {event.group for event in events if event.event == CONSUMED}
+    for group in sorted(called | {one.group for one in progress}):
+        events += await _tries(connection, group, unique_id)
+    return sorted(events, key=lambda event: event.time_ms or 0) + progress
+
+
+def _sent(
+    unique_id: str,
+    records: Sequence[tuple[TraceRecord, MessageView]],
+    stored: Sequence[MessageView],
+) -> Iterator[TraceEventView]:
+    """Sends, and where the message was stored for consumers. Without a trace of a send the time at
+    which its producer made it.
+    """
+    sends = [(record, via) for record, via in records if isinstance(record, Pub)]
+    for record, via in sends:
+        yield TraceEventView(
+            record.time_ms,
+            PRODUCED,
+            record.message_id,
+            record.topic,
+            client=via.born_host,
+            result=_result(record.is_success),
+            cost_ms=record.cost_ms,
+            detail=_TYPES[record.message_type] if record.message_type < len(_TYPES) else "",
+            source=TRACE,
+        )
+    for message in stored:
+        if not sends:
+            yield TraceEventView(
+                message.born_time_ms, PRODUCED, unique_id, message.topic, client=message.born_host
+            )
+        waited = any(name in message.properties for name in _WAITED)
+        detail = f"{message.message_id}, queue {message.queue_id} offset {message.queue_offset}"
+        yield TraceEventView(
+            message.store_time_ms,
+            DELIVERED if waited else STORED,
+            unique_id,
+            message.topic,
+            result=_result(True),
+            detail=detail,
+        )
+
+
+def _calls(records: Sequence[tuple[TraceRecord, MessageView]]) -> Iterator[TraceEventView]:
+    """Listener calls, each as one event."""
+    ends = {record.request_id: record for record, _ in records if isinstance(record, SubAfter)}
+    for record, via in records:
+        if not isinstance(record, SubBefore):
+            continue
+        end = ends.pop(record.request_id, None)
+        yield TraceEventView(
+            record.time_ms,
+            CONSUMED,
+            record.message_id,
+            group=record.group,
+            client=via.born_host,
+            result="no end known" if end is None else _result(end.is_success, end.code),
+            cost_ms=None if end is None else end.cost_ms,
+            detail=f"try {record.retry_times + 1}",
+            source=TRACE,
+        )
+    for end in ends.values():  # its begin was lost
+        yield TraceEventView(
+            end.time_ms or None,
+            CONSUMED,
+            end.message_id,
+            group=end.group,
+            result=_result(end.is_success, end.code),
+            cost_ms=end.cost_ms,
+            source=TRACE,
+        )
+
+
+def _others(records: Sequence[tuple[TraceRecord, MessageView]]) -> Iterator[TraceEventView]:
+    for record, via in records:
+        if isinstance(record, EndTransaction):
+            yield TraceEventView(
+                record.time_ms,
+                CHECKED if record.from_check else ENDED,
+                record.message_id,
+                record.topic,
+                record.group,
+                via.born_host,
+                _STATES.get(record.state, record.state),
+                source=TRACE,
+            )
+        elif isinstance(record, Recall):
+            yield TraceEventView(
+                record.time_ms,
+                RECALLED,
+                record.message_id,
+                record.topic,
+                record.group,
+                via.born_host,
+                _result(record.is_success),
+                source=TRACE,
+            )
+
+
+async def _tries(connection: Connection, group: str, unique_id: str) -> list[TraceEventView]:
+    """What the group sent back, and what it gave up."""
+    events = []
+    for prefix, event in ((RETRY_PREFIX, RETRIED), (DLQ_PREFIX, DEAD_LETTER)):
+        for message in await _stored(connection, prefix + group, unique_id):
+            events.append(
+                TraceEventView(
+                    message.store_time_ms,
+                    event,
+                    unique_id,
+                    message.properties.get(RETRY_TOPIC, ""),
+                    group,
+                    detail=f"{message.message_id}, try {message.reconsume_times + 1}"
+                    if event == RETRIED
+                    else message.message_id,
+                )
+            )
+    return events
+
+
+async def _progress(
+    connection: Connection, stored: Sequence[MessageView]
+) -> AsyncIterator[TraceEventView]:
+    """Which groups have passed the message, by their committed offsets. When is not known."""
+    for message in stored:
+        broker_group = message.message_id.rpartition("/")[0]
+        writers = await connection.writers((broker_group,))
+        member = writers[broker_group]
+        queue = common_pb2.QueueRef(topic=message.topic, queue_id=message.queue_id)
+        listed = await call(
+            member.internal_address,
+            connection.admin(member).ListGroups,
+            broker_pb2.ListGroupsRequest(),
+        )
+        for group in listed.groups[:GROUPS_MAX]:
+            request = broker_pb2.QueryOffsetsRequest(group=group, queues=[queue])
+            answer = await call(member.address, connection.broker(member).QueryOffsets, request)
+            for result in answer.results:
+                if result.HasField("position"):
+                    offset = result.position.offset
+                    passed = offset > message.queue_offset
+                    yield TraceEventView(
+                        None,
+                        PASSED if passed else NOT_PASSED,
+                        message.unique_id,
+                        message.topic,
+                        group,
+                        detail=f"committed offset {offset}",
+                        source=OFFSETS,
+                    )
+
+
+def _result(is_success: bool, code: int = trace.SUCCESS) -> str:
+    if is_success:
+        return "ok"
+    return _CODES.get(code, "failed")
