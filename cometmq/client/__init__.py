@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PushConsumerOptions,
         SimpleConsumerOptions,
     )
+    from cometmq.client.otel import ConsumeSpans, SendSpans
     from cometmq.client.positions import OffsetStore
     from cometmq.client.producer import Producer
     from cometmq.client.pull import PullConsumer
@@ -75,6 +76,7 @@ _MODULES = {
     "ConsumeFrom": "cometmq.client.messages",
     "ConsumeHook": "cometmq.client.hooks",
     "ConsumeResult": "cometmq.client.messages",
+    "ConsumeSpans": "cometmq.client.otel",
     "FilterHook": "cometmq.client.hooks",
     "Later": "cometmq.client.messages",
     "MachineRoomNearby": "cometmq.client.rebalance",
@@ -98,6 +100,7 @@ _MODULES = {
     "SendHook": "cometmq.client.hooks",
     "SendReceipt": "cometmq.client.messages",
     "SendReceipts": "cometmq.client.send_many",
+    "SendSpans": "cometmq.client.otel",
     "SendStatus": "cometmq.model",
     "SimpleConsumer": "cometmq.client.simple",
     "SimpleConsumerOptions": "cometmq.client.options",
@@ -124,6 +127,7 @@ __all__ = [
     "ConsumeFrom",
     "ConsumeHook",
     "ConsumeResult",
+    "ConsumeSpans",
     "FilterHook",
     "Later",
     "MachineRoomNearby",
@@ -147,6 +151,7 @@ __all__ = [
     "SendHook",
     "SendReceipt",
     "SendReceipts",
+    "SendSpans",
     "SendStatus",
     "SimpleConsumer",
     "SimpleConsumerOptions",
