@@ -282,6 +282,16 @@ class DelayInvalid(RequestError):
     )
 
 
+class RecallHandleInvalid(RequestError):
+    """This names no delayed message of this broker group."""
+
+    code = 1032
+    advice = (
+        "Give the recall_handle of the message's receipt as it is, to the broker group that stored "
+        "the message. Handles are good for 41 days."
+    )
+
+
 class BodyCompressionInvalid(RequestError):
     """A message's body is compressed, and cannot be decompressed within the limit."""
 

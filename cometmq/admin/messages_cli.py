@@ -8,7 +8,14 @@ from typing import Any, BinaryIO
 
 import click
 
-from cometmq.admin import message_trace, messages, render, resends_cli, search_cli
+from cometmq.admin import (
+    delayed_cli,
+    message_trace,
+    messages,
+    render,
+    resends_cli,
+    search_cli,
+)
 from cometmq.admin.cluster_command import cluster_command, connection_to
 from cometmq.admin.commandline import (
     Group,
@@ -169,3 +176,4 @@ async def message_trace_(
 
 search_cli.add_query(message_group)
 resends_cli.add_to(message_group)
+delayed_cli.add_to(message_group)

@@ -530,6 +530,25 @@ _COLUMNS: dict[type, tuple[Column, ...]] = {
         ("done", lambda v: v.done_count),
         ("done before", lambda v: v.done_before_count),
     ),
+    views.DelayedView: (
+        ("due", lambda v: _time(v.due_time_ms)),
+        ("topic", lambda v: v.topic),
+        ("queue", lambda v: v.queue_id),
+        ("message id", lambda v: v.message_id),
+        ("unique id", lambda v: v.unique_id),
+        ("bytes", lambda v: v.size_bytes),
+    ),
+    views.DelayedCountView: (
+        ("broker group", lambda v: v.broker_group),
+        ("of", lambda v: v.of),
+        ("messages", lambda v: v.count),
+    ),
+    views.RecalledView: (
+        ("topic", lambda v: v.topic),
+        ("unique id", lambda v: v.unique_id),
+        ("due", lambda v: _time(v.due_time_ms)),
+        ("recalled", lambda v: v.recalled),
+    ),
     views.ResentView: (
         ("group", lambda v: v.group),
         ("resent", lambda v: v.resent_count),

@@ -508,6 +508,41 @@ class MessagesResentView:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayedView:
+    """A message that waits for a time of its own."""
+
+    due_time_ms: int
+    topic: str
+    broker_group: str
+    queue_id: int
+    message_id: str
+    unique_id: str
+    store_time_ms: int
+    size_bytes: int
+    recall_handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedCountView:
+    """How many messages wait."""
+
+    broker_group: str
+    of: str  # a topic, or within how long from now
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledView:
+    """What became of a recall."""
+
+    broker_group: str
+    topic: str
+    unique_id: str
+    due_time_ms: int
+    recalled: bool  # False: it was too late
+
+
+@dataclass(frozen=True, slots=True)
 class PurgedView:
     """Dead letters that were deleted."""
 

@@ -10,12 +10,12 @@ import asyncio
 import random
 from typing import TypeAlias
 
-from cometmq.client.batch import Batch
+from cometmq.client.batch import Batch, Segment
 from cometmq.client.batcher import Batcher, Buffer, Slot
 from cometmq.client.connections import Connections
 from cometmq.client.in_flight import InFlightBatches
 from cometmq.client.latency import LatencyFault
-from cometmq.client.messages import StoredRun
+from cometmq.client.messages import Recallable, StoredRun
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy
 from cometmq.client.routes import RouteWatcher
@@ -31,6 +31,7 @@ from cometmq.errors import (
     Retry,
     SendTimeout,
 )
+from cometmq.format.recall import RecallRun
 from cometmq.format.timers import TimerForm
 from cometmq.model import QueueRef, SendStatus
 from cometmq.native import crc32
@@ -246,7 +247,7 @@ class BrokerSender:
         if is_partial:  # the broker has crashed meanwhile
             batch, rest = batch.split_at(result.stored_count)
             self.window.push(rest)
-        resolve(batch, result)
+        resolve(batch, result, self._namespace)
         if self.tracer is not None:
             self.tracer.decided(batch, self._host(), result.log_offset)
         self._buffer.release(batch.size, batch.count)
@@ -359,10 +360,26 @@ def _breaks_order(
     return not result.may_be_stored and not isinstance(error, BatchOutOfOrder)
 
 
-def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
+def _recallable(
+    segment: Segment,
+    queue_offset: int,
+    result: broker_pb2.SendBatchResult,
+    mac: bytes,
+    namespace: Namespace,
+) -> Recallable:
+    """``mac``: what the broker signs the handles of the segment's messages with."""
+    topic, broker_group = namespace.wire(segment.queue.topic), segment.queue.broker_group
+    generation = result.timer_generation
+    run = RecallRun(broker_group, topic, generation, queue_offset, segment.count)
+    base_ms = result.store_time_ms if segment.stored.timer is TimerForm.AFTER else 0
+    return Recallable(run, mac, [base_ms + time_ms for time_ms in segment.times])
+
+
+def resolve(batch: Batch, result: broker_pb2.SendBatchResult, namespace: Namespace) -> None:
     """Gives every message of a stored batch its receipt."""
     runs: list[StoredRun] = []
     first = 0
+    macs = iter(result.recall_macs)
     status = SendStatus(result.status or SendStatus.SEND_OK.value)
     for segment, queue_offset in zip(batch.segments, result.queue_offsets, strict=True):
         run = StoredRun(segment.queue, queue_offset, result.store_time_ms)
@@ -373,6 +390,8 @@ def resolve(batch: Batch, result: broker_pb2.SendBatchResult) -> None:
         run.first = first
         run.id_stream = segment.id_stream
         run.first_counter = segment.first_counter
+        if segment.stored.timer and (mac := next(macs, b"")):
+            run.recall = _recallable(segment, queue_offset, result, mac, namespace)
         runs.append(run)
         first += segment.count
     batch.stored(runs)

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from cometmq.client.received import ReceivedMessage
+from cometmq.format.recall import Handle, RecallRun
 from cometmq.model import Position, QueueRef, SendStatus
 from cometmq.native import untracked
 
@@ -24,6 +26,7 @@ class StoredRun:
         "log_offset",
         "queue",
         "queue_offset",
+        "recall",
         "starts",
         "status",
         "store_time_ms",
@@ -40,6 +43,17 @@ class StoredRun:
         self.is_delayed = False  # the messages wait in a system queue, at these offsets
         self.id_stream = ""
         self.first_counter = 0
+        self.recall: Recallable | None = None  # of messages that wait for a time of their own
+
+
+class Recallable(NamedTuple):
+    """How the handles of a segment's messages are made: what the broker has signed, and when each
+    message is due.
+    """
+
+    run: RecallRun
+    mac: bytes
+    dues_ms: Sequence[int]
 
 
 @untracked
@@ -89,6 +103,17 @@ class SendReceipt:
     def unique_id(self) -> str:
         """The message's UNIQ_KEY: 34 hexadecimal digits."""
         return f"{self._run.id_stream}{self._run.first_counter + self._index:08X}"
+
+    @property
+    def recall_handle(self) -> str:
+        """What ``Producer.recall`` takes the message back by, until it is due; empty unless it
+        waits for a time of its own.
+        """
+        recall = self._run.recall
+        if recall is None:
+            return ""
+        due_ms = recall.dues_ms[self._index]
+        return Handle(recall.run, self._index, due_ms, self.unique_id, recall.mac).encode()
 
     def __repr__(self) -> str:
         return f"SendReceipt({self.message_id!r}, {self.queue}, queue_offset={self.queue_offset})"

@@ -21,6 +21,7 @@ from cometmq.client.messages import SendReceipt
 from cometmq.client.names import check_topic
 from cometmq.client.namespaces import Namespace
 from cometmq.client.options import ProducerOptions, backoff_policy, options_of
+from cometmq.client.recalls import Recaller
 from cometmq.client.received import ReceivedMessage
 from cometmq.client.replier import Replier
 from cometmq.client.requests import ReplyCallback, Requests, call_back
@@ -47,6 +48,7 @@ from cometmq.errors import (
     RouteNotFound,
     TopicNotFound,
 )
+from cometmq.format.recall import decode as decode_handle
 from cometmq.model import Message, QueueRef, check_queue
 from cometmq.native.interface import OpenRun
 from cometmq.rpc.retry import Backoff
@@ -192,6 +194,7 @@ class Producer:
             self._groups_of,
             self.send,
         )
+        self._recaller = Recaller(self._options, self._connections, self._routes, self._clock)
         self._replier = Replier(self._connections.namesrv, self._options.client_id)
         self._tracing, self._tracer = self._own_tracing()
         self._senders: dict[str, BrokerSender] = {}
@@ -385,6 +388,16 @@ class Producer:
         :meth:`send_and_wait` raises.
         """
         return await self._replier.reply(message, body)
+
+    async def recall(self, handle: str) -> bool:
+        """Takes back a message that waits for a time of its own, by the ``recall_handle`` of its
+        receipt, in whichever process that is. True: no consumer ever gets it. False: it was too
+        late. Raises RecallHandleInvalid, PositionFenced (a fail-over has
+        taken the message back), SendTimeout (nothing is known; call it again).
+        """
+        run = decode_handle(handle).run
+        await self._groups_of(self._namespace.shown(run.topic))  # its route
+        return await self._recaller.recall(run.broker_group, handle)
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""

@@ -156,6 +156,10 @@ class Producer(_Sync[producer.Producer]):
         """Trace records that were dropped or not stored."""
         return self._client.traces_lost
 
+    def recall(self, handle: str) -> bool:
+        """Takes back a message that waits for a time of its own; whether it was in time."""
+        return self._wait(self._client.recall(handle))
+
     def flush(self) -> None:
         """Waits until every message sent so far is decided."""
         self._wait(self._client.flush())

@@ -22,6 +22,7 @@ from cometmq.errors import LimitExceeded
 
 RECALLED_MAX = 100_000  # that are not due yet
 SKIPS_PER_CHANGE = 5_000
+TIME_MS_MAX = 2**63 - 1
 
 
 class Timer(NamedTuple):
@@ -122,10 +123,10 @@ class TimerTable:
         self.rolled = offset
 
     def is_pending(self, timer: Timer) -> bool:
-        """Whether it lies in the queue, as far as that was read, and is still to be delivered."""
-        if not self.rolled <= timer.offset < self.read or timer.offset in self.skips:
+        """Whether a message of the queue is still to be delivered."""
+        if timer.offset < self.rolled or timer.offset in self.skips:
             return False
-        return timer > self.watermark or timer in self.late
+        return timer.offset >= self.read or timer > self.watermark or timer in self.late
 
     def skip(self, timer: Timer) -> None:
         """It is not delivered in its turn: it was already, or is to be never."""
@@ -133,9 +134,11 @@ class TimerTable:
             self.skips[timer.offset] = timer.due_ms
             self._unwritten[timer.offset] = timer.due_ms
 
-    def check_room(self) -> None:
-        """Raises LimitExceeded while as many recalled messages wait for their time as may."""
-        if len(self.skips) >= RECALLED_MAX:
+    def check_room(self, count: int) -> None:
+        """Raises LimitExceeded if with so many more too many recalled messages wait for their
+        time.
+        """
+        if len(self.skips) + count > RECALLED_MAX:
             raise LimitExceeded(
                 f"{RECALLED_MAX} recalled messages wait for their time; recall more as it comes"
             )

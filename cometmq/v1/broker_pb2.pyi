@@ -705,6 +705,8 @@ class SendBatchResult(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     STORED_COUNT_FIELD_NUMBER: _builtins.int
     MAY_BE_STORED_FIELD_NUMBER: _builtins.int
+    TIMER_GENERATION_FIELD_NUMBER: _builtins.int
+    RECALL_MACS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     """The batch that is answered."""
     log_offset: _builtins.int
@@ -721,6 +723,8 @@ class SendBatchResult(_message.Message):
     """With an error: the batch was in the log when the error came, and nobody knows whether it stays. Sent again to the same broker
     group it is not stored twice.
     """
+    timer_generation: _builtins.int
+    """With segments of SEGMENT_KIND_TIMER: the generation of the timer queue, for handles of docs/format/recall.md."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the batch was refused as a whole; then nothing of it was stored and the fields below are absent. But of a
@@ -734,6 +738,10 @@ class SendBatchResult(_message.Message):
         the offset in the schedule queue of their level, or in the timer queue: their own queue gets them when they are due.
         """
 
+    @_builtins.property
+    def recall_macs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """One for each segment of SEGMENT_KIND_TIMER, in their order: what signs the handles of its messages."""
+
     def __init__(
         self,
         *,
@@ -745,10 +753,12 @@ class SendBatchResult(_message.Message):
         status: Global___SendStatus.ValueType = ...,
         stored_count: _builtins.int = ...,
         may_be_stored: _builtins.bool = ...,
+        timer_generation: _builtins.int = ...,
+        recall_macs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "may_be_stored", b"may_be_stored", "queue_offsets", b"queue_offsets", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "error", b"error", "log_offset", b"log_offset", "may_be_stored", b"may_be_stored", "queue_offsets", b"queue_offsets", "recall_macs", b"recall_macs", "status", b"status", "store_time_ms", b"store_time_ms", "stored_count", b"stored_count", "timer_generation", b"timer_generation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,9 +907,12 @@ class SentMessage(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
     HALF_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """`<broker group>/<log offset>`."""
+    recall_handle: _builtins.str
+    """Of a message that waits for a time of its own: what recalls it; else empty."""
     @_builtins.property
     def queue(self) -> _common_pb2.QueueRef:
         """The queue it went to."""
@@ -918,11 +931,12 @@ class SentMessage(_message.Message):
         message_id: _builtins.str = ...,
         queue: _common_pb2.QueueRef | None = ...,
         position: _common_pb2.Position | None = ...,
+        recall_handle: _builtins.str = ...,
         half: Global___HalfRef | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "position", b"position", "queue", b"queue"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "message_id", b"message_id", "position", b"position", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["half", b"half", "message_id", b"message_id", "position", b"position", "queue", b"queue", "recall_handle", b"recall_handle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2127,6 +2141,82 @@ class UnlockQueuesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UnlockQueuesResponse: _TypeAlias = UnlockQueuesResponse  # noqa: Y015
+
+@_typing.final
+class RecallRequest(_message.Message):
+    """See BrokerService.Recall."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Handles of docs/format/recall.md. 0 to 1,024."""
+
+    def __init__(
+        self,
+        *,
+        handles: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallRequest: _TypeAlias = RecallRequest  # noqa: Y015
+
+@_typing.final
+class RecallResult(_message.Message):
+    """What became of one recall."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
+    recalled: _builtins.bool
+    """True: no consumer ever gets the message. False: it was too late."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error:
+        """Why it was refused; absent = decided."""
+
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        recalled: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "recalled", b"recalled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallResult: _TypeAlias = RecallResult  # noqa: Y015
+
+@_typing.final
+class RecallResponse(_message.Message):
+    """See BrokerService.Recall."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallResult]:
+        """One for each handle, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___RecallResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015
 
 @_typing.final
 class SendBackRequest(_message.Message):
@@ -4017,6 +4107,164 @@ class DescribeDeadLettersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeDeadLettersResponse: _TypeAlias = DescribeDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class DelayedPlace(_message.Message):
+    """A place in the order in which delayed messages are delivered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    due_ms: _builtins.int
+    """When the message is due, in ms since 1970."""
+    offset: _builtins.int
+    """Its offset in the timer queue."""
+    def __init__(
+        self,
+        *,
+        due_ms: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DelayedPlace: _TypeAlias = DelayedPlace  # noqa: Y015
+
+@_typing.final
+class ListDelayedRequest(_message.Message):
+    """See BrokerAdminService.ListDelayed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FIRST_MS_FIELD_NUMBER: _builtins.int
+    LAST_MS_FIELD_NUMBER: _builtins.int
+    COUNT_MAX_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Only messages for this topic; empty = of all topics."""
+    first_ms: _builtins.int
+    """Only messages that are due at this time or later, in ms since 1970; 0 = all."""
+    last_ms: _builtins.int
+    """Only messages that are due at this time or sooner; 0 = all."""
+    count_max: _builtins.int
+    """At most so many, 0 to 1,000."""
+    @_builtins.property
+    def after(self) -> Global___DelayedPlace:
+        """Go on behind this message; absent = from the first on."""
+
+    @_builtins.property
+    def until_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Count all messages that are due until each of these times. At most 64."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        first_ms: _builtins.int = ...,
+        last_ms: _builtins.int = ...,
+        count_max: _builtins.int = ...,
+        after: Global___DelayedPlace | None = ...,
+        until_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "count_max", b"count_max", "first_ms", b"first_ms", "last_ms", b"last_ms", "topic", b"topic", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDelayedRequest: _TypeAlias = ListDelayedRequest  # noqa: Y015
+
+@_typing.final
+class DelayedMessage(_message.Message):
+    """A message that waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    STORE_TIME_MS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    """`<broker group>/<log offset>`."""
+    unique_id: _builtins.str
+    """Its property UNIQ_KEY; may be empty."""
+    store_time_ms: _builtins.int
+    """When it was stored."""
+    size_bytes: _builtins.int
+    """Bytes of its record."""
+    recall_handle: _builtins.str
+    """What recalls it."""
+    @_builtins.property
+    def place(self) -> Global___DelayedPlace:
+        """Where it stands in the order."""
+
+    @_builtins.property
+    def queue(self) -> _common_pb2.QueueRef:
+        """The queue that it is meant for."""
+
+    def __init__(
+        self,
+        *,
+        place: Global___DelayedPlace | None = ...,
+        queue: _common_pb2.QueueRef | None = ...,
+        message_id: _builtins.str = ...,
+        unique_id: _builtins.str = ...,
+        store_time_ms: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        recall_handle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place", "queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "place", b"place", "queue", b"queue", "recall_handle", b"recall_handle", "size_bytes", b"size_bytes", "store_time_ms", b"store_time_ms", "unique_id", b"unique_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DelayedMessage: _TypeAlias = DelayedMessage  # noqa: Y015
+
+@_typing.final
+class ListDelayedResponse(_message.Message):
+    """See BrokerAdminService.ListDelayed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___DelayedMessage]:
+        """In the order of their times. Messages whose records are damaged are left out."""
+
+    @_builtins.property
+    def next(self) -> Global___DelayedPlace:
+        """Where to go on, for `after`; absent = there are no more. A page may be empty where a topic is asked for."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of `until_ms`. Recalled messages count until their time, and so do messages of deleted topics."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___DelayedMessage] | None = ...,
+        next: Global___DelayedPlace | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "messages", b"messages", "next", b"next"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDelayedResponse: _TypeAlias = ListDelayedResponse  # noqa: Y015
 
 @_typing.final
 class PurgeDeadLettersRequest(_message.Message):

@@ -77,6 +77,11 @@ class BrokerServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/cometmq.v1.BrokerService/Recall',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.RecallRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.RecallResponse.FromString,
+                _registered_method=True)
         self.EndTransactions = channel.unary_unary(
                 '/cometmq.v1.BrokerService/EndTransactions',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.EndTransactionsRequest.SerializeToString,
@@ -237,6 +242,16 @@ class BrokerServiceServicer:
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
         gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recall(self, request, context):
+        """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
+        its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
+        message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -410,6 +425,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.SendBack,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.SendBackRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.SendBackResponse.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.RecallRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.RecallResponse.SerializeToString,
             ),
             'EndTransactions': grpc.unary_unary_rpc_method_handler(
                     servicer.EndTransactions,
@@ -696,6 +716,33 @@ class BrokerService:
             '/cometmq.v1.BrokerService/SendBack',
             cometmq_dot_v1_dot_broker__pb2.SendBackRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.SendBackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerService/Recall',
+            cometmq_dot_v1_dot_broker__pb2.RecallRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.RecallResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1129,6 +1176,11 @@ class BrokerAdminServiceStub:
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.SerializeToString,
                 response_deserializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.ListDelayed = channel.unary_unary(
+                '/cometmq.v1.BrokerAdminService/ListDelayed',
+                request_serializer=cometmq_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
+                response_deserializer=cometmq_dot_v1_dot_broker__pb2.ListDelayedResponse.FromString,
+                _registered_method=True)
         self.DescribeGroup = channel.unary_unary(
                 '/cometmq.v1.BrokerAdminService/DescribeGroup',
                 request_serializer=cometmq_dot_v1_dot_broker__pb2.DescribeGroupRequest.SerializeToString,
@@ -1283,6 +1335,14 @@ class BrokerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDelayed(self, request, context):
+        """Messages that wait for a time of their own, in the order of the times, and how many there are until given times. By page. A read. Errors:
+        INVALID_REQUEST, NOT_WRITER. Deadline 10 s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeGroup(self, request, context):
         """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
         Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -1411,6 +1471,11 @@ def add_BrokerAdminServiceServicer_to_server(servicer, server):
                     servicer.PurgeDeadLetters,
                     request_deserializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.FromString,
                     response_serializer=cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.SerializeToString,
+            ),
+            'ListDelayed': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDelayed,
+                    request_deserializer=cometmq_dot_v1_dot_broker__pb2.ListDelayedRequest.FromString,
+                    response_serializer=cometmq_dot_v1_dot_broker__pb2.ListDelayedResponse.SerializeToString,
             ),
             'DescribeGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeGroup,
@@ -1779,6 +1844,33 @@ class BrokerAdminService:
             '/cometmq.v1.BrokerAdminService/PurgeDeadLetters',
             cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersRequest.SerializeToString,
             cometmq_dot_v1_dot_broker__pb2.PurgeDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDelayed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cometmq.v1.BrokerAdminService/ListDelayed',
+            cometmq_dot_v1_dot_broker__pb2.ListDelayedRequest.SerializeToString,
+            cometmq_dot_v1_dot_broker__pb2.ListDelayedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,12 @@ class BrokerServiceStub:
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
     """
+    Recall: _grpc.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]
+    """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
+    its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
+    message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
+    """
     EndTransactions: _grpc.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
     together: a crash lets the call take effect up to some place in the order of the log, and checks finish the rest. Each item has its
@@ -237,6 +243,12 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
     QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
     gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+    """
+    Recall: _aio.UnaryUnaryMultiCallable[_broker_pb2.RecallRequest, _broker_pb2.RecallResponse]  # type: ignore[assignment]
+    """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
+    its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
+    message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+    RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
     """
     EndTransactions: _aio.UnaryUnaryMultiCallable[_broker_pb2.EndTransactionsRequest, _broker_pb2.EndTransactionsResponse]  # type: ignore[assignment]
     """Ends transactions: commits half messages, which their consumers then get, or rolls them back. Those of one call are decided
@@ -424,6 +436,18 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         GROUP_NAME_INVALID, GROUP_NOT_FOUND, LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item: TOPIC_NOT_FOUND,
         QUEUE_NOT_FOUND, NO_PERMISSION (a message of another group), OFFSET_INVALID, POSITION_FENCED, MESSAGE_NOT_FOUND (it is
         gone), DELAY_LEVEL_INVALID, STORE_DAMAGED. Deadline 3 s.
+        """
+
+    @_abc_1.abstractmethod
+    def Recall(
+        self,
+        request: _broker_pb2.RecallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.RecallResponse, _abc.Awaitable[_broker_pb2.RecallResponse]]:
+        """Takes delayed messages back that wait for a time of their own, by the handles that their sends were answered with. Each item is decided on
+        its own, and answered whether it was in time; then no consumer ever gets the message, whatever happens to the broker. Answered when that is as safe as a
+        message. Idempotent: a recall that comes again is answered as before. Errors: LIMIT_EXCEEDED, DISK_FULL, STORE_FAILED; inside an item:
+        RECALL_HANDLE_INVALID, POSITION_FENCED (a fail-over has taken the message back), STORE_DAMAGED. Deadline 3 s.
         """
 
     @_abc_1.abstractmethod
@@ -644,6 +668,10 @@ class BrokerAdminServiceStub:
     """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
     SLAVE_NOT_AVAILABLE. Deadline 10 s.
     """
+    ListDelayed: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ListDelayedRequest, _broker_pb2.ListDelayedResponse]
+    """Messages that wait for a time of their own, in the order of the times, and how many there are until given times. By page. A read. Errors:
+    INVALID_REQUEST, NOT_WRITER. Deadline 10 s.
+    """
     DescribeGroup: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
     Errors: GROUP_NAME_INVALID, GROUP_NOT_FOUND. Deadline 3 s.
@@ -740,6 +768,10 @@ class BrokerAdminServiceAsyncStub(BrokerAdminServiceStub):
     PurgeDeadLetters: _aio.UnaryUnaryMultiCallable[_broker_pb2.PurgeDeadLettersRequest, _broker_pb2.PurgeDeadLettersResponse]  # type: ignore[assignment]
     """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
     SLAVE_NOT_AVAILABLE. Deadline 10 s.
+    """
+    ListDelayed: _aio.UnaryUnaryMultiCallable[_broker_pb2.ListDelayedRequest, _broker_pb2.ListDelayedResponse]  # type: ignore[assignment]
+    """Messages that wait for a time of their own, in the order of the times, and how many there are until given times. By page. A read. Errors:
+    INVALID_REQUEST, NOT_WRITER. Deadline 10 s.
     """
     DescribeGroup: _aio.UnaryUnaryMultiCallable[_broker_pb2.DescribeGroupRequest, _broker_pb2.DescribeGroupResponse]  # type: ignore[assignment]
     """Members of a group and its progress in every queue it has committed for or subscribes to. A read.
@@ -906,6 +938,16 @@ class BrokerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_broker_pb2.PurgeDeadLettersResponse, _abc.Awaitable[_broker_pb2.PurgeDeadLettersResponse]]:
         """Deletes all dead letters of a group. Errors: GROUP_NAME_INVALID, TOPIC_NOT_FOUND (it has none), DISK_FULL,
         SLAVE_NOT_AVAILABLE. Deadline 10 s.
+        """
+
+    @_abc_1.abstractmethod
+    def ListDelayed(
+        self,
+        request: _broker_pb2.ListDelayedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.ListDelayedResponse, _abc.Awaitable[_broker_pb2.ListDelayedResponse]]:
+        """Messages that wait for a time of their own, in the order of the times, and how many there are until given times. By page. A read. Errors:
+        INVALID_REQUEST, NOT_WRITER. Deadline 10 s.
         """
 
     @_abc_1.abstractmethod

@@ -10,6 +10,7 @@ from cometmq.member.rpc.broker_servicer import check_items
 from cometmq.member.state.keeper import StateKeeper
 from cometmq.messaging.groups import GroupSettings, check_name
 from cometmq.messaging.quotas import NO_QUOTA, Quota, check_quota
+from cometmq.messaging.timers import TIME_MS_MAX, Timer
 from cometmq.messaging.topics import in_hours
 from cometmq.model import TopicConfig
 from cometmq.rpc.interceptors import to_proto
@@ -17,6 +18,8 @@ from cometmq.rpc.shares import address_of
 from cometmq.v1 import broker_pb2
 from services.broker.clients import ClientList
 from services.broker.dead_letters import DeadLetters
+from services.broker.delayed_list import COUNTS_MAX, DelayedList, DelayedMessage, Wanted
+from services.broker.delayed_list import PAGE_MAX as DELAYED_PAGE_MAX
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.half_admin import HalfAdmin, HalfInfo
 from services.broker.resends import ITEMS_MAX, Asked, Resender, ResendItem
@@ -55,6 +58,22 @@ def _resend_result(answer: CometError | None) -> broker_pb2.ResendResult:
     return broker_pb2.ResendResult(error=None if answer is None else to_proto(answer))
 
 
+def _place_proto(timer: Timer) -> broker_pb2.DelayedPlace:
+    return broker_pb2.DelayedPlace(due_ms=timer.due_ms, offset=timer.offset)
+
+
+def _delayed_proto(one: DelayedMessage) -> broker_pb2.DelayedMessage:
+    return broker_pb2.DelayedMessage(
+        place=_place_proto(one.timer),
+        queue=convert.queue_proto(one.topic, one.queue_id),
+        message_id=one.message_id,
+        unique_id=one.record.unique_id,
+        store_time_ms=one.record.store_time_ms,
+        size_bytes=one.record.size,
+        recall_handle=one.recall_handle,
+    )
+
+
 class BrokerAdminServicer(AdminReadServicer):
     """``cometmq.v1.BrokerAdminService`` of the writer."""
 
@@ -68,6 +87,7 @@ class BrokerAdminServicer(AdminReadServicer):
         resets: OffsetResets,
         clients: ClientList,
         half_admin: HalfAdmin,
+        delayed: DelayedList,
         new_topic: TopicConfig,
     ) -> None:
         super().__init__(core, coordinator)
@@ -79,6 +99,7 @@ class BrokerAdminServicer(AdminReadServicer):
         self._resets = resets
         self._clients = clients
         self._halves = half_admin
+        self._delayed = delayed
         self._new_topic = new_topic  # settings of a new topic, where a request says nothing
 
     async def PutTopic(
@@ -189,6 +210,26 @@ class BrokerAdminServicer(AdminReadServicer):
             raise LimitExceeded(f"{len(request.half_offsets)} halves, {ITEMS_MAX} are allowed")
         answers = await self._halves.drop(request.half_offsets, address_of(context.peer()))
         return broker_pb2.DropHalvesResponse(results=map(_resend_result, answers))
+
+    async def ListDelayed(
+        self, request: broker_pb2.ListDelayedRequest, context: Context
+    ) -> broker_pb2.ListDelayedResponse:
+        if not 0 <= request.count_max <= DELAYED_PAGE_MAX:
+            raise InvalidRequest(f"count_max: 0 to {DELAYED_PAGE_MAX}, not {request.count_max}")
+        if len(request.until_ms) > COUNTS_MAX:
+            raise InvalidRequest(f"until_ms: {len(request.until_ms)}, {COUNTS_MAX} are allowed")
+        for name in ("first_ms", "last_ms"):
+            convert.time_ms(name, getattr(request, name))
+        after = None
+        if request.HasField("after"):
+            after = Timer(request.after.due_ms, request.after.offset)
+        wanted = Wanted(request.topic, request.first_ms, request.last_ms or TIME_MS_MAX, after)
+        page = await self._delayed.page(wanted, request.count_max)
+        return broker_pb2.ListDelayedResponse(
+            messages=[_delayed_proto(one) for one in page.messages],
+            next=None if page.next is None else _place_proto(page.next),
+            counts=[await self._delayed.count_until(until_ms) for until_ms in request.until_ms],
+        )
 
     async def PurgeDeadLetters(
         self, request: broker_pb2.PurgeDeadLettersRequest, context: Context

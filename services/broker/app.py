@@ -30,6 +30,7 @@ from cometmq.telemetry import OutageLogger, fields
 from cometmq.v1 import namesrv_pb2
 from services.broker.admin_servicer import BrokerAdminServicer
 from services.broker.client_api import ClientApi
+from services.broker.delayed_list import DelayedList
 from services.broker.handover import HandOver
 from services.broker.insync import InSyncSet, policy_of
 from services.broker.replicas import FollowerTable
@@ -177,6 +178,7 @@ class _Parts:
             client_api.resets,
             client_api.clients,
             writer.half_admin,
+            DelayedList(writer.timers, writer.recalls, writer.storage, core.identity.broker_group),
             client_api.policy.new_topic,
         )
         members = ReplicationServicer(

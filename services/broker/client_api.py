@@ -130,6 +130,7 @@ class ClientApi:
             self.coordinator,
             PopServices(receives, AckService(writer.pop)),
             writer.retries,
+            writer.recalls,
             writer.queue_locks,
             writer.transactions,
             writer.checks,

@@ -117,6 +117,9 @@ class Accepted(NamedTuple):
     record_count: int
     is_known: bool = False  # it was stored when it came before
     is_partial: bool = False  # then only its first records: a crash has taken the others
+    # Of its messages that wait for a time of their own: topic, first offset in the timer queue, and
+    # how many, for each segment of them.
+    timers: tuple[tuple[str, int, int], ...] = ()
 
 
 class ProduceHandler:
@@ -244,7 +247,8 @@ class ProduceHandler:
         if ids is not None:
             known = self._known(ids, records, segments, came_s)
             if known is not None:
-                return known
+                offsets = known.ticket.appended.queue_offsets
+                return known._replace(timers=_timer_runs(claims, offsets, known.record_count))
         replies = self._replies.check(records, claims) if self._replies is not None else ()
         is_metered = self._keeper.state.send_quotas and self._check_quotas(
             claims, client_id or address_of_host(born_host), came_s
@@ -276,7 +280,12 @@ class ProduceHandler:
             self._use_quotas(claims, ticket.appended.segment_bytes, client, came_s)
         for claim, size_bytes in zip(claims, ticket.appended.segment_bytes, strict=True):
             self._observer.messages_in(claim.topic, claim.record_count, size_bytes)
-        return Accepted(ticket, came_s + self._patience_s(ticket.demands), record_count)
+        return Accepted(
+            ticket,
+            came_s + self._patience_s(ticket.demands),
+            record_count,
+            timers=_timer_runs(claims, ticket.appended.queue_offsets, record_count),
+        )
 
     def _check_quotas(self, claims: Sequence[Claim], client: str, now_s: float) -> bool:
         """Whether any topic of the batch has a quota. FlowControl: the client has used it up."""
@@ -491,6 +500,20 @@ class ProduceHandler:
                 self._observer.acknowledged(self._clock.monotonic_s() - came_s)
 
         acked.add_done_callback(done)
+
+
+def _timer_runs(
+    claims: Sequence[Claim], queue_offsets: Sequence[int], record_count: int
+) -> tuple[tuple[str, int, int], ...]:
+    """As in ``Accepted``, of the first so many records."""
+    runs: list[tuple[str, int, int]] = []
+    left = record_count
+    for claim, first in zip(claims, queue_offsets, strict=False):
+        count = min(claim.record_count, left)
+        left -= count
+        if claim.timer:
+            runs.append((claim.topic, first, count))
+    return tuple(runs)
 
 
 def _type_of(claim: Claim) -> MessageType:

@@ -12,7 +12,7 @@ from cometmq.format.delayed import SCHEDULE_TOPIC, target_of
 from cometmq.format.halves import HALF_TOPIC
 from cometmq.format.properties import UNIQ_KEY
 from cometmq.format.record import Record
-from cometmq.format.timers import TIMER_TOPIC
+from cometmq.format.timers import TIMER_TOPIC, TimerForm
 from cometmq.member.read.records import is_in_queue
 from cometmq.messaging.sent_ids import SentIds, sent_id
 from cometmq.model import SendStatus
@@ -28,7 +28,7 @@ from services.broker.transactions import HalfName
 
 class SentPlace(NamedTuple):
     """Where a message of a call lies. ``queue_offset`` None: it waits, and is not there yet.
-    ``half``: of a message of a transaction.
+    ``half``: of a message of a transaction. ``timer``: of one that waits for a time of its own.
     """
 
     topic: str
@@ -36,6 +36,15 @@ class SentPlace(NamedTuple):
     queue_offset: int | None
     log_offset: int
     half: HalfName | None = None
+    timer: TimerName | None = None
+
+
+class TimerName(NamedTuple):
+    """Its offset in the timer queue, when it is due, and its unique id."""
+
+    offset: int
+    due_ms: int
+    unique_id: str
 
 
 class SentCall(NamedTuple):
@@ -231,8 +240,18 @@ def _place(found: Record) -> SentPlace:
     if found.topic == HALF_TOPIC:
         half = HalfName(found.queue_offset, found.log_offset, found.unique_id)
         return SentPlace(topic, queue_id, None, found.log_offset, half)
-    is_delayed = found.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
-    return SentPlace(topic, queue_id, None if is_delayed else found.queue_offset, found.log_offset)
+    if found.topic == TIMER_TOPIC:
+        timer = _timer_of(found, 0, found.queue_offset)
+        return SentPlace(topic, queue_id, None, found.log_offset, timer=timer)
+    shown = None if found.topic == SCHEDULE_TOPIC else found.queue_offset
+    return SentPlace(topic, queue_id, shown, found.log_offset)
+
+
+def _timer_of(found: Record, base_ms: int, offset: int) -> TimerName:
+    """``base_ms``: what is to be added to the time that it names."""
+    named_ms = timers.due_ms(found.raw_properties)
+    assert named_ms is not None
+    return TimerName(offset, base_ms + named_ms, found.unique_id)
 
 
 def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
@@ -241,9 +260,12 @@ def _places(batch: StructuredBatch, appended: Appended) -> list[SentPlace]:
         claim = batch.claims[segment]
         offset = appended.queue_offsets[segment] + index
         log_offset = appended.log_offset + byte
-        half = None
+        half = timer = None
         if claim.half is not None:
             half = HalfName(offset, log_offset, record.decode(batch.records, byte).unique_id)
+        elif claim.timer:
+            base_ms = appended.store_time_ms if claim.timer is TimerForm.AFTER else 0
+            timer = _timer_of(record.decode(batch.records, byte), base_ms, offset)
         shown = None if claim.waits or half is not None else offset
-        places.append(SentPlace(claim.topic, claim.queue_id, shown, log_offset, half))
+        places.append(SentPlace(claim.topic, claim.queue_id, shown, log_offset, half, timer))
     return places

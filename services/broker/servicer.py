@@ -26,7 +26,7 @@ from cometmq.rpc.gate import Gate
 from cometmq.rpc.interceptors import to_proto
 from cometmq.rpc.shares import Shares, address_of, host_and_port
 from cometmq.v1 import broker_pb2, common_pb2, namesrv_pb2
-from services.broker import transaction_wire
+from services.broker import recalls, transaction_wire
 from services.broker.clients import Senders
 from services.broker.group_coordinator import GroupCoordinator
 from services.broker.group_views import GroupViews
@@ -34,6 +34,7 @@ from services.broker.membership import MemberStream, Origin
 from services.broker.pop_servicer import PopServicer, PopServices
 from services.broker.produce import Accepted, Claim, ProduceHandler
 from services.broker.queue_locks import QueueLocks
+from services.broker.recalls import RecallService
 from services.broker.replies import Outbox, Replies
 from services.broker.retries import ITEMS_MAX, RetryService, SendBackItem, SentBack
 from services.broker.send_calls import SendCalls, SentPlace
@@ -95,6 +96,12 @@ def _send_back_result(answer: SentBack | CometError) -> broker_pb2.SendBackResul
     return broker_pb2.SendBackResult(delay_level=answer.delay_level)
 
 
+def _recall_result(answer: bool | CometError) -> broker_pb2.RecallResult:
+    if isinstance(answer, CometError):
+        return broker_pb2.RecallResult(error=to_proto(answer))
+    return broker_pb2.RecallResult(recalled=answer)
+
+
 def _lock_result(answer: int | CometError) -> broker_pb2.LockResult:
     if isinstance(answer, CometError):
         return broker_pb2.LockResult(error=to_proto(answer))
@@ -121,6 +128,7 @@ class BrokerServicer(PopServicer):
         coordinator: GroupCoordinator,
         pop: PopServices,
         retries: RetryService,
+        recalls: RecallService,
         locks: QueueLocks,
         transactions: TransactionService,
         checks: TransactionChecks,
@@ -136,6 +144,7 @@ class BrokerServicer(PopServicer):
         self._produce = produce
         self._send_calls = send_calls
         self._retries = retries
+        self._recalls = recalls
         self._locks = locks
         self._transactions = transactions
         self._checks = checks
@@ -252,7 +261,7 @@ class BrokerServicer(PopServicer):
                 batch_id=batch_id, error=to_proto(error), may_be_stored=True
             )
         appended = taken.ticket.appended
-        return broker_pb2.SendBatchResult(
+        result = broker_pb2.SendBatchResult(
             batch_id=batch_id,
             log_offset=appended.log_offset,
             queue_offsets=appended.queue_offsets,
@@ -260,6 +269,10 @@ class BrokerServicer(PopServicer):
             status=convert.status_proto(status),
             stored_count=taken.record_count if taken.is_known else 0,
         )
+        if taken.timers:
+            result.timer_generation = self._recalls.generation
+            result.recall_macs.extend(self._recalls.mac(*run) for run in taken.timers)
+        return result
 
     def _opened(self, born_host: bytes) -> broker_pb2.SendStreamOpened:
         born_address, born_port = ip_and_port(born_host)
@@ -303,6 +316,9 @@ class BrokerServicer(PopServicer):
             queue=convert.queue_proto(place.topic, place.queue_id),
             position=position,
             half=None if place.half is None else transaction_wire.half_ref(place.half),
+            recall_handle=""
+            if place.timer is None
+            else self._recalls.handle(place.topic, *place.timer),
         )
 
     # --- transactions ---
@@ -499,6 +515,15 @@ class BrokerServicer(PopServicer):
         keys = [(queue.topic, queue.queue_id) for queue in request.queues]
         await self._locks.unlock(request.group, request.client_id, keys)
         return broker_pb2.UnlockQueuesResponse()
+
+    async def Recall(
+        self, request: broker_pb2.RecallRequest, context: Context
+    ) -> broker_pb2.RecallResponse:
+        if len(request.handles) > recalls.ITEMS_MAX:
+            raise LimitExceeded(f"{len(request.handles)} handles, {recalls.ITEMS_MAX} are allowed")
+        self._gate.check()
+        answers = await self._recalls.recall(request.handles)
+        return broker_pb2.RecallResponse(results=[_recall_result(answer) for answer in answers])
 
     async def SendBack(
         self, request: broker_pb2.SendBackRequest, context: Context

@@ -8,9 +8,11 @@ from cometmq.errors import MessageNotFound, StoreDamaged
 from cometmq.format import record
 from cometmq.format.record import SYS_FLAG_HOSTS, Record
 from cometmq.format.relay import walk
+from cometmq.format.timers import OUR_TIME, TIMER_TOPIC, with_time
 from cometmq.member.read.records import is_in_queue
 from cometmq.member.storage.member_storage import Segment
 from cometmq.messaging.dedup import Ids, StoredRun, id_at_end
+from cometmq.model import TIMER_MS_MAX
 from cometmq.store.base import BaseStore
 from cometmq.store.writer import Appended
 
@@ -77,5 +79,16 @@ def is_same(stored: Record, sent: Record) -> bool:
         and (stored.sys_flag | SYS_FLAG_HOSTS) == (sent.sys_flag | SYS_FLAG_HOSTS)
         and stored.born_time_ms == sent.born_time_ms
         and stored.body == sent.body
-        and stored.raw_properties == sent.raw_properties
+        and (stored.raw_properties == sent.raw_properties or _is_stamped(stored, sent))
     )
+
+
+def _is_stamped(stored: Record, sent: Record) -> bool:
+    """Whether the properties differ only in a time that the broker has made of a delay."""
+    if stored.topic != TIMER_TOPIC:
+        return False
+    delay = OUR_TIME.match(sent.raw_properties)
+    if delay is None or stored.store_time_ms + int(delay[1]) > TIMER_MS_MAX:
+        return False
+    due_ms = stored.store_time_ms + int(delay[1])
+    return stored.raw_properties == with_time(sent.raw_properties, due_ms)

@@ -252,6 +252,41 @@ class TimerService:
                     await self._load()
                 await self._take_arrivals()
 
+    async def between(
+        self, first_ms: int, last_ms: int, count_max: int, after: Timer | None = None
+    ) -> list[Timer]:
+        """The next messages that wait for a time from ``first_ms`` to ``last_ms``, in its order, at
+        most so many; those behind ``after``.
+        """
+        await self.take_all_arrivals()
+        async with self._one_at_a_time:
+            first = max(Timer(first_ms, -1), after or Timer(0, -1))
+            # Of those that wait no more there are as many at most.
+            room = count_max + len(self.table.skips)
+            found = [Timer(*one) for one in self.index.between(first, last_ms, room)]
+            late = [timer for timer in self.table.late if timer > first and timer.due_ms <= last_ms]
+            return sorted(self.table.wanted([*found, *late]))[:count_max]
+
+    async def due_at(self, due_ms: int, count_max: int) -> list[Timer]:
+        """The messages that wait for this ms, at most so many, also those that consumers could not
+        see yet.
+        """
+        found = await self.between(due_ms, due_ms, count_max)
+        async with self._one_at_a_time:
+            first, (_, end) = self.table.read, self._storage.store.queue_bounds(*TIMER_QUEUE)
+            while first < end:
+                units = await self._units(first, min(ARRIVALS_MAX, end - first))
+                unread = [Timer(*one) for one in iterate(await self._entries(units, first))]
+                found += self.table.wanted(one for one in unread if one.due_ms == due_ms)
+                first += max(1, len(units) // queueunit.UNIT_BYTES)
+        return found
+
+    async def count_until(self, last_ms: int) -> int:
+        """About how many messages wait for a time until then: recalled ones count too."""
+        async with self._one_at_a_time:
+            late = sum(timer.due_ms <= last_ms for timer in self.table.late)
+            return self.index.count_until(last_ms) + late
+
     async def _take_arrivals(self) -> None:
         """Look at some of the messages that were sent since the last time."""
         low, end, _ = self._storage.bounds(TIMER_QUEUE)

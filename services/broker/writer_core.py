@@ -21,6 +21,7 @@ from services.broker.dead_letters import DeadLetters
 from services.broker.half_admin import HalfAdmin
 from services.broker.pop_groups import PopGroups
 from services.broker.queue_locks import QueueLocks
+from services.broker.recalls import RecallService
 from services.broker.resends import Resender
 from services.broker.retries import RetryService
 from services.broker.schedule import ScheduleService
@@ -79,6 +80,9 @@ class WriterCore:
             metrics,
             clock,
             self._config.file_reserved_time * 3_600_000,
+        )
+        self.recalls = RecallService(
+            self.storage, self.keeper, relays, self.timers, context.config.broker_group
         )
         self.resender = Resender(self.storage, self.keeper, relays)
         self.dead_letters = DeadLetters(self.keeper, self.resender)

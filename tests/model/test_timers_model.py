@@ -1,8 +1,9 @@
-"""Messages with a time of their own against a list: random sends, clocks, deletions of their topic,
-damage of the index, storing again, crashes and orderly stops of one writer.
+"""Messages with a time of their own against a list: random sends, recalls, clocks, deletions of
+their topic, damage of the index, storing again, crashes and orderly stops of one writer.
 
 Each message is delivered once, never early, and none is forgotten; no crash repeats one or loses
-one, whether progress was written or not. One whose topic was deleted never comes.
+one, whether progress was written or not. One that was recalled, or whose topic was deleted, never
+comes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from cometmq.errors import StoreDamaged
 from cometmq.format import record, timers
+from cometmq.format.recall import Handle, RecallRun
 from cometmq.format.timers import TIMER_QUEUE, TIMER_TOPIC, TimerForm
 from cometmq.member.metrics import MemberMetrics
 from cometmq.member.relay import RelayWriter
@@ -25,6 +27,7 @@ from cometmq.model import TopicConfig
 from cometmq.store.timers import index
 from services.broker import timers as service
 from services.broker.produce import Claim, ProduceHandler, ProducePolicy
+from services.broker.recalls import RecallService
 from services.broker.timers import TimerService
 from tests.support.cluster.broker import encoded
 from tests.support.cluster.members import Member, living_member
@@ -39,6 +42,7 @@ class Sent(NamedTuple):
     due_ms: int
     body: bytes
     topic: str
+    handle: str
 
 
 class Story:
@@ -50,6 +54,7 @@ class Story:
         self.clock = WallClock()
         self.pending: list[Sent] = []
         self.there: dict[str, list[Sent]] = {topic: [] for topic in TOPICS}
+        self.recalled: list[Sent] = []
         self.count = 0
 
     @asynccontextmanager
@@ -76,13 +81,33 @@ class Story:
             time_ms = delay_ms if form is TimerForm.AFTER else self.now_ms + delay_ms - past_ms
             body = b"%d" % self.count
             self.count += 1
-            properties = timers.with_time(prefix, time_ms)
+            properties = timers.with_time(prefix, time_ms) + b"UNIQ_KEY\x01m%b\x02" % body
             data += encoded(*TIMER_QUEUE, body, properties=properties)
             sent.append((time_ms, body))
         claim = Claim(topic, 0, count, timer=form)
         accepted = await parts.produce.take(data, [claim], HOST)
         base_ms = accepted.ticket.appended.store_time_ms if form is TimerForm.AFTER else 0
-        self.pending += [Sent(base_ms + time_ms, body, topic) for time_ms, body in sent]
+        [(_, first, message_count)] = accepted.timers
+        assert message_count == count
+        mac = parts.recalls.mac(topic, first, count)
+        run = RecallRun("g", topic, parts.recalls.generation, first, count)
+        for place, (time_ms, body) in enumerate(sent):
+            handle = Handle(run, place, base_ms + time_ms, f"m{body.decode()}", mac).encode()
+            self.pending.append(Sent(base_ms + time_ms, body, topic, handle))
+
+    async def recall(self, parts: Parts) -> None:
+        """Of what waits it is always in time, of what is there never."""
+        waiting = self.source.sample(self.pending, min(3, len(self.pending)))
+        there = [one for some in self.there.values() for one in some][-2:]
+        handles = [one.handle for one in (*waiting, *waiting[:1], *there)]
+        answers = await parts.recalls.recall(handles)
+        count = len(waiting) + len(waiting[:1])
+        assert answers == [True] * count + [False] * len(there)
+        self.pending = [one for one in self.pending if one not in waiting]
+        self.recalled += waiting
+        for one in self.recalled[-3:]:
+            if one.due_ms > self.now_ms:
+                assert await parts.recalls.recall([one.handle]) == [True]
 
     @property
     def now_ms(self) -> int:
@@ -120,6 +145,7 @@ class Story:
         topic = self.source.choice(TOPICS)
         await member.keeper.drop_topic(topic)
         self.pending = [one for one in self.pending if one.topic != topic]
+        self.recalled = [one for one in self.recalled if one.topic != topic]
         self.there[topic] = []
         await member.put(topic)
 
@@ -150,6 +176,7 @@ class Parts:
         self.timers = TimerService(
             member.storage, member.keeper, relays, metrics, clock, RESERVED_MS
         )
+        self.recalls = RecallService(member.storage, member.keeper, relays, self.timers, "g")
 
     async def deliver(self) -> None:
         """As the service's task does it."""
@@ -182,7 +209,7 @@ async def test_every_message_comes_once_and_never_early_whatever_happens(
     for _ in range(6):
         async with story.life(clean=source.random() < 0.4) as (member, parts):
             for _ in range(source.randrange(1, 14)):
-                match source.randrange(7):
+                match source.randrange(9):
                     case 0 | 1 | 2:
                         await story.send(parts)
                     case 3:
@@ -191,6 +218,8 @@ async def test_every_message_comes_once_and_never_early_whatever_happens(
                         await story.deliver(member, parts)
                         if source.random() < 0.3:
                             member.keeper.write_progress(story.clock.monotonic_s())
+                    case 6 | 7:
+                        await story.recall(parts)
                     case _ if source.random() < 0.4:
                         await story.drop_topic(member)
                     case _:

@@ -95,6 +95,11 @@ class AdminReadServicer(broker_pb2_grpc.BrokerAdminServiceServicer):
     ) -> broker_pb2.PurgeDeadLettersResponse:
         raise not_writer(self._identity)
 
+    async def ListDelayed(
+        self, request: broker_pb2.ListDelayedRequest, context: Context
+    ) -> broker_pb2.ListDelayedResponse:
+        raise not_writer(self._identity)
+
     async def DescribeDeadLetters(
         self, request: broker_pb2.DescribeDeadLettersRequest, context: Context
     ) -> broker_pb2.DescribeDeadLettersResponse:

@@ -197,6 +197,11 @@ class ReadServicer(broker_pb2_grpc.BrokerServiceServicer):
     async def CheckTransactions(self, request_iterator: Any, context: Context) -> None:  # type: ignore[override]
         raise not_writer(self._identity)
 
+    async def Recall(
+        self, request: broker_pb2.RecallRequest, context: Context
+    ) -> broker_pb2.RecallResponse:
+        raise not_writer(self._identity)
+
     async def SendBack(
         self, request: broker_pb2.SendBackRequest, context: Context
     ) -> broker_pb2.SendBackResponse:

@@ -217,11 +217,15 @@ class TimerIndex:
         heads = [head for run in self._runs() if (head := run.peek(1))]
         return first_of(min(heads))[0] if heads else None
 
-    def between(self, first_ms: int, last_ms: int, count_max: int) -> list[tuple[int, int]]:
-        """(due_ms, queue offset) of the next entries that are due in this time and were not taken,
-        in order, at most so many. StoreDamaged.
+    def between(
+        self, after: tuple[int, int], last_ms: int, count_max: int
+    ) -> list[tuple[int, int]]:
+        """(due_ms, queue offset) of the next entries behind ``after`` that are due until then and
+        were not taken, in order, at most so many. StoreDamaged.
         """
-        low = max(self.after, ENTRY.pack(first_ms, 0))
+        low = max(self.after, ENTRY.pack(after[0], max(0, after[1])))
+        if after[1] < 0 and after[0] > 0:
+            low = max(self.after, ENTRY.pack(after[0] - 1, LAST))
         high = ENTRY.pack(last_ms, LAST)
         found: list[bytes] = []
         for run in self._runs():

@@ -78,7 +78,7 @@ class Disk:
     def check(self) -> None:
         assert len(self.index) == len(self.pending)
         assert self.index.next_due_ms == (self.pending[0][0] if self.pending else None)
-        assert self.index.between(0, NOW_MS * 2, 50) == self.pending[:50]
+        assert self.index.between((0, -1), NOW_MS * 2, 50) == self.pending[:50]
 
     def again(self) -> None:
         """A restart: the files are taken up, the rest of the queue is added again."""

@@ -1,0 +1,176 @@
+"""Recall over real gRPC: from the SDK and from bare stubs, in time and too late, through crashes,
+and what is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+
+import pytest
+
+from cometmq.client import Message, Producer, sync
+from cometmq.errors import LimitExceeded, RecallHandleInvalid
+from cometmq.format import recall
+from cometmq.rpc.interceptors import from_proto
+from cometmq.v1 import broker_pb2 as pb
+from tests.integration.test_broker_timers import end_of, has, now_ms, outgoing
+from tests.support.cluster.broker import BrokerClient, refusal, running_broker, running_namesrv
+from tests.support.waiting import until_async
+
+HOUR_MS = 3_600_000
+
+
+async def recalled(broker: BrokerClient, *handles: str) -> list[bool | type[Exception]]:
+    answer = await broker.stub.Recall(pb.RecallRequest(handles=handles))
+    return [
+        type(from_proto(one.error)) if one.HasField("error") else one.recalled
+        for one in answer.results
+    ]
+
+
+async def test_a_recalled_message_is_never_seen(tmp_path: Path) -> None:
+    async with running_namesrv(tmp_path) as namesrv:
+        async with running_broker(tmp_path, namesrv=(namesrv,)) as broker:
+            await broker.put_topic("T", 1)
+            async with Producer(namesrv) as producer, Producer(namesrv) as other:
+                futures = [
+                    await producer.send(Message("T", b"%d" % n, delay_ms=1_200)) for n in range(10)
+                ]
+                receipts = await asyncio.gather(*futures)
+                at = await producer.send_and_wait(
+                    Message("T", b"at", deliver_at_ms=now_ms() + 1_300)
+                )
+                handles = [receipt.recall_handle for receipt in receipts]
+                assert len(set(handles)) == 10
+                assert await producer.recall(handles[3])
+                assert await other.recall(handles[7])  # which has sent nothing
+                assert await other.recall(at.recall_handle)
+                assert await producer.recall(handles[3])  # once more changes nothing
+                plain = await producer.send_and_wait(Message("T", b"plain"))
+                level = await producer.send_and_wait(Message("T", b"level", delay_level=1))
+                assert plain.recall_handle == level.recall_handle == ""
+                await has(broker, 10)
+                assert not await producer.recall(handles[0])  # too late
+                assert await producer.recall(handles[3])
+            bodies = await broker.bodies("T", 0)
+        expected = {b"%d" % n for n in range(10) if n not in (3, 7)} | {b"plain", b"level"}
+        assert set(bodies) == expected
+        assert len(bodies) == len(expected)
+
+
+async def test_a_crash_brings_no_recalled_message_back(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        messages = [outgoing(b"%d" % n, delay_ms=1_500) for n in range(100)]
+        sent = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
+        handles = [one.recall_handle for one in sent]
+        assert await recalled(broker, *handles[:50]) == [True] * 50
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        assert await recalled(broker, handles[0], handles[60]) == [True, True]
+        broker.crash()
+    async with running_broker(tmp_path) as broker:
+        await has(broker, 49)
+        expected = [b"%d" % n for n in range(50, 100) if n != 60]
+        assert await broker.bodies("T", 0) == expected
+        await broker.stub.Send(pb.SendRequest(messages=[outgoing(b"end", delay_ms=100)]))
+        await has(broker, 50)
+        assert await broker.bodies("T", 0) == [*expected, b"end"]
+
+
+async def test_the_same_call_again_gives_the_same_handle(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        message = outgoing(b"x", delay_ms=HOUR_MS, properties={"UNIQ_KEY": "01AB"})
+        first = await broker.stub.Send(pb.SendRequest(messages=[message]))
+        again = await broker.stub.Send(pb.SendRequest(messages=[message]))
+        assert first.sent[0].message_id == again.sent[0].message_id  # it is stored once
+        one, other = (recall.decode(answer.sent[0].recall_handle) for answer in (first, again))
+        assert one == other
+        assert one.due_ms == first.store_time_ms + HOUR_MS
+        assert await recalled(broker, again.sent[0].recall_handle) == [True]
+
+
+async def test_handles_that_are_none(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        messages = [outgoing(b"x", delay_ms=HOUR_MS)] * 2
+        sent = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
+        good = recall.decode(sent[0].recall_handle)
+        run = good.run
+        forged = [
+            good._replace(mac=bytes(16)),
+            good._replace(mac=b""),
+            good._replace(run=run._replace(first=run.first + 1)),
+            good._replace(run=run._replace(message_count=2)),
+            good._replace(run=run._replace(topic="U")),
+            good._replace(run=run._replace(broker_group="other")),
+            good._replace(run=run._replace(generation=99)),
+            good._replace(due_ms=good.due_ms + 1),
+            good._replace(unique_id=sent[1].message_id),
+        ]
+        handles = [one.encode() for one in forged]
+        rocketmq = base64.urlsafe_b64encode(b"v1 T broker 1700000000000 01AB").decode()
+        handles += ["", "x", "a" * 2_000, "é", rocketmq, sent[0].recall_handle[:-8]]
+        answers = await recalled(broker, *handles)
+        assert answers == [RecallHandleInvalid] * len(handles)
+        assert await recalled(broker, sent[0].recall_handle) == [True]
+        too_many = broker.stub.Recall(pb.RecallRequest(handles=["x"] * 1_025))
+        assert isinstance(await refusal(too_many), LimitExceeded)
+        assert await recalled(broker) == []
+    async with running_broker(tmp_path / "other") as other:  # a group of the same name
+        await other.put_topic("T", 1)
+        assert await recalled(other, sent[1].recall_handle) == [RecallHandleInvalid]
+
+
+async def test_the_sync_client_recalls(tmp_path: Path) -> None:
+    def work(namesrv: str) -> bool:
+        with sync.Producer(namesrv) as producer:
+            receipt = producer.send_and_wait(Message("T", b"x", delay_ms=HOUR_MS))
+            with pytest.raises(RecallHandleInvalid):
+                producer.recall("x")
+            return producer.recall(receipt.recall_handle)
+
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        running_broker(tmp_path, namesrv=(namesrv,)) as broker,
+    ):
+        await broker.put_topic("T", 1)
+        assert await asyncio.to_thread(work, namesrv)
+        assert await end_of(broker, "T") == 0
+
+
+async def test_what_waits_is_listed_by_topic_and_time(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        await broker.put_topic("T", 1)
+        await broker.put_topic("U", 1)
+        begun_ms = now_ms()
+        messages = [
+            pb.OutgoingMessage(topic="TU"[n % 2], body=b"x", deliver_at_ms=begun_ms + HOUR_MS + n)
+            for n in range(10)
+        ]
+        sent = (await broker.stub.Send(pb.SendRequest(messages=messages))).sent
+        assert await recalled(broker, sent[4].recall_handle) == [True]
+
+        async def listed(**fields: object) -> pb.ListDelayedResponse:
+            return await broker.admin.ListDelayed(pb.ListDelayedRequest(**fields))  # type: ignore[arg-type]
+
+        async def are_all_seen() -> bool:
+            return list((await listed(until_ms=[begun_ms + 2 * HOUR_MS])).counts) == [11]
+
+        # The recalled one, and the record that says so, count too.
+        await until_async(are_all_seen)
+        found = await listed(count_max=100, until_ms=[begun_ms])
+        kept = [one for n, one in enumerate(sent) if n != 4]
+        assert [one.message_id for one in found.messages] == [one.message_id for one in kept]
+        assert [one.recall_handle for one in found.messages] != [""] * 9
+        assert list(found.counts) == [0]
+        only = await listed(count_max=100, topic="U", first_ms=begun_ms + HOUR_MS + 5)
+        assert [one.queue.topic for one in only.messages] == ["U"] * 3
+        page = await listed(count_max=4)
+        rest = await listed(count_max=100, after=page.next)
+        assert [*page.messages, *rest.messages] == list(found.messages)
+        assert not rest.HasField("next")
+        assert await recalled(broker, found.messages[0].recall_handle) == [True]
