@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from cometmq.client.messages import (
         ConsumeFrom,
+        ConsumeMode,
         ConsumeResult,
         Later,
         MessageModel,
@@ -75,6 +76,7 @@ _MODULES = {
     "ConsumeContext": "cometmq.client.hooks",
     "ConsumeFrom": "cometmq.client.messages",
     "ConsumeHook": "cometmq.client.hooks",
+    "ConsumeMode": "cometmq.client.messages",
     "ConsumeResult": "cometmq.client.messages",
     "ConsumeSpans": "cometmq.client.otel",
     "FilterHook": "cometmq.client.hooks",
@@ -126,6 +128,7 @@ __all__ = [
     "ConsumeContext",
     "ConsumeFrom",
     "ConsumeHook",
+    "ConsumeMode",
     "ConsumeResult",
     "ConsumeSpans",
     "FilterHook",

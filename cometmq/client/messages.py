@@ -153,6 +153,13 @@ class MessageModel(Enum):
     BROADCASTING = "broadcasting"  # all of them
 
 
+class ConsumeMode(StrEnum):
+    """How members of a group get messages; a group has one mode."""
+
+    PULL = "pull"  # each pulls its share of the queues
+    POP = "pop"  # all receive from all queues, and acknowledge each message
+
+
 class OrderBy(StrEnum):
     """What a consumer in order keeps in order."""
 

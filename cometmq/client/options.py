@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from cometmq.client.hooks import ConsumeHook, FilterHook, SendHook, are_hooks
-from cometmq.client.messages import ConsumeFrom, MessageModel, OrderBy
+from cometmq.client.messages import ConsumeFrom, ConsumeMode, MessageModel, OrderBy
 from cometmq.client.namespaces import NAMESPACE
 from cometmq.client.rebalance import Allocation, Strategy, is_strategy
 from cometmq.errors import ConfigInvalid
@@ -67,6 +67,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "message_model": (
         lambda value: isinstance(value, MessageModel),
         "a member of MessageModel, as MessageModel.CLUSTERING",
+    ),
+    "consume_mode": (
+        lambda value: isinstance(value, ConsumeMode),
+        "a member of ConsumeMode, as ConsumeMode.POP",
     ),
     "offset_file": (lambda value: isinstance(value, str), "a path, as a str"),
     "broadcast_offsets_at_broker": (lambda value: isinstance(value, bool), "True or False"),
@@ -444,6 +448,25 @@ class PushConsumerOptions(GroupOptions):
             "CLUSTERING: each message goes to one member of the group; BROADCASTING: to all.",
             "messageModel",
         ),
+    )
+    consume_mode: ConsumeMode = field(
+        default=ConsumeMode.PULL,
+        metadata=_about(
+            "The group's mode. POP: receives from all queues, acknowledges each message, asks for "
+            "more time while listener calls run.",
+            "setConsumeMode",
+        ),
+    )
+    pop_count_max: int = _option(
+        32, 1, 1_024, "With POP: messages asked for in one call.", "popBatchNums"
+    )
+    pop_invisible_ms: int = _option(
+        60_000,
+        INVISIBLE_MS_MIN,
+        INVISIBLE_MS_MAX,
+        "With POP: how long messages are kept from others after this process has died; renewed at "
+        "half of it.",
+        "popInvisibleTime",
     )
     offset_file: str = field(
         default="",

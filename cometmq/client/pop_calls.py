@@ -39,7 +39,7 @@ class Lease:
     when that changes. Times are those of the loop.
     """
 
-    __slots__ = ("handle", "invisible_s", "open_count", "queue", "until_s")
+    __slots__ = ("handle", "invisible_s", "is_lost", "open_count", "queue", "until_s")
 
     def __init__(self, queue: QueueRef, handle: str, invisible_s: float, until_s: float) -> None:
         self.queue = queue
@@ -47,6 +47,7 @@ class Lease:
         self.invisible_s = invisible_s
         self.until_s = until_s
         self.open_count = 0  # messages that are not done
+        self.is_lost = False  # others may have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,13 @@ class PopCalls:
         lease.open_count = len(messages)
         return LeasedRun(lease, messages)
 
-    def passes(self, message: ReceivedMessage) -> bool:
-        """Whether the consumer wants it: brokers compare hashes of tags."""
+    def kept(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Those that the application wants; the others are done."""
+        wanted = [one for one in messages if self._passes(one)]
+        return self._calls.keep(wanted) if self._calls.keep is not None else wanted
+
+    def _passes(self, message: ReceivedMessage) -> bool:
+        """Whether its tag is one of those wanted: brokers compare hashes."""
         if message.queue.topic.startswith(RETRY_PREFIX):
             return True
         wanted = self._subscriptions.get(message.queue.topic)
@@ -216,9 +222,14 @@ class PopCalls:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    async def arrival(self, answers: Mapping[str, PopAnswer], timeout_s: float) -> None:
-        """Returns when one of the queues that had nothing may have something, or when the time is
-        over. ``answers``: the last one of each broker group.
+    async def arrival(
+        self,
+        answers: Mapping[str, PopAnswer],
+        timeout_s: float,
+        sooner: asyncio.Event | None = None,
+    ) -> None:
+        """Returns when one of the queues that had nothing may have something, when ``sooner`` is
+        set, or when the time is over. ``answers``: the last one of each broker group.
         """
         timeout_s = min([timeout_s, *(a.again_s for a in answers.values() if a.again_s)])
         waits = [
@@ -226,7 +237,10 @@ class PopCalls:
             for broker_group, answer in answers.items()
             for one in answer.positions
         ]
-        if not waits:
+        if sooner is not None:
+            waits.append(asyncio.create_task(_set(sooner)))
+        if not any(answer.positions for answer in answers.values()):
+            await stop_all(waits)
             await self._calls.wait(min(timeout_s, UNKNOWN_AGAIN_S))
             return
         try:
@@ -250,6 +264,10 @@ class PopCalls:
             answer = None
         if answer is None:
             await asyncio.sleep(min(timeout_s, self._options.poll_backoff_max_ms / 1000))
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _filter(wanted: Filter) -> common_pb2.Filter:

@@ -10,20 +10,21 @@ import secrets
 from collections.abc import Collection
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from cometmq.client.connections import Connections
 from cometmq.client.group_share import GroupShare
 from cometmq.client.hooks import ConsumeHook, message_filter
 from cometmq.client.listener import Listener, Work, Workers, check_listener, in_listener
 from cometmq.client.long_poller import LongPoller
-from cometmq.client.messages import Later, MessageModel, OrderBy, SendReceipt
+from cometmq.client.messages import ConsumeMode, Later, MessageModel, OrderBy, SendReceipt
 from cometmq.client.names import check_group, check_topic, filter_of, of, own_group
 from cometmq.client.namespaces import Namespace
 from cometmq.client.offset_file import OffsetFile
 from cometmq.client.offsets import BrokerCalls
 from cometmq.client.options import PushConsumerOptions, backoff_policy, check_named, options_of
 from cometmq.client.orderly import orderly_not_done
+from cometmq.client.pop_share import PopShare
 from cometmq.client.positions import OffsetStore, check_store
 from cometmq.client.push_queues import PushQueues
 from cometmq.client.received import ReceivedMessage
@@ -103,7 +104,8 @@ class PushConsumer:
             self._hooks(),
             group,
         )
-        goes_back = not (self._options.retry_in_place or self._is_broadcasting)
+        self._is_pop = self._options.consume_mode is ConsumeMode.POP
+        goes_back = not (self._options.retry_in_place or self._is_broadcasting or self._is_pop)
         self._retries = RETRY_PREFIX + group if goes_back else None
         store = check_store(offset_store)
         own_calls = self._own_calls() if self._options.broadcast_offsets_at_broker else None
@@ -112,9 +114,24 @@ class PushConsumer:
             if self._is_broadcasting and store is None and own_calls is None
             else None
         )
+        self._queues: PushQueues
+        self._share: GroupShare
+        self._open = False
+        if self._is_pop:
+            _check_pop(self._options, store)
+            pop = PopShare(
+                self._options, self._calls, self._routes, self._workers, self._long_poller
+            )
+            # It has the methods of both that are called here.
+            self._queues = self._share = cast(Any, pop)
+        else:
+            self._divide_queues(store, own_calls)
+
+    def _divide_queues(self, store: OffsetStore | None, own_calls: BrokerCalls | None) -> None:
+        """The members of the group divide the queues."""
         subscriptions: dict[str, Filter] = {}
         instance_id = secrets.token_hex(8)
-        self._queues = PushQueues(
+        queues = PushQueues(
             self._options,
             self._calls,
             subscriptions,
@@ -123,20 +140,20 @@ class PushConsumer:
             self._long_poller,
             self._offset_file if store is None else store,
             own_calls,
-            lambda: self._share.look_again(),
+            lambda: share.look_again(),
         )
-        self._share = GroupShare(
+        share = GroupShare(
             self._options,
             self._calls,
             self._routes,
-            self._queues,
+            queues,
             subscriptions,
             instance_id,
             is_broadcasting=self._is_broadcasting,
             follows_resets=store is None,
         )
-        self._share.limit_tries(self._options.retry_times_max)
-        self._open = False
+        share.limit_tries(self._options.retry_times_max)
+        self._queues, self._share = queues, share
 
     def _hooks(self) -> tuple[ConsumeHook, ...]:
         hooks = self._options.consume_hooks
@@ -174,7 +191,8 @@ class PushConsumer:
             self._send_failed_back()
             self._share.subscribe_early(self._retries, Filter())
         self._queues.start(self._tasks)
-        self._share.start(self._tasks)
+        if not self._is_pop:
+            self._share.start(self._tasks)
         self._open = self._replier.is_open = True
         return self
 
@@ -184,7 +202,8 @@ class PushConsumer:
         self._open = False
         try:
             await self._share.stop()
-            await self._queues.stop()
+            if not self._is_pop:
+                await self._queues.stop()
             await self._replier.close()
             await self._share.leave()
         finally:
@@ -278,6 +297,24 @@ class PushConsumer:
     def pullhold(self) -> str | None:
         """Address of the pullhold where queues without messages wait; None: they are polled."""
         return self._long_poller.address
+
+
+def _check_pop(options: PushConsumerOptions, store: OffsetStore | None) -> None:
+    """ConfigInvalid for what a consumer of a group that receives cannot have."""
+    wrong = {
+        "orderly": options.orderly,
+        "retry_in_place": options.retry_in_place,
+        "message_model": options.message_model is not MessageModel.CLUSTERING,
+        "retry_times_max": options.retry_times_max >= 0,
+        "session_ms": options.session_ms > 0,
+        "offset_store": store is not None,
+    }
+    for name, is_given in wrong.items():
+        if is_given:
+            raise ConfigInvalid(
+                f"{name}: not with consume_mode=POP, where brokers know what each member has, and "
+                "order and tries are the group's settings."
+            )
 
 
 def _pass_by(work: Work, start: int, stop: int, _: Later) -> None:

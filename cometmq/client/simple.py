@@ -76,7 +76,8 @@ class SimpleConsumer:
             self._connections,
             self._routes,
             self._options.request_timeout_ms / 1000,
-            namespace=namespace,
+            message_filter(self._options.filter_hooks),
+            namespace,
         )
         self._calls.client_id = self._options.client_id
         self._long_poller = LongPoller(
@@ -86,7 +87,6 @@ class SimpleConsumer:
         self._pop = PopCalls(
             self._calls, self._routes, self._options, self._long_poller, self._subscriptions
         )
-        self._keep = message_filter(self._options.filter_hooks)
         self._failures = Backoff(backoff_policy(self._options), random.Random())
         self._held: dict[_Place, Lease] = {}
         self._rounds = 0  # says which broker group is asked first
@@ -203,8 +203,7 @@ class SimpleConsumer:
         taken: list[ReceivedMessage] = []
         passed: list[broker_pb2.AckItem] = []
         for run in answer.runs:
-            wanted = [one for one in run.messages if self._pop.passes(one)]
-            kept = self._keep(wanted) if self._keep is not None else wanted
+            kept = self._pop.kept(run.messages)
             if len(kept) < len(run.messages):
                 keep = {one.queue_offset for one in kept}
                 others = {one.queue_offset for one in run.messages} - keep

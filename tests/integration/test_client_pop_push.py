@@ -1,0 +1,228 @@
+"""The push consumer with consume_mode=POP against a real broker and pull-hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cometmq.client import (
+    ConsumeMode,
+    ConsumeResult,
+    Later,
+    Message,
+    MessageModel,
+    Producer,
+    PushConsumer,
+    PushConsumerOptions,
+    QueueRef,
+    ReceivedMessage,
+)
+from cometmq.errors import ConfigInvalid
+from cometmq.v1 import broker_pb2 as pb
+from tests.support.cluster.broker import LiveBroker
+from tests.support.cluster.pop_cluster import Ahead, pop_cluster
+from tests.support.waiting import until, until_async
+
+DLQ = "%DLQ%G"
+
+
+def popping(namesrv: str, listener: Callable[..., Any], **options: Any) -> PushConsumer:
+    usual = {"consume_mode": ConsumeMode.POP, "retry_backoff_ms": 2, "retry_backoff_max_ms": 20}
+    return PushConsumer(namesrv, "G", listener, options=PushConsumerOptions(**{**usual, **options}))
+
+
+async def send(namesrv: str, *bodies: bytes, key: str = "", tag: str = "") -> None:
+    async with Producer(namesrv) as producer:
+        for number, body in enumerate(bodies):
+            queue = QueueRef("T", 0 if key else number % 2)
+            message = Message("T", body, tag, queue=queue, sharding_key=key)
+            await producer.send_and_wait(message)
+
+
+async def committed(broker: LiveBroker) -> int:
+    found = [await broker.committed("G", "T", queue_id) for queue_id in (0, 1)]
+    return sum(position.offset for position in found if position is not None)
+
+
+def numbers(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+async def test_many_members_consume_each_message_once(tmp_path: Path) -> None:
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+
+    async with (
+        pop_cluster(tmp_path, Ahead()) as (namesrv, broker, pullhold),
+        popping(namesrv, listener) as one,
+        popping(namesrv, listener, batch_count=8) as other,
+        popping(namesrv, listener) as third,  # more than there are queues
+    ):
+        for consumer in (one, other, third):
+            await consumer.subscribe("T")
+        await until(lambda: pullhold.waiting == 6)
+        await send(namesrv, *numbers(100))
+        await until_async(lambda: done(broker, 100))
+        assert sorted(got) == sorted(numbers(100))
+
+
+async def done(broker: LiveBroker, count: int) -> bool:
+    return await committed(broker) == count
+
+
+async def test_slow_calls_keep_their_messages(tmp_path: Path) -> None:
+    """RocketMQ #3787: the consumer asks for more time while the listener runs."""
+    clock = Ahead()
+    calls: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        calls.append(messages[0].body)
+        await go_on.wait()
+
+    async with pop_cluster(tmp_path, clock) as (namesrv, broker, _):
+        await send(namesrv, b"0", b"1")
+        async with popping(namesrv, listener, pop_invisible_ms=10_000) as consumer:
+            await consumer.subscribe("T")
+            await until(lambda: len(calls) == 2)
+            held = broker.state.pops
+
+            def ends() -> list[int]:
+                queues = held.of_group("G").values()
+                return [lease.visible_ms for queue in queues for lease in queue]
+
+            before = min(ends())
+            await until(lambda: min(ends()) > before + 4_000, deadline_s=30)
+            clock.later_s = 9
+            await asyncio.sleep(0)
+            go_on.set()
+            await until_async(lambda: done(broker, 2))
+        assert sorted(calls) == [b"0", b"1"]
+
+
+async def test_what_fails_comes_again_and_dies_as_the_group_says(tmp_path: Path) -> None:
+    tries: list[tuple[bytes, int]] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> Later | ConsumeResult:
+        [message] = messages
+        tries.append((message.body, message.attempt))
+        if message.body == b"never":
+            return Later(delay_level=-1)
+        if message.body == b"level" and message.reconsume_times == 0:
+            return Later(delay_level=1)
+        if message.body == b"fails":
+            raise RuntimeError("no")
+        return ConsumeResult.SUCCESS
+
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        policy = pb.RetryPolicy(kind=pb.RETRY_POLICY_KIND_CUSTOMIZED, steps_ms=[1, 1])
+        settings = pb.GroupSettings(
+            group="G", retry_times_max=2, mode=pb.CONSUME_MODE_POP, retry_policy=policy
+        )
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        await send(namesrv, b"never", b"level", b"fails", b"fine")
+        async with popping(namesrv, listener) as consumer:
+            await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 4))
+            await until(lambda: tries.count((b"level", 1)) == 2)
+            dead = await broker.read_queue(DLQ, 0)
+        assert sorted(one.body for one in dead) == [b"fails", b"never"]
+        fails = [attempt for body, attempt in tries if body == b"fails"]
+        assert fails == [1, 2, 3]
+        assert tries.count((b"fine", 1)) == 1
+
+
+async def test_a_stop_tells_what_was_done_and_gives_back_what_was_not(tmp_path: Path) -> None:
+    clock = Ahead()
+    first: list[bytes] = []
+    stopping = asyncio.Event()
+
+    async def slow(messages: list[ReceivedMessage]) -> None:
+        first.append(messages[0].body)
+        await stopping.wait()
+
+    again: list[bytes] = []
+
+    async def quick(messages: list[ReceivedMessage]) -> None:
+        again.append(messages[0].body)
+
+    async with pop_cluster(tmp_path, clock) as (namesrv, broker, _):
+        await send(namesrv, *numbers(10))
+        async with popping(namesrv, slow, concurrency=2) as consumer:
+            await consumer.subscribe("T")
+            await until(lambda: len(first) == 2)
+            asyncio.get_running_loop().call_later(0.1, stopping.set)
+        assert len(first) == 2, "nothing begins while it stops"
+        assert broker.state.pops.open_count == 8
+        clock.later_s = 11
+        async with popping(namesrv, quick) as consumer:
+            await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 10))
+        assert sorted(first + again) == sorted(numbers(10))
+
+
+async def test_message_groups_keep_their_order(tmp_path: Path) -> None:
+    got: dict[str, list[bytes]] = {"a": [], "b": []}
+    running: set[str] = set()
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            assert message.sharding_key not in running
+            running.add(message.sharding_key)
+            await asyncio.sleep(0)
+            got[message.sharding_key].append(message.body)
+            running.discard(message.sharding_key)
+
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        settings = pb.GroupSettings(group="G", consume_orderly=True, mode=pb.CONSUME_MODE_POP)
+        await broker.admin.PutGroup(pb.PutGroupRequest(settings=settings))
+        await send(namesrv, *numbers(3), key="a")
+        await send(namesrv, *numbers(3), key="b")
+        async with popping(namesrv, listener) as one, popping(namesrv, listener) as other:
+            for consumer in (one, other):
+                await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 6))
+    assert got == {"a": numbers(3), "b": numbers(3)}
+
+
+async def test_what_the_filter_hook_drops_is_done(tmp_path: Path) -> None:
+    got: list[bytes] = []
+
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in messages)
+
+    class Odd:
+        def wants(self, message: ReceivedMessage) -> bool:
+            return int(message.body) % 2 == 1
+
+    async with pop_cluster(tmp_path, Ahead()) as (namesrv, broker, _):
+        await send(namesrv, *numbers(6))
+        async with popping(namesrv, listener, filter_hooks=(Odd(),)) as consumer:
+            await consumer.subscribe("T")
+            await until_async(lambda: done(broker, 6))
+    assert sorted(got) == [b"1", b"3", b"5"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"orderly": True},
+        {"retry_in_place": True},
+        {"message_model": MessageModel.BROADCASTING},
+        {"retry_times_max": 3},
+        {"pop_invisible_ms": 9_999},
+        {"pop_count_max": 0},
+    ],
+)
+def test_options_that_such_a_group_cannot_have_are_refused(options: dict[str, Any]) -> None:
+    async def listener(messages: list[ReceivedMessage]) -> None:
+        """Never called."""
+
+    with pytest.raises(ConfigInvalid):
+        popping("127.0.0.1:1", listener, **options)
