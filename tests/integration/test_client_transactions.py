@@ -35,6 +35,7 @@ from cometmq.model import QueueRef
 from cometmq.v1 import broker_pb2 as pb
 from cometmq.v1 import common_pb2 as common
 from tests.support.cluster.broker import BrokerClient, running_broker, running_namesrv
+from tests.support.cluster.live_group import live_group
 from tests.support.waiting import until, until_async
 
 COMMIT, ROLLBACK, UNKNOWN = (
@@ -43,6 +44,14 @@ COMMIT, ROLLBACK, UNKNOWN = (
     TransactionState.UNKNOWN,
 )
 QUICK = {"transaction_time_out": 0, "transaction_check_interval": 1_000}
+QUICK_GROUP: dict[str, Any] = {
+    "transaction_time_out": 20_000,
+    "transaction_check_interval": 1_000,
+    "lease_duration_s": 1.0,
+    "lease_renew_s": 0.1,
+    "lease_poll_s": 0.05,
+    "in_sync_lag_s_max": 0.5,
+}
 
 
 def commits_all(_: ReceivedMessage) -> TransactionState:
@@ -353,3 +362,45 @@ async def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
             await producer.transaction().send(Message("T", b"b"))
             await until(lambda: not len(broker.state.halves))
         assert await seen(broker, "N%T") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("written_each_s", [0.05, 600.0])
+async def test_a_fail_over_keeps_halves_and_ends(tmp_path: Path, written_each_s: float) -> None:
+    """The next writer knows what is open and what has ended, and asks about the rest: by the state,
+    and by the log's end where the writer before wrote no state.
+    """
+    each: dict[str, Any] = {"offset_record_interval_s": written_each_s}
+    listener = Listener()
+    options = ProducerOptions(answer_timeout_ms=500, retry_backoff_max_ms=100)
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), **QUICK_GROUP, **each) as group,
+    ):
+        await group[0].until_role("writer")
+        replicated = common.TopicConfig(
+            name="T",
+            read_queue_count=2,
+            write_queue_count=2,
+            replication_mode=common.REPLICATION_MODE_APPENDED,
+        )
+        await group.all_in_sync(0, 1)
+        await group[0].client.admin.PutTopic(pb.PutTopicRequest(topic=replicated))
+        async with TransactionProducer(namesrv, "P", listener, options=options) as producer:
+            committed = producer.transaction()
+            await committed.send(Message("T", b"committed"))
+            await committed.commit()
+            rolled_back = producer.transaction()
+            await rolled_back.send(Message("T", b"rolled back"))
+            await rolled_back.rollback()
+            ending, orphan = producer.transaction(), producer.transaction(check_immunity_s=1)
+            await ending.send(Message("T", b"ending"))
+            await orphan.send(Message("T", b"orphan"))
+            orphan.leave_open()
+            await group[0].crash()
+            await group[1].until_role("writer")
+            await ending.commit()
+            listener.known = {b"orphan": COMMIT}
+            writer = group[1].client
+            wanted = [b"committed", b"ending", b"orphan"]
+            await until_async(lambda: _are_seen(writer, wanted))
+        assert set(listener.checked) == {b"orphan"}
