@@ -29,6 +29,7 @@ from bench import (
     roundtrip,
     scale,
     stage,
+    transactions,
 )
 from bench.peers import rounds as peers
 from bench.processes import Child, Line
@@ -58,6 +59,7 @@ OTHERS = {
     "failover": failover.main,
     "filters": filters.main,
     "messaging": messaging.main,
+    "transactions": transactions.main,
     "groups": groups.main,
     "latency": latency.runs,
     "roundtrip": roundtrip.main,

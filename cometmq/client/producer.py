@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from cometmq.client.batch import Batch, Waiter
-from cometmq.client.batcher import Buffer
+from cometmq.client.batcher import Buffer, Slot
 from cometmq.client.broker_sender import BrokerSender, QueueWriter
 from cometmq.client.connections import Connections
 from cometmq.client.hooks import SendHooks
@@ -116,17 +116,26 @@ class StickyPartitioner:
     def put(self, message: Message, waiter: Waiter) -> bool:
         """Sends by the rule; False when no queue can be encoded for. Afterwards ``batch`` is None
         when a batch was closed: the next message goes to the next queue."""
+        writer = self.sticky()
+        if writer is None:
+            return False
+        self.put_by(writer, writer, message, waiter)
+        return True
+
+    def sticky(self) -> QueueWriter | None:
+        """The queue of the messages before, as long as their batch is open; else the next one."""
         writer = self.now
         if writer is None or self.batch is None or writer.sender.batcher.open is not self.batch:
             writer = self.choose()
-            if writer is None:
-                return False
+        return writer
+
+    def put_by(self, writer: QueueWriter, slot: Slot, message: Message, waiter: Waiter) -> None:
+        """Sends to a queue that was chosen; ``slot``: it, or its messages of another kind."""
         batcher = writer.sender.batcher
         before = batcher.open
-        batcher.put(message, writer, waiter)
+        batcher.put(message, slot, waiter)
         after = batcher.open
         self.batch = after if before is None or before is after else None
-        return True
 
     def begin_run(self) -> None:
         """Behind a message that :meth:`put` has put into the open batch: the next ones may go the

@@ -291,14 +291,14 @@ class TransactionProducer(Producer):
         partitioner = await self._room_for(message.topic)
         queue = self._choose(message, partitioner)
         deadline_s = self._clock.monotonic_s() + self._options.delivery_timeout_ms / 1000
-        while not (writer := self._half_writer(partitioner, queue, one._broker_group)).ready():
+        while not (writer := self._half_writer(partitioner, queue, one)).ready():
             await self._wait_ready(message.topic, partitioner, [writer], deadline_s)
         one._broker_group = writer.queue.broker_group
         self._checks.hold(one._broker_group)
         slot = writer.of_half(one._form)
         writer.sender.batcher.ready(slot)
         future: Future[SendReceipt] = asyncio.get_running_loop().create_future()
-        writer.sender.batcher.put(message, slot, future)
+        partitioner.put_by(writer, slot, message, future)
         return future
 
     def _trace_ends(self, sent: Collection[SendReceipt], state: TransactionState) -> None:
@@ -319,11 +319,12 @@ class TransactionProducer(Producer):
             )
 
     def _half_writer(
-        self, partitioner: StickyPartitioner, queue: QueueRef | None, broker_group: str
+        self, partitioner: StickyPartitioner, queue: QueueRef | None, one: Transaction
     ) -> QueueWriter:
-        """The queue that a half goes to; one of ``broker_group``, unless that is empty. Raises
-        InvalidRequest, QueueNotFound.
+        """The queue that a half goes to: of the broker group that has the transaction's first
+        message. Raises InvalidRequest, QueueNotFound.
         """
+        broker_group = one._broker_group
         if queue is not None:
             writer = partitioner.named(queue)
             if broker_group not in ("", writer.queue.broker_group):
@@ -331,15 +332,15 @@ class TransactionProducer(Producer):
                     f"The transaction is at broker group {broker_group!r}, {queue} is not."
                 )
             return writer
-        if not broker_group:
-            return partitioner.choose() or partitioner.queue_writers[0]
+        sticky = partitioner.sticky() or partitioner.queue_writers[0]
+        if broker_group in ("", sticky.queue.broker_group):
+            return sticky
         there = [w for w in partitioner.queue_writers if w.queue.broker_group == broker_group]
         if not there:
             raise QueueNotFound(
                 f"The topic has no queue at {broker_group!r}, where the transaction is."
             )
-        partitioner.turn += 1
-        return there[partitioner.turn % len(there)]
+        return there[one._count % len(there)]
 
     def _shown_queue(self, result: broker_pb2.TransactionResult, broker_group: str) -> QueueRef:
         queue = result.queue

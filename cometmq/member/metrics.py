@@ -7,7 +7,7 @@ by :class:`MemberCollector`; it runs in the scraper's thread and only reads.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -328,11 +328,14 @@ class MemberMetrics:
         self._given_back.add((topic, group))
         self._resets.labels(*self.node, topic, group).inc(queue_count)
 
-    def transaction_ended(self, topic: str, age_s: float, *, is_committed: bool) -> None:
-        """A half message of ``topic`` has ended at this age."""
+    def transactions_ended(
+        self, topic: str, ages_s: Sequence[float], *, is_committed: bool
+    ) -> None:
+        """Half messages of ``topic`` have ended at these ages."""
         count = self._committed if is_committed else self._rolled_back
-        count.labels(*self.node, topic).inc()
-        self._finish_s.observe(age_s)
+        count.labels(*self.node, topic).inc(len(ages_s))
+        for age_s in ages_s:
+            self._finish_s.observe(age_s)
 
     def halves_given_up(self, count: int) -> None:
         """So many half messages were given up."""

@@ -8,6 +8,7 @@ not count. After the last one has had its time, the half is given up.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from cometmq.messaging.transactions import CheckRules, HalfTable
@@ -69,13 +70,14 @@ class CheckBoard:
     def look(self, now_s: float) -> bool:
         """Take what is due. Whether there may be more."""
         due = self._table.take_due(now_s, ASKED_MAX)
+        asked_of, wait = self._asked.get, self._wait
         for offset in due:
-            asked = self._asked.get(offset)
+            asked = asked_of(offset)
             if asked is not None:
                 if asked[1] > now_s:  # asked again meanwhile, with a later look
                     continue
                 self._forget_ask(offset)
-            self._wait(offset)
+            wait(offset)
         return len(due) == ASKED_MAX
 
     def _wait(self, offset: int) -> None:
@@ -85,7 +87,10 @@ class CheckBoard:
         if self._table.checks_of(offset) >= self._rules.checks_max:
             self.given_up.append(offset)
         else:
-            self._groups.setdefault(half[2], _Group()).waiting[offset] = None
+            group = self._groups.get(half[2])
+            if group is None:
+                group = self._groups[half[2]] = _Group()
+            group.waiting[offset] = None
 
     def asks(self, now_s: float) -> Iterator[Ask]:
         """Hands out what waits, in batches, each to the next member that has room; counts each
@@ -99,13 +104,12 @@ class CheckBoard:
                 its = known.members.pop(member)
                 known.members[member] = its  # its turn comes last now
                 room = min(ASK_MAX, ASKED_MAX - len(its))
-                offsets = [offset for offset, _ in zip(known.waiting, range(room), strict=False)]
+                offsets = list(islice(known.waiting, room))
+                overdue_s = now_s + self._rules.interval_s
                 for offset in offsets:
                     del known.waiting[offset]
-                    overdue_s = now_s + self._rules.interval_s
-                    self._asked[offset] = member, overdue_s
-                    self._table.count_check(offset)
-                    self._table.schedule(offset, overdue_s)
+                self._asked.update(dict.fromkeys(offsets, (member, overdue_s)))
+                self._table.asked(offsets, overdue_s)
                 its.update(offsets)
                 yield Ask(member, offsets)
 

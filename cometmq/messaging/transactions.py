@@ -12,7 +12,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
@@ -177,6 +177,7 @@ class HalfTable:
         self.end = offset + 1
         if checks:
             self._checks[offset] = checks
+            self._steps = None
         self.schedule(offset, due_s)
 
     def passed(self, end: int) -> None:
@@ -232,6 +233,17 @@ class HalfTable:
             found.append(offset)
         return found
 
+    def ended_among_open(self, count_max: int) -> list[int]:
+        """Halves that have ended, and were stored behind one that has not; the newest of them."""
+        self._advance()
+        found: list[int] = []
+        offset = self.end
+        while offset > self._floor and len(found) < count_max:
+            offset -= 1
+            if offset not in self._open:
+                found.append(offset)
+        return found[::-1]
+
     @property
     def oldest(self) -> OpenHalf | None:
         """The open half that was stored first."""
@@ -243,21 +255,26 @@ class HalfTable:
         """How often an open half was asked about."""
         return self._checks.get(offset, 0)
 
-    def count_check(self, offset: int) -> None:
-        """A producer is asked about an open half."""
-        assert offset in self._open
-        self._checks[offset] = self._checks.get(offset, 0) + 1
+    def asked(self, offsets: Sequence[int], again_s: float) -> None:
+        """A producer is asked about these open halves; look at them again then."""
+        count_of, checks = self._checks.get, self._checks
+        for offset in offsets:
+            checks[offset] = count_of(offset, 0) + 1
         self._steps = None
+        self._schedule_all(offsets, again_s)
 
     def schedule(self, offset: int, at_s: float) -> None:
         """Look at an open half then."""
+        self._schedule_all((offset,), at_s)
+
+    def _schedule_all(self, offsets: Sequence[int], at_s: float) -> None:
         second = math.ceil(at_s)
         bucket = self._due.get(second)
         if bucket is None:
             bucket = self._due[second] = array("q")
             heappush(self._seconds, second)
-        bucket.append(offset)
-        self._due_count += 1
+        bucket.extend(offsets)
+        self._due_count += len(offsets)
         if self._due_count > 2 * len(self._open) + STALE_MAX:
             self._forget_stale()
 

@@ -9,6 +9,7 @@ from cometmq.format import ids
 from cometmq.member.read.reader import Reader
 from cometmq.member.rpc import convert
 from cometmq.messaging.transactions import EndedHalf, Resolution
+from cometmq.model import QueueKey
 from cometmq.rpc.interceptors import to_proto
 from cometmq.v1 import broker_pb2, common_pb2
 from services.broker.transaction_checks import Check, Refused
@@ -42,22 +43,30 @@ def half_ref(name: HalfName) -> broker_pb2.HalfRef:
 def results(
     answers: Iterable[EndedHalf | CometError], broker_group: str, reader: Reader
 ) -> broker_pb2.EndTransactionsResponse:
+    generations: dict[QueueKey, int] = {}
     return broker_pb2.EndTransactionsResponse(
-        results=[_result(answer, broker_group, reader) for answer in answers]
+        results=[_result(answer, broker_group, reader, generations) for answer in answers]
     )
 
 
 def _result(
-    answer: EndedHalf | CometError, broker_group: str, reader: Reader
+    answer: EndedHalf | CometError,
+    broker_group: str,
+    reader: Reader,
+    generations: dict[QueueKey, int],
 ) -> broker_pb2.TransactionResult:
     if isinstance(answer, CometError):
         return broker_pb2.TransactionResult(error=to_proto(answer))
     if not answer.is_committed:
         return broker_pb2.TransactionResult()
-    try:
-        generation = reader.queue(answer.topic, answer.queue_id).generation
-    except CometError:  # its topic was deleted since
-        generation = 0
+    key = answer.topic, answer.queue_id
+    generation = generations.get(key)
+    if generation is None:
+        try:
+            generation = reader.queue(*key).generation
+        except CometError:  # its topic was deleted since
+            generation = 0
+        generations[key] = generation
     return broker_pb2.TransactionResult(
         queue=convert.queue_proto(answer.topic, answer.queue_id),
         position=common_pb2.Position(generation=generation, offset=answer.queue_offset),

@@ -45,6 +45,7 @@ log = logger(__name__)
 ENDS_MAX = 1_024  # of a call
 SLICE_MAX = 256  # appended at once, so that a producer hardly waits for it
 SLICE_BYTES_MAX = 1 << 20  # unless one message is larger
+SINGLE_OPS_MAX = 10_000  # at a stop
 INDEX_LOOKS_MAX = 40  # for an end that comes again long after the first
 INDEX_PAUSE_S = 0.05
 
@@ -235,6 +236,7 @@ class TransactionService:
         self.table.told(appended.queue_offsets[-1] + 1, offsets)
         became: list[EndedHalf] = []
         left = iter(places)
+        ages: dict[tuple[str, bool], list[float]] = {}
         now_ms = self._clock.wall_ms()
         for one in made:
             ended = EndedHalf(one.log_offset, one.group)
@@ -246,8 +248,9 @@ class TransactionService:
             self.board.closed(one.offset, one.group)
             if one.topic:
                 age_s = max(0, now_ms - one.store_time_ms) / 1000
-                metric = self._metrics.transaction_ended
-                metric(one.topic, age_s, is_committed=ended.is_committed)
+                ages.setdefault((one.topic, one.relayed is not None), []).append(age_s)
+        for (topic, is_committed), ages_s in ages.items():
+            self._metrics.transactions_ended(topic, ages_s, is_committed=is_committed)
         return became, appended.end_offset
 
     # --- halves that are not open -----------------------------------------------------------------
@@ -350,6 +353,17 @@ class TransactionService:
         except CometError as error:  # it stops no other one
             log.error("a half message is lost", extra=fields(at=log_offset, reason=str(error)))
         return _Made(offset, log_offset, group, "", 0, relayed)
+
+    def list_singly(self) -> None:
+        """Before a stop: an op record for each half that has ended behind an open one. RocketMQ 4.9
+        reads no op records that list several. Raises what appending raises.
+        """
+        offsets = self.table.ended_among_open(SINGLE_OPS_MAX) if len(self.table) else []
+        for first in range(0, len(offsets), SLICE_MAX):
+            some = offsets[first : first + SLICE_MAX]
+            ops = [op for offset in some for op in op_records([offset], self._relays.host)]
+            appended = self._relays.append(ops).appended
+            self.table.told(appended.queue_offsets[-1] + 1, some)
 
     async def leave(self, log_offset: int) -> None:
         """The log before this place is about to go: what is open there is given up first."""

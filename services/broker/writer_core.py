@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from cometmq.errors import Shortage, StoreFailed
 from cometmq.member.context import MemberContext, MemberCore
 from cometmq.member.lease.lease_holder import LeaseHolder
 from cometmq.member.read.search import Finder
@@ -16,6 +17,7 @@ from cometmq.member.storage.authority import WriteAuthority
 from cometmq.member.storage.member_storage import MemberStorage, readable_at_start
 from cometmq.messaging.topics import is_system
 from cometmq.replication.watermarks import STRICTEST, DurabilityClass, ReadableMaxima
+from cometmq.telemetry import fields, logger
 from cometmq.v1 import common_pb2, namesrv_pb2
 from services.broker.dead_letters import DeadLetters
 from services.broker.half_admin import HalfAdmin
@@ -29,6 +31,8 @@ from services.broker.statewriter import StateWriter
 from services.broker.timers import TimerService
 from services.broker.transaction_checks import TransactionChecks
 from services.broker.transactions import TransactionService
+
+log = logger(__name__)
 
 
 class WriterCore:
@@ -136,12 +140,22 @@ class WriterCore:
             self.core.retention.run(),
         ]
 
+    def _list_ended_halves(self) -> None:
+        try:
+            if not self.storage.sealed:
+                self.transactions.list_singly()
+        except (Shortage, StoreFailed) as error:
+            log.warning(
+                "RocketMQ 4.9 would ask about ended halves", extra=fields(reason=str(error))
+            )
+
     async def close(self) -> None:
         """The rest of the offsets, unless the log was handed over; the exports; the store's clean
         mark. After a failed disk the store is left as it is.
         """
         try:
             if not self.storage.failed:
+                self._list_ended_halves()
                 await self._state_writer.finish()
         finally:
             self.core.reader.close()

@@ -151,7 +151,7 @@ def test_many_steps_become_few_and_no_half_is_given_up_early() -> None:
     for offset in range(30_000):
         table.add(offset, (offset, 1, "P"), 0.0)
         for _ in range(1 + offset % 2):
-            table.count_check(offset)
+            table.asked([offset], 30.0)
     progress = table.progress
     assert 0 < len(progress.checks) <= 8_192
     for offset in range(30_000):
