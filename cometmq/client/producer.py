@@ -404,9 +404,13 @@ class Producer:
         late. Raises RecallHandleInvalid, PositionFenced (a fail-over has
         taken the message back), SendTimeout (nothing is known; call it again).
         """
-        run = decode_handle(handle).run
-        await self._groups_of(self._namespace.shown(run.topic))  # its route
-        return await self._recaller.recall(run.broker_group, handle)
+        its = decode_handle(handle)
+        topic = self._namespace.shown(its.run.topic)
+        await self._groups_of(topic)  # its route
+        is_recalled = await self._recaller.recall(its.run.broker_group, handle)
+        if self._tracer is not None:
+            self._tracer.recalled(topic, its.unique_id, is_recalled=is_recalled)
+        return is_recalled
 
     async def flush(self) -> None:
         """Waits until every message sent so far is decided, one way or the other."""

@@ -12,7 +12,7 @@ import math
 import secrets
 from asyncio import Future
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cometmq.client.batch import Batch, Segment
@@ -26,22 +26,23 @@ from cometmq.clock import Clock, SystemClock
 from cometmq.errors import CometError
 from cometmq.format import trace
 from cometmq.format.ids import offset_id
-from cometmq.format.properties import KEYS, SHARDING_KEY, TAGS
+from cometmq.format.properties import KEYS, sharding_key_of, tag_of
 from cometmq.format.record import decode
-from cometmq.format.trace import TraceRecord
+from cometmq.format.trace import PubForm, TraceRecord
 from cometmq.model import Message
 from cometmq.rpc.tasks import Tasks, stop_all, wait_at_most
 from cometmq.telemetry import fields, logger
 
 FLUSH_S = 0.2  # how long a record waits for others
 BODY_LENGTH_MAX = 128_000  # of one message of records, as RocketMQ's
-KEYS_LENGTH_MAX = 8_192  # of all keys of one message
+KEYS_BYTES_MAX = 16_384  # of all keys of one message
 KEY_LENGTH_MAX = 1_024  # a longer one is no key of the trace
 CLOSE_S_MAX = 3.0
 TELL_EVERY_S = 60.0
 PRODUCER_GROUP = "DEFAULT_PRODUCER"  # RocketMQ's name of a group that nobody named
 
 _MARK = f"{trace.TRACE_ON}\x01".encode()
+_KEYS = f"{KEYS}\x01".encode()
 _CLOCK = SystemClock()
 
 _log = logger(__name__)
@@ -82,11 +83,16 @@ class TraceDispatcher:
 
     def put(self, record: TraceRecord, message_id: str, keys: str) -> None:
         """Takes a record; one too many is dropped, and counted."""
+        self.put_text(trace.encode(record), message_id, keys)
+
+    def put_text(self, text: str, message_id: str, keys: str) -> None:
+        """As :meth:`put`, of an encoded record."""
         if len(self._waiting) >= self._waiting_max:
             self._lose(1, "the buffer is full (trace_buffer_max)")
             return
-        text = trace.encode(record)
-        words = tuple(w for w in (message_id, *keys.split()) if 0 < len(w) <= KEY_LENGTH_MAX)
+        words: tuple[str, ...] = (message_id,)
+        if keys or len(message_id) > KEY_LENGTH_MAX:
+            words = tuple(w for w in (message_id, *keys.split()) if 0 < len(w) <= KEY_LENGTH_MAX)
         self._waiting.append(_Entry(text, words))
         self._waiting_length += len(text)
         if self._waiting_length >= BODY_LENGTH_MAX:
@@ -141,15 +147,15 @@ class TraceDispatcher:
         length = keys_length = 0
         while self._waiting:
             text, words = self._waiting[0]
-            more = sum(len(word) * 4 + 1 for word in words if word not in keys)
-            is_full = length + len(text) > BODY_LENGTH_MAX or keys_length + more > KEYS_LENGTH_MAX
+            more = sum(_bytes(word) + 1 for word in words if word not in keys)
+            is_full = length + len(text) > BODY_LENGTH_MAX or keys_length + more > KEYS_BYTES_MAX
             if texts and is_full:
                 break
             self._waiting.popleft()
             self._waiting_length -= len(text)
             texts.append(text)
             length += len(text)
-            if keys_length + more <= KEYS_LENGTH_MAX:
+            if keys_length + more <= KEYS_BYTES_MAX:
                 keys.update(dict.fromkeys(words))
                 keys_length += more
         body = "".join(texts).encode("utf-8", "replace")
@@ -208,8 +214,8 @@ class SendTracer:
         first = 0
         for segment in batch.segments:
             if segment.queue.topic != self._dispatcher.topic:
-                for index in self._chosen(batch, segment, first):
-                    self._put(batch, segment, first, index, answer)
+                chosen = self._chosen(batch, segment, first)
+                self._put(batch, segment, first, chosen, answer)
             first += segment.count
 
     def ended(
@@ -226,6 +232,13 @@ class SendTracer:
             )
             self._dispatcher.put(record, message_id, "")
 
+    def recalled(self, topic: str, message_id: str, *, is_recalled: bool) -> None:
+        """A message was taken back, or it was too late."""
+        if self._sampling.chooses(message_id):
+            now_ms = self._clock.wall_ms()
+            record = trace.Recall(now_ms, PRODUCER_GROUP, topic, message_id, is_recalled)
+            self._dispatcher.put(record, message_id, "")
+
     def _chosen(self, batch: Batch, segment: Segment, first: int) -> Iterator[int]:
         """Places in the segment."""
         sampled = self._sampling.indexes(segment.id_stream, segment.first_counter, segment.count)
@@ -237,28 +250,34 @@ class SendTracer:
             if _is_wanted(record.properties.get(trace.TRACE_ON, ""), index in sampled):
                 yield index
 
-    def _put(self, batch: Batch, segment: Segment, place: int, index: int, answer: _Answer) -> None:
-        start = batch.starts[place + index]
-        record = decode(batch.records, start)
-        found = record.properties
-        message_id = f"{segment.id_stream}{segment.first_counter + index:08X}"
-        is_stored = answer.log_offset is not None
-        stored_at = offset_id(record.store_host, (answer.log_offset or 0) + start)
-        pub = trace.Pub(
-            answer.began_ms,
-            PRODUCER_GROUP,
-            segment.queue.topic,
-            message_id,
-            found.get(TAGS, ""),
-            found.get(KEYS, ""),
-            answer.store_host,
-            record.body_bytes,
-            answer.cost_ms,
-            _message_type(segment, found),
-            stored_at if is_stored else "",
-            is_stored,
+    def _form(self, segment: Segment, answer: _Answer) -> PubForm:
+        """What the records of a segment have in common."""
+        return PubForm(
+            trace.Pub(
+                *(answer.began_ms, PRODUCER_GROUP, segment.queue.topic, "", "", ""),
+                *(answer.store_host, 0, answer.cost_ms, trace.NORMAL, ""),
+                answer.log_offset is not None,
+            )
         )
-        self._dispatcher.put(pub, message_id, pub.keys)
+
+    def _put(
+        self, batch: Batch, segment: Segment, place: int, indexes: Iterable[int], answer: _Answer
+    ) -> None:
+        form: PubForm | None = None
+        for index in indexes:
+            start = batch.starts[place + index]
+            record = decode(batch.records, start)
+            raw = record.raw_properties
+            keys = record.properties.get(KEYS, "") if _KEYS in raw else ""
+            tags = tag_of(raw).decode("utf-8", "replace")
+            form = form or self._form(segment, answer)
+            message_id = f"{segment.id_stream}{segment.first_counter + index:08X}"
+            stored_at = ""
+            if answer.log_offset is not None:
+                stored_at = offset_id(record.store_host, answer.log_offset + start)
+            kind = _message_type(segment, raw)
+            text = form.encode(message_id, tags, keys, record.body_bytes, kind, stored_at)
+            self._dispatcher.put_text(text, message_id, keys)
 
 
 class ConsumeTracer:
@@ -326,6 +345,10 @@ class ConsumeTracer:
             self._dispatcher.put(record, name, keys)
 
 
+def _bytes(word: str) -> int:
+    return len(word) if word.isascii() else len(word.encode("utf-8", "replace"))
+
+
 def _is_wanted(mark: str, is_sampled: bool) -> bool:
     return mark == "true" or (is_sampled and mark != "false")
 
@@ -334,12 +357,12 @@ def _id_of(message: ReceivedMessage) -> str:
     return message.unique_id or message.message_id
 
 
-def _message_type(segment: Segment, properties: dict[str, str]) -> int:
+def _message_type(segment: Segment, raw_properties: bytes) -> int:
     if segment.stored.half is not None:
         return trace.HALF
     if segment.stored.waits:
         return trace.DELAY
-    return trace.ORDER if SHARDING_KEY in properties else trace.NORMAL
+    return trace.ORDER if sharding_key_of(raw_properties) else trace.NORMAL
 
 
 def tracing_of(namesrv: str, options: GroupOptions) -> TraceDispatcher | None:

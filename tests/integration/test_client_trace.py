@@ -28,7 +28,15 @@ from cometmq.client import (
 from cometmq.errors import ConfigInvalid, SendTimeout
 from cometmq.format import trace
 from cometmq.format.ids import parse_message_id
-from cometmq.format.trace import TRACE_TOPIC, EndTransaction, Pub, SubAfter, SubBefore, TraceRecord
+from cometmq.format.trace import (
+    TRACE_TOPIC,
+    EndTransaction,
+    Pub,
+    Recall,
+    SubAfter,
+    SubBefore,
+    TraceRecord,
+)
 from tests.support.cluster.broker import LiveBroker, running_broker, running_namesrv
 from tests.support.cluster.fake_cluster import fake_cluster
 from tests.support.waiting import until
@@ -70,6 +78,8 @@ async def test_a_message_is_traced_from_its_send_to_the_end_of_its_calls(tmp_pat
             message = Message("T", b"12345", tag="a", keys=("k1", "k2"), sharding_key="s")
             receipt = await producer.send_and_wait(message)
             later = await producer.send_and_wait(Message("T", b"", delay_level=1))
+            timed = await producer.send_and_wait(Message("T", b"", delay_ms=3_600_000))
+            assert await producer.recall(timed.recall_handle)
         push = PushConsumerOptions(
             **TRACED,
             rebalance_delay_ms=1,
@@ -91,6 +101,9 @@ async def test_a_message_is_traced_from_its_send_to_the_end_of_its_calls(tmp_pat
         assert (pub.topic, pub.tags, pub.keys, pub.body_bytes) == ("T", "a", "k1 k2", 5)
         assert (pub.is_success, pub.message_type) == (True, trace.ORDER)
         assert (delayed.topic, delayed.message_type) == ("T", trace.DELAY)
+        assert sent[timed.unique_id].message_type == trace.DELAY
+        [recall] = [r for r in records if isinstance(r, Recall)]
+        assert (recall.message_id, recall.topic, recall.is_success) == (timed.unique_id, "T", True)
         place = parse_message_id(pub.offset_message_id)
         assert place.log_offset == parse_message_id(receipt.message_id).log_offset
         assert abs(pub.time_ms + pub.cost_ms - receipt.store_time_ms) < 60_000
@@ -225,7 +238,7 @@ async def test_a_send_that_fails_is_traced_and_so_are_hostile_keys() -> None:
             broker.answering.set()
             keys = ("k" * 3_000, "Pub", "ключ", "a\x7fb")
             await producer.send_and_wait(Message("T", b"Pub\x01\x02", keys=keys))
-            many = [Message("T", b".", keys=(f"{n}" * 200,)) for n in range(90)]
+            many = [Message("T", b".", keys=(f"{n:03}" * 200,)) for n in range(90)]
             await producer.send_many_and_wait(many)
     bodies = [record.plain_body.decode() for record in broker.stored(TRACE_TOPIC)]
     records = [record for body in bodies for record in trace.decode(body)]

@@ -40,10 +40,12 @@ from cometmq.errors import (
     TopicNotFound,
 )
 from cometmq.format import request_reply
+from cometmq.model import ReplicationMode
 from cometmq.rpc.interceptors import error_from
 from cometmq.v1 import broker_pb2 as pb
 from services.broker import replies
 from tests.support.cluster.broker import (
+    BrokerClient,
     LaterClock,
     LiveBroker,
     batch,
@@ -51,6 +53,7 @@ from tests.support.cluster.broker import (
     running_broker,
     running_namesrv,
 )
+from tests.support.cluster.live_group import live_group
 from tests.support.cluster.pullhold import sample
 from tests.support.waiting import until, until_async
 
@@ -204,7 +207,27 @@ async def test_a_reply_after_a_restart_of_the_broker_finds_its_requester(tmp_pat
             assert [r.body for r in await asyncio.gather(*asked)] == [b"%d" % n for n in range(9)]
 
 
-async def has_messages(broker: LiveBroker, topic: str, count: int) -> bool:
+async def test_a_reply_after_a_fail_over_finds_its_requester(tmp_path: Path) -> None:
+    quick = {"lease_duration_s": 1.0, "in_sync_lag_s_max": 0.5}
+    copied: dict[str, Any] = {**quick, "replication_mode": ReplicationMode.APPENDED}
+    async with (
+        running_namesrv(tmp_path) as namesrv,
+        live_group(tmp_path, namesrv=(namesrv,), **copied) as group,
+        Producer(namesrv, options=QUICK) as producer,
+    ):
+        await group.all_in_sync(0, 1)
+        await group[0].client.put_topic("T", 1)
+        first = asyncio.create_task(producer.request(Message("T", b"first"), 60))
+        await until_async(lambda: has_messages(group[0].client, "T", 1))
+        await group.in_step()
+        await group[0].crash()
+        await group[1].until_role("writer")
+        async with server(namesrv, upper):
+            assert (await first).body == b"FIRST"
+            assert (await producer.request(Message("T", b"next"), 60)).body == b"NEXT"
+
+
+async def has_messages(broker: BrokerClient, topic: str, count: int) -> bool:
     return len(await broker.read_queue(topic, 0)) == count
 
 
