@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+TIMER_STEP_S = 0.001  # of the loop's timers: only this much later has a time surely passed
+
 
 def until_tick_s(every_s: float) -> float:
     """Seconds of the running loop's clock until its next multiple of ``every_s``; above 0."""

@@ -27,7 +27,7 @@ from cometmq.replication.insync import (
 from cometmq.replication.lease import LeaseRecord, ReplicaId, ReplicaIds
 from cometmq.replication.watermarks import REPLICATED, Watermarks
 from cometmq.rpc.tasks import wait_at_most
-from cometmq.rpc.ticks import until_tick_s
+from cometmq.rpc.ticks import TIMER_STEP_S, until_tick_s
 from cometmq.telemetry import fields
 from cometmq.v1 import member_pb2
 from services.broker.replicas import FollowerTable, Replicas
@@ -35,9 +35,8 @@ from services.broker.replicas import FollowerTable, Replicas
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1  # between two looks for members that lag, at least
-REST_S = 1.0  # and at most
+REST_S = 5.0  # and at most
 RETRY_S = 0.5
-TIMER_STEP_S = 0.001  # of the event loop: a time has passed when it is over for sure
 
 
 def policy_of(config: MemberConfig) -> SetPolicy:

@@ -30,6 +30,7 @@ from cometmq.replication.follower import (
 from cometmq.replication.lease import ReplicaId
 from cometmq.replication.refusals import Reason, Refusals
 from cometmq.replication.watermarks import HighWatermarks
+from cometmq.rpc.ticks import TIMER_STEP_S
 from cometmq.store.cleaner import Pin
 from cometmq.store.log.commitlog import Chunk
 
@@ -244,7 +245,8 @@ class Sender:
 
     async def _woken(self, delay_s: float) -> None:
         """Until something has changed, at most so long."""
-        timer = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
+        # Else the loop turns in the last part of a millisecond until the time has come.
+        timer = asyncio.get_running_loop().call_later(delay_s + TIMER_STEP_S, self.wake.set)
         try:
             await self.wake.wait()
         finally:

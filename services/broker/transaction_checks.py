@@ -25,6 +25,7 @@ from cometmq.member.storage.member_storage import MemberStorage
 from cometmq.messaging.groups import check_client_id, check_name
 from cometmq.messaging.transaction_checks import ASK_MAX, MEMBERS_MAX
 from cometmq.messaging.transactions import Resolution
+from cometmq.rpc.ticks import tick
 from cometmq.store.log.commitlog import Span
 from cometmq.telemetry import fields, logger
 from services.broker.transactions import End, HalfName, TransactionService
@@ -32,6 +33,7 @@ from services.broker.transactions import End, HalfName, TransactionService
 log = logger(__name__)
 
 LOOK_S = 0.25  # between two looks at what is due
+REST_S = 1.0  # the same while no half is open: each look wakes the process
 RETRY_S = 5.0  # after the disk took no more
 BATCH_BYTES_MAX = 1 << 20  # of records, unless one is larger
 
@@ -164,7 +166,10 @@ class TransactionChecks:
             for ask in self._board.asks(self._clock.monotonic_s()):
                 self._metrics.transaction_checks.inc(len(ask.offsets))
                 self._streams[ask.member].ask(ask.offsets)
-            await asyncio.sleep(0 if is_more else LOOK_S)
+            if is_more:
+                await asyncio.sleep(0)
+            else:
+                await tick(LOOK_S if self._table else REST_S)
 
     async def _give_up(self) -> None:
         offsets, self._board.given_up = self._board.given_up, []
